@@ -1,0 +1,1 @@
+"""A uint8 batch on the device -> the model's input."""

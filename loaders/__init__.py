@@ -1,0 +1,1 @@
+"""Bytes on disk -> a batch on the device."""

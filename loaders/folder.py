@@ -1,0 +1,152 @@
+"""A folder of images, one subfolder per class, with or without train/ val/ test/ above them."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from .errors import DataError, ImageError
+from .scratch import Scratch
+
+SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder holds. `files[split]` is sorted by path and holds (path relative to the root, class index)."""
+
+    root: Path
+    classes: tuple[str, ...]
+    files: dict[str, list[tuple[str, int]]]
+    ignored: int  # files whose names are not those of images
+
+
+def image_extensions() -> frozenset[str]:
+    """Extensions of the formats that Pillow reads, with their dots, in lower case."""
+    Image.init()
+    return frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
+
+
+def list_folder(root: Path) -> Listing:
+    """Read the layout of an image folder. Classes are subfolder names in sorted order, the same in every split.
+
+    An unsplit folder is one split, `train`. Raises DataError for no classes, an empty class, or a class that only some
+    other split has.
+    """
+    folders = _subfolders(root)
+    splits: dict[str, Path] = {}
+    for name in folders:
+        split = SPLIT_FOLDERS.get(name.lower())
+        if split is None:
+            continue
+        if split in splits:
+            raise DataError(f"{root}: {splits[split].name}/ and {name}/ are the same split; keep one of them")
+        splits[split] = root / name
+    if "train" not in splits:
+        if splits and len(splits) == len(folders):
+            raise DataError(
+                f"{root}: has {', '.join(sorted(folders))} but no train/; add it, or name one of them as the source"
+            )
+        splits = {"train": root}
+    elif len(splits) < len(folders):
+        extra = sorted(set(folders) - {path.name for path in splits.values()})
+        raise DataError(f"{root}: {', '.join(extra)}/ stands beside train/ and is no split; move it away")
+    classes = tuple(_subfolders(splits["train"]))
+    if not classes:
+        raise DataError(
+            f"{splits['train']}: no class folders in it; put the images of each class into a subfolder of its name"
+        )
+    extensions = image_extensions()
+    files, ignored = {}, 0
+    for split, folder in sorted(splits.items()):
+        files[split] = []
+        for name in _subfolders(folder):
+            if name not in classes:
+                raise DataError(
+                    f"{folder / name}: the training split has no class {name!r}; add it there or remove the folder"
+                )
+            found, other = _images(folder / name, extensions)
+            if not found and split == "train":
+                raise DataError(
+                    f"{folder / name}: the class is empty ({other} other files); add images or remove the folder"
+                )
+            ignored += other
+            files[split] += [(os.path.relpath(path, root), classes.index(name)) for path in found]
+        if not files[split]:
+            raise DataError(f"{folder}: the split is empty; add images or remove the folder")
+    return Listing(root, classes, files, ignored)
+
+
+def _subfolders(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
+
+
+def _images(folder: Path, extensions: frozenset[str]) -> tuple[list[str], int]:
+    """Image files below `folder`, sorted, and how many others there are. Links are followed, loops are not."""
+    found, other, seen = [], 0, set()
+    for here, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in extensions:
+                found.append(os.path.join(here, name))
+            else:
+                other += 1
+    return sorted(found), other
+
+
+class FilesDataset:
+    """Image files by path. Sample i is `paths[i]` with label `labels[i]`, -1 where there is none."""
+
+    def __init__(
+        self, root: Path, paths: Sequence[str], classes: tuple[str, ...] = (), labels: Sequence[int] | None = None
+    ) -> None:
+        self.name = str(root)
+        self.classes = classes
+        self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
+        self._root = root
+        self._paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The file's bytes. Raises ImageError where it cannot be read."""
+        try:
+            with open(self._root / self._paths[index], "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                view = scratch.encoded(size)
+                if file.readinto(view) != size:
+                    raise ImageError("the file shrank while it was read")
+                return view
+        except OSError as error:
+            raise ImageError(error.strerror or str(error)) from error
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Nothing is read ahead: opening a file twice costs more than it saves."""
+
+    def sample_name(self, index: int) -> str:
+        """The file's path."""
+        return str(self._root / self._paths[index])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when a path or a label does."""
+        lines = (f"{label} {path}\n" for path, label in zip(self._paths, self.labels.tolist(), strict=True))
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,30 @@
+"""Reusable memory of one worker thread: it follows the largest image seen, and is never shared."""
+
+
+class Scratch:
+    """Two buffers that only grow. A buffer that is too small is replaced, so views of the old one stay valid."""
+
+    def __init__(self) -> None:
+        self._encoded = bytearray()
+        self._pixels = bytearray()
+
+    def encoded(self, nbytes: int) -> memoryview:
+        """Room for an encoded sample of `nbytes`."""
+        if len(self._encoded) < nbytes:
+            self._encoded = bytearray(_rounded(nbytes))
+        return memoryview(self._encoded)[:nbytes]
+
+    def pixels(self, nbytes: int) -> bytearray:
+        """Room for at least `nbytes` of decoded pixels."""
+        if len(self._pixels) < nbytes:
+            self._pixels = bytearray(_rounded(nbytes))
+        return self._pixels
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return len(self._encoded) + len(self._pixels)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // 65536) * 65536

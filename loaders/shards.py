@@ -1,0 +1,358 @@
+"""Datasets: what the loader reads from, how a path becomes one, and the compact index that makes opening instant.
+
+A dataset directory holds `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits, counts,
+sizes and checksums of every shard, and the options that made it. `<split>.fidx` is derived: one record per sample, stamped
+with what it was derived from, rebuilt when it is missing or stale, and kept in the user's cache where the data is read-only.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import struct
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .decode import read_header
+from .errors import DataError, ImageError, ShardError
+from .folder import FilesDataset, image_extensions, list_folder
+from .scratch import Scratch
+from .tar import BLOCK, Member, index_path, parse_index, replace_file, scan, split_name
+
+_T = TypeVar("_T")
+
+FORMAT = "fastimg dataset"
+FORMAT_VERSION = 1
+SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of every shard in dataset.json
+
+_MAGIC = b"FIMGIDX1"
+_HEAD = struct.Struct("<8s32sQ")  # magic, stamp (sha256), records
+RECORD = np.dtype(
+    [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
+)
+
+
+class Dataset(Protocol):
+    """Random access to labelled, encoded samples. Every method may be called from any thread."""
+
+    name: str
+    classes: tuple[str, ...]
+    labels: npt.NDArray[np.int64]  # [N], -1: unknown
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The encoded sample, in `scratch` until the next call with it. Raises DataError."""
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """These samples are read soon: let the system fetch them."""
+
+    def sample_name(self, index: int) -> str:
+        """What a person calls the sample."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the samples, their order or their labels do."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
+
+
+def open_dataset(path: str | Path, split: str = "train") -> Dataset:
+    """Open one split of shards or of a plain image folder.
+
+    Raises DataError naming what is missing, cut short or altered.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise DataError(
+            f"{path}: {'not a folder' if path.exists() else 'no such folder'}; give shards or an image folder"
+        )
+    if (path / "dataset.json").exists():
+        return _open_converted(path, split)
+    if shards := foreign_shards(path):
+        return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
+    if unfinished(path):
+        raise DataError(f"{path}: a conversion that did not finish; run the same `fastimg convert` with --resume")
+    listing = list_folder(path)
+    files = _pick(path, listing.files, split)
+    return FilesDataset(path, [name for name, _ in files], listing.classes, [label for _, label in files])
+
+
+def list_splits(path: str | Path) -> dict[str, int]:
+    """Split names and their numbers of samples; -1 where counting means opening."""
+    path = Path(path)
+    if (path / "dataset.json").exists():
+        return {name: split["samples"] for name, split in read_description(path)["splits"].items()}
+    if path.is_dir() and (shards := foreign_shards(path)):
+        return dict.fromkeys(shards, -1)
+    return {name: len(files) for name, files in list_folder(path).files.items()}
+
+
+def unfinished(path: Path) -> bool:
+    """Whether `path` holds a conversion that was interrupted: its journal is there and dataset.json is not."""
+    return (path / "convert.json").exists() and not (path / "dataset.json").exists()
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """dataset.json of a converted dataset. Raises ShardError where it is not one."""
+    file = path / "dataset.json"
+    try:
+        description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if description["format"] != FORMAT:
+            raise KeyError("format")
+        if description["version"] > FORMAT_VERSION:
+            raise ShardError(f"{file}: written by a newer fastimg; update this one")
+        for split in description["splits"].values():
+            _ = split["samples"], [[shard[key] for key in SHARD_KEYS] for shard in split["shards"]]
+        _ = description["classes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
+    return description
+
+
+def foreign_shards(path: Path) -> dict[str, list[Path]]:
+    """Tars that somebody else made, by split: the name before the shard number."""
+    shards: dict[str, list[Path]] = {}
+    for tar in sorted(path.glob("*.tar")):
+        split = tar.stem.rstrip("0123456789").rstrip("-_.") or "train"
+        shards.setdefault({"validation": "val", "valid": "val"}.get(split, split), []).append(tar)
+    if len(shards) == 1 and "train" not in shards:
+        return {"train": next(iter(shards.values()))}
+    return shards
+
+
+def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
+    if split not in splits:
+        raise DataError(f"{path}: no split {split!r} in it; it has {', '.join(splits)}")
+    return splits[split]
+
+
+def _open_converted(path: Path, split: str) -> "TarDataset":
+    description = read_description(path)
+    shards = _pick(path, description["splits"], split)["shards"]
+    for shard in shards:
+        tar = path / shard["name"]
+        for file, size in ((tar, shard["bytes"]), (index_path(tar), shard["index_bytes"])):
+            found = file.stat().st_size if file.exists() else None
+            if found != size:
+                state = (
+                    "missing"
+                    if found is None
+                    else f"{found} bytes where dataset.json says {size}: cut short or altered"
+                )
+                raise ShardError(f"{file}: {state}; copy it again, or convert again with --overwrite")
+    dataset = TarDataset(
+        f"{path} ({split})",
+        [path / shard["name"] for shard in shards],
+        tuple(description["classes"]),
+        cache_name=split,
+        checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
+    )
+    expected = [shard["samples"] for shard in shards]
+    counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
+    if counts != expected:
+        at = next(i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b)
+        raise ShardError(
+            f"{index_path(path / shards[at]['name'])}: {counts[at]} samples where dataset.json says {expected[at]}: "
+            "cut short or altered; copy it again, or convert again with --overwrite"
+        )
+    return dataset
+
+
+class TarDataset:
+    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS."""
+
+    def __init__(
+        self,
+        name: str,
+        shards: list[Path],
+        classes: tuple[str, ...] | None,
+        cache_name: str,
+        checksums: list[str] | None = None,
+    ) -> None:
+        self.name = name
+        self._shards = shards
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self.fingerprint = _fingerprint(shards, checksums)
+        self.records = _records(shards, self.fingerprint, cache_name, checksums)
+        self.labels = self.records["label"].astype(np.int64)
+        if classes is None:
+            classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
+        if self.labels.max(initial=-1) >= len(classes):
+            raise ShardError(
+                f"{name}: label {self.labels.max()} is not among its {len(classes)} classes; convert again"
+            )
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The image's bytes. Raises ShardError where the tar no longer fits its index."""
+        record = self.records[index]
+        shard, size = int(record["shard"]), int(record["size"])
+        view = scratch.encoded(BLOCK + size)
+        got = os.preadv(self._file(shard), [view], int(record["offset"]) - BLOCK)
+        if got < BLOCK + size and os.preadv(self._file(shard), [view[got:]], int(record["offset"]) - BLOCK + got) != (
+            BLOCK + size - got
+        ):
+            raise ShardError(f"{self._shards[shard]}: shrank while it was in use; copy it again and --resume")
+        if _octal(view[124:136]) not in (size, None):
+            raise ShardError(
+                f"{self._shards[shard]}: byte {record['offset']} is no member of {size} bytes: the shard was altered while "
+                "it was in use, or its index belongs to another one; copy both again"
+            )
+        return view[BLOCK:]
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Ask the system to read these samples ahead."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        chosen = self.records[indices]
+        for shard, offset, size in zip(
+            chosen["shard"].tolist(), chosen["offset"].tolist(), chosen["size"].tolist(), strict=True
+        ):
+            os.posix_fadvise(self._file(shard), offset - BLOCK, size + BLOCK, os.POSIX_FADV_WILLNEED)
+
+    def sample_name(self, index: int) -> str:
+        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path."""
+        record = self.records[index]
+        shard = int(record["shard"])
+        file, at = self._file(shard), int(record["offset"])
+        name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
+        label = f"{self._shards[shard]}: {name}"
+        size = int(record["size"])
+        for _ in range(4):  # the members after the image, while they are of the same stem
+            at += size + -size % BLOCK + BLOCK
+            header = os.pread(file, BLOCK, at - BLOCK)
+            member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
+            found = _octal(memoryview(header)[124:136]) if len(header) == BLOCK else None
+            if found is None or split_name(member)[0] != split_name(name)[0]:
+                break
+            size = found
+            if member.endswith(".json"):
+                try:
+                    return f"{label} ({json.loads(os.pread(file, size, at))['path']})"
+                except (ValueError, KeyError, TypeError):
+                    break
+        return label
+
+    def close(self) -> None:
+        """Close the shards."""
+        with self._lock:
+            for file in self._files.values():
+                os.close(file)
+            self._files.clear()
+
+    def _file(self, shard: int) -> int:
+        file = self._files.get(shard)
+        if file is not None:
+            return file
+        with self._lock:
+            if shard not in self._files:
+                try:
+                    self._files[shard] = os.open(self._shards[shard], os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "copy it again, or convert again"
+                    raise ShardError(f"{self._shards[shard]}: {error.strerror}; {remedy}") from error
+            return self._files[shard]
+
+
+def _octal(field: memoryview) -> int | None:
+    """A tar number, None for what is not octal (base-256 sizes of huge members)."""
+    try:
+        return int(bytes(field).rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        return None
+
+
+def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
+    if checksums is None:
+        stats = [shard.stat() for shard in shards]
+        checksums = [f"{shard.name} {s.st_size} {s.st_mtime_ns}" for shard, s in zip(shards, stats, strict=True)]
+    return hashlib.sha256("\n".join(checksums).encode()).hexdigest()
+
+
+def _records(shards: list[Path], stamp: str, cache_name: str, checksums: list[str] | None) -> npt.NDArray[np.void]:
+    """The compact index: read where it is fresh, else derived from the shards and kept for the next time."""
+    beside = shards[0].parent / f"{cache_name}.fidx"
+    key = hashlib.sha256(str(shards[0].resolve().parent).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key / beside.name
+    for path in (beside, cache):
+        records = _read_records(path, stamp)
+        if records is not None:
+            return records
+    records = np.concatenate(
+        [_shard_records(number, shard, checksums and checksums[number]) for number, shard in enumerate(shards)]
+    )
+    content = _HEAD.pack(_MAGIC, bytes.fromhex(stamp), len(records)) + records.tobytes()
+    for path in (beside, cache):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
+            break
+        except OSError:  # read-only data, then a read-only home: the index is derived again next time
+            continue
+    return records
+
+
+def _read_records(path: Path, stamp: str) -> npt.NDArray[np.void] | None:
+    try:
+        with path.open("rb") as file:
+            magic, stamped, count = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != _MAGIC or stamped.hex() != stamp:
+                return None
+            records = np.fromfile(file, RECORD)
+    except (OSError, struct.error):
+        return None
+    return records if len(records) == count else None
+
+
+def _shard_records(number: int, shard: Path, checksum: str | None) -> npt.NDArray[np.void]:
+    size = shard.stat().st_size
+    index = index_path(shard)
+    if checksum is not None:
+        _check_index(index, checksum[64:])
+    samples = parse_index(index, size) if index.exists() else scan(shard)
+    extensions = image_extensions()
+    records = np.zeros(len(samples), RECORD)
+    with shard.open("rb") as file:
+
+        def member(m: Member) -> bytes:
+            file.seek(m.offset)
+            return file.read(m.size)
+
+        for record, sample in zip(records, samples, strict=True):
+            image = next((m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions), None)
+            if image is None:
+                raise ShardError(
+                    f"{shard}: {sample[0].name or sample[0].offset}: a sample without an image; convert it again"
+                )
+            label = next((member(m) for m in sample if m.ext == "cls"), b"-1").strip()
+            if not label.lstrip(b"-").isdigit():
+                raise ShardError(
+                    f"{shard}: {sample[0].name}: the label {label[:20]!r} is no class index; convert it again"
+                )
+            try:
+                width, height = read_header(member(image)).size
+            except ImageError:
+                width = height = 0  # the loader names it when it gets there
+            record["offset"], record["size"], record["shard"] = image.offset, image.size, number
+            record["label"], record["width"], record["height"] = int(label), width, height
+    return records
+
+
+def _check_index(index: Path, sha256: str) -> None:
+    try:
+        content = index.read_bytes()
+    except OSError as error:
+        raise ShardError(f"{index}: {error.strerror}; copy it again, or convert again with --overwrite") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ShardError(f"{index}: cut short or altered; copy it again, or convert again with --overwrite")

@@ -1,0 +1,212 @@
+"""Tar shards and DALI's index, written and read in one place.
+
+A shard is a plain ustar archive whose members come in runs of one stem: `000000017.jpg`, `000000017.cls`,
+`000000017.json`. Its index (DALI's readers.webdataset, v1.2) is text: `v1.2 <samples>`, then a line per sample with
+`<ext> <offset> <size> <filename>` per member, joined by spaces; `offset` is where the member's data starts. v1.1 is the
+same without `<filename>`. A foreign tar without an index is scanned: PAX headers and GNU long names included.
+"""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from .errors import ShardError
+
+BLOCK = 512
+_MAX_OCTAL_SIZE = 8**11
+
+
+class Member(NamedTuple):
+    """One file of a sample: `data = tar[offset : offset + size]`. `name` is empty where a v1.1 index did not say."""
+
+    ext: str
+    offset: int
+    size: int
+    name: str
+
+
+Sample = tuple[Member, ...]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(stem, extension): the extension starts at the first dot after the last slash."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, ext = base.partition(".")
+    return folder + slash + stem, ext
+
+
+def member_header(name: str, size: int) -> bytes:
+    """A ustar header of 512 bytes: the same bytes for the same name and size, whoever writes it and when."""
+    encoded = name.encode()
+    if len(encoded) > 100 or size >= _MAX_OCTAL_SIZE:
+        raise ValueError(f"{name}: a ustar member has a name of at most 100 bytes and a size under 8 GiB")
+    header = bytearray(BLOCK)
+    for at, field in (
+        (0, encoded),
+        (100, b"0000644\0"),  # mode
+        (108, b"0000000\0"),  # uid
+        (116, b"0000000\0"),  # gid
+        (124, b"%011o\0" % size),
+        (136, b"%011o\0" % 0),  # mtime
+        (148, b" " * 8),  # checksum, as it is summed
+        (156, b"0"),  # a regular file
+        (257, b"ustar\x0000"),
+    ):
+        header[at : at + len(field)] = field
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def temporary(path: Path) -> Path:
+    """Where a file is written before it is complete: same folder, a hidden name."""
+    return path.with_name(f".{path.name}.part")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file so that it appears complete or not at all."""
+    part = temporary(path)
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class ShardWriter:
+    """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": ..., "cls": b"3"})`.
+
+    Both files appear under their names when the block ends without an error, the tar last; before that, and after an
+    error, nothing does. Afterwards `samples`, `bytes`, `sha256`, `index_bytes` and `index_sha256` describe what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.samples: list[Sample] = []
+        self.bytes = self.index_bytes = 0
+        self.sha256 = self.index_sha256 = ""
+        self._hash = hashlib.sha256()
+        self._file = temporary(path).open("wb")
+
+    def add(self, stem: str, fields: Mapping[str, bytes]) -> Sample:
+        """Append one sample, its members in the order given."""
+        members = []
+        for ext, data in fields.items():
+            name = f"{stem}.{ext}"
+            members.append(Member(ext, self.bytes + BLOCK, len(data), name))
+            self._write(member_header(name, len(data)))
+            self._write(data)
+            self._write(bytes(-len(data) % BLOCK))
+        self.samples.append(tuple(members))
+        return self.samples[-1]
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._file.close()
+            temporary(self.path).unlink(missing_ok=True)
+            return
+        self._write(bytes(2 * BLOCK))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self.sha256 = self._hash.hexdigest()
+        index = format_index(self.samples).encode()
+        self.index_bytes = len(index)
+        self.index_sha256 = hashlib.sha256(index).hexdigest()
+        replace_file(index_path(self.path), index)
+        temporary(self.path).replace(self.path)
+        sync_folder(self.path.parent)
+
+
+def index_path(shard: Path) -> Path:
+    """The index that stands beside a shard."""
+    return shard.with_suffix(".idx")
+
+
+def format_index(samples: Iterable[Sample]) -> str:
+    """DALI's v1.2 index as text."""
+    lines = [" ".join(f"{m.ext} {m.offset} {m.size} {m.name}" for m in sample) for sample in samples]
+    return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
+
+
+def parse_index(path: Path, tar_size: int) -> list[Sample]:
+    """Samples of a DALI v1.1 or v1.2 index. Raises ShardError unless every member lies in a tar of `tar_size` bytes."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShardError(f"{path}: the index cannot be read ({error}); delete it to have the shard scanned") from error
+    version, _, count = (lines[0] if lines else "").partition(" ")
+    width = {"v1.1": 3, "v1.2": 4}.get(version)
+    if width is None or not count.isdigit():
+        raise ShardError(f"{path}: not a DALI index of version 1.1 or 1.2; delete it to have the shard scanned")
+    if len(lines) - 1 != int(count):
+        raise ShardError(
+            f"{path}: cut short: {count} samples announced, {len(lines) - 1} found; convert again, or delete it"
+        )
+    samples = []
+    for number, line in enumerate(lines[1:], start=2):
+        words = line.split(" ")
+        try:
+            if not words or len(words) % width:
+                raise ValueError
+            sample = tuple(
+                Member(words[i], int(words[i + 1]), int(words[i + 2]), words[i + 3] if width == 4 else "")
+                for i in range(0, len(words), width)
+            )
+            if any(m.offset % BLOCK or m.offset < BLOCK or m.size < 0 or m.offset + m.size > tar_size for m in sample):
+                raise ValueError
+        except ValueError:
+            raise ShardError(
+                f"{path}: line {number} does not fit the shard beside it: one of them was cut short or altered; "
+                "convert again, or delete the index to have the shard scanned"
+            ) from None
+        samples.append(sample)
+    return samples
+
+
+def scan(path: Path) -> list[Sample]:
+    """Samples of a tar that has no index, by reading its headers. Links and folders are passed over."""
+    samples: list[Sample] = []
+    stem, members = "", []
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for info in archive:
+                if not info.isreg() or info.issparse():
+                    continue
+                this, ext = split_name(info.name)
+                if members and this != stem:
+                    samples.append(tuple(members))
+                    members = []
+                stem = this
+                members.append(Member(ext, info.offset_data, info.size, info.name))
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ShardError(f"{path}: not a complete tar ({error}); copy or convert it again") from error
+    if members:
+        samples.append(tuple(members))
+    size = path.stat().st_size
+    if samples and max(m.offset + m.size for m in samples[-1]) > size:
+        raise ShardError(f"{path}: cut short: its last member ends beyond the file; copy or convert it again")
+    return samples
