@@ -1,6 +1,7 @@
-"""One frozen dataclass per command: the single source of flags, `--help`, the YAML under `--config`, and `config.yaml`.
+"""One frozen dataclass per command: the single source of flags, `--help`, the YAML under `--config` and `config.yaml`.
 
-None means "chosen for you"; what was chosen is printed and written down. Nothing here imports torch, so `--help` is instant.
+None means "chosen for you"; what was chosen is printed and written down. Nothing here imports torch: `--help` is
+instant.
 """
 
 from dataclasses import dataclass
