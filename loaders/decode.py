@@ -26,7 +26,7 @@ Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
 
-# `max_pixels` is checked from the header before anything is decoded; Pillow's warning at a fixed size says nothing more.
+# `max_pixels` is checked from the header before anything is decoded; Pillow's warning says nothing more.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}

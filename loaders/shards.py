@@ -1,8 +1,9 @@
 """Datasets: what the loader reads from, how a path becomes one, and the compact index that makes opening instant.
 
-A dataset directory holds `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits, counts,
-sizes and checksums of every shard, and the options that made it. `<split>.fidx` is derived: one record per sample, stamped
-with what it was derived from, rebuilt when it is missing or stale, and kept in the user's cache where the data is read-only.
+A dataset directory holds `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits,
+counts, sizes and checksums of every shard, and the options that made it. `<split>.fidx` is derived: one record per
+sample, stamped with what it was derived from, rebuilt when it is missing or stale, and kept in the user's cache where
+the data is read-only.
 """
 
 import errno
@@ -206,8 +207,8 @@ class TarDataset:
             raise ShardError(f"{self._shards[shard]}: shrank while it was in use; copy it again and --resume")
         if _octal(view[124:136]) not in (size, None):
             raise ShardError(
-                f"{self._shards[shard]}: byte {record['offset']} is no member of {size} bytes: the shard was altered while "
-                "it was in use, or its index belongs to another one; copy both again"
+                f"{self._shards[shard]}: byte {record['offset']} is no member of {size} bytes: the shard was altered "
+                "while it was in use, or its index belongs to another one; copy both again"
             )
         return view[BLOCK:]
 

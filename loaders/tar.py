@@ -87,10 +87,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class ShardWriter:
-    """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": ..., "cls": b"3"})`.
+    """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
 
     Both files appear under their names when the block ends without an error, the tar last; before that, and after an
-    error, nothing does. Afterwards `samples`, `bytes`, `sha256`, `index_bytes` and `index_sha256` describe what was written.
+    error, nothing does. Afterwards `samples`, `bytes`, `sha256`, `index_bytes`, `index_sha256` say what was written.
     """
 
     def __init__(self, path: Path) -> None:
