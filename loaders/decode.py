@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
 from .scratch import Scratch
@@ -124,7 +124,7 @@ def _open(data: bytes | memoryview) -> Image.Image:
         raise ImageError("the file is empty")
     try:
         return Image.open(io.BytesIO(data))
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise ImageError("not an image in a format that Pillow knows") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("more pixels than Pillow allows (PIL.Image.MAX_IMAGE_PIXELS)") from error

@@ -63,7 +63,8 @@ def list_folder(root: Path) -> Listing:
             f"{splits['train']}: no class folders in it; put the images of each class into a subfolder of its name"
         )
     extensions = image_extensions()
-    files, ignored = {}, 0
+    files: dict[str, list[tuple[str, int]]] = {}
+    ignored = 0
     for split, folder in sorted(splits.items()):
         files[split] = []
         for name in _subfolders(folder):

@@ -291,7 +291,7 @@ def _records(shards: list[Path], stamp: str, cache_name: str, checksums: list[st
         if records is not None:
             return records
     records = np.concatenate(
-        [_shard_records(number, shard, checksums and checksums[number]) for number, shard in enumerate(shards)]
+        [_shard_records(number, shard, checksums[number] if checksums else None) for number, shard in enumerate(shards)]
     )
     content = _HEAD.pack(_MAGIC, bytes.fromhex(stamp), len(records)) + records.tobytes()
     for path in (beside, cache):

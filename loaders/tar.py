@@ -190,7 +190,8 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
 def scan(path: Path) -> list[Sample]:
     """Samples of a tar that has no index, by reading its headers. Links and folders are passed over."""
     samples: list[Sample] = []
-    stem, members = "", []
+    stem = ""
+    members: list[Member] = []
     try:
         with tarfile.open(path, "r:") as archive:
             for info in archive:

@@ -1,0 +1,19 @@
+"""What the loader hands out."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch on the device, valid until the next one is asked for: its memory is the loader's and is used again.
+
+    `weight` is 1 for a real sample, 0 for padding and for a sample that could not be decoded (its pixels are zeros).
+    """
+
+    inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory
+    targets: torch.Tensor  # int64 [B], -1 where the dataset has no label
+    ids: torch.Tensor  # int64 [B], index in the dataset
+    weight: torch.Tensor  # float32 [B]
+    samples: int  # rows of weight 1, known on the host without asking the device

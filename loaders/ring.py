@@ -1,0 +1,97 @@
+"""Slots of a ring: declared once, allocated once, filled by threads, and copied to the device from one flat buffer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .sample import Field
+
+_ALIGN = 256
+_TORCH = {np.dtype(np.uint8): torch.uint8, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+
+
+class Layout:
+    """Where each field of a batch lies in a slot's flat buffer."""
+
+    def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
+        self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
+        self.nbytes = 0
+        for name, shape, dtype in fields:
+            shape = (batch_size, *shape)
+            size = int(np.prod(shape)) * dtype.itemsize
+            self.fields[name] = (self.nbytes, size, shape, dtype)
+            self.nbytes += -(-size // _ALIGN) * _ALIGN
+
+    def arrays(self, buffer: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+        """NumPy views of a host buffer, by field."""
+        flat = buffer.numpy()
+        return {
+            name: flat[at : at + size].view(dtype).reshape(shape)
+            for name, (at, size, shape, dtype) in self.fields.items()
+        }
+
+    def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tensor views of a buffer on any device, by field."""
+        return {
+            name: buffer[at : at + size].view(_TORCH[dtype]).view(shape)
+            for name, (at, size, shape, dtype) in self.fields.items()
+        }
+
+
+class Slot:
+    """One batch in host memory; pinned where a GPU will fetch it. `pending` rows are still to be filled."""
+
+    def __init__(self, layout: Layout, pinned: bool) -> None:
+        self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
+        self.arrays = layout.arrays(self.buffer)
+        self.pending = 0
+
+
+class HostRing:
+    """The consumer computes on the host: it reads the slot itself."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
+        """The batch's fields, valid until `reclaim`."""
+        return self._layout.tensors(slot.buffer)
+
+    def reclaim(self) -> None:
+        """The consumer is done with the batch that it got last: its slot may be filled again."""
+
+
+class CudaRing:
+    """The consumer computes on a GPU: a slot is fetched by one copy on a side stream.
+
+    Events, not record_stream, say when memory is free: `copied` frees the host slot and lets the consumer's stream
+    begin; `consumed` frees the device buffer. With `depth` buffers the host may run `depth - 1` batches ahead.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, depth: int = 3) -> None:
+        self._layout = layout
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers = [torch.empty(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(depth)]
+        self._copied = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+        self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+        self._last = depth - 1
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
+        """The batch's fields on the device, valid until `depth - 1` more batches were handed over."""
+        self._last = at = (self._last + 1) % len(self._buffers)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._consumed[at])  # the step that read this buffer last is over
+            self._buffers[at].copy_(slot.buffer, non_blocking=True)
+            self._copied[at].record(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(self._copied[at])  # sync point: the step waits for its data
+        return self._layout.tensors(self._buffers[at])
+
+    def reclaim(self) -> None:
+        """The consumer has enqueued all that reads the batch that it got last."""
+        self._consumed[self._last].record(torch.cuda.current_stream(self._device))
+        self._copied[self._last].synchronize()  # sync point: the slot's bytes have left; a wait only if copies lag

@@ -1,0 +1,71 @@
+"""What a batch is made of: named fields of fixed shape per sample, and the decoder that fills a row of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .counter import uniforms
+from .crop import Crop
+from .decode import MAX_PIXELS, decode, read_header
+from .resample import resample
+from .scratch import Scratch
+
+Row = Mapping[str, npt.NDArray[Any]]  # one sample's view of every field
+
+
+class Field(NamedTuple):
+    """A field of a batch: its shape per sample, without the batch's dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+# What every batch has beside the decoder's fields.
+LABEL_FIELDS = (
+    Field("targets", (), np.dtype(np.int64)),
+    Field("ids", (), np.dtype(np.int64)),
+    Field("weight", (), np.dtype(np.float32)),
+)
+
+
+class Decoder(Protocol):
+    """Turns an encoded sample into a row. It is shared by all worker threads and holds no state."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What it fills; the first is `inputs`."""
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The random numbers of a batch [B, k], a pure function of its arguments."""
+
+    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """Fill `row`. Raises ImageError where the sample cannot be decoded."""
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Encoded image -> `inputs` [S, S, 3] uint8: decoded, upright, cropped, resized."""
+
+    crop: Crop
+    max_pixels: int = MAX_PIXELS
+
+    _STAGE = 0x0C
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """See `Decoder`."""
+        return (Field("inputs", (self.crop.size, self.crop.size, 3), np.dtype(np.uint8)),)
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See `Decoder`."""
+        return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
+
+    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """See `Decoder`."""
+        header = read_header(data, self.max_pixels)
+        window = self.crop.window(*header.size, draws)
+        resample(decode(data, header, scratch), window, self.crop.interpolation, row["inputs"])
