@@ -1,0 +1,72 @@
+"""Which sample gets which number in which shard: a pure function of the source's listing and the options."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastimg.errors import UsageError
+from fastimg.loaders.errors import DataError
+from fastimg.sources import Entry, Source
+from fastimg.splits import shuffled, stratified_split
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which samples go into one shard: `entries[i]` is sample `start + i` of the split."""
+
+    split: str
+    number: int
+    start: int
+    entries: Sequence[Entry]
+
+    @property
+    def name(self) -> str:
+        """Its file."""
+        return f"{self.split}-{self.number:05d}.tar"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `256MB`, `1.5 GB`, `1GiB` or a plain number. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+    if size < 1:
+        raise UsageError(f"--shard-size {text}: give a number of bytes, or one with KB, MB or GB, as in 256MB")
+    return size
+
+
+def assign_shards(sizes: Iterable[int], shard_size: int) -> list[int]:
+    """Where each shard starts: one is full when the next file would take it over `shard_size` source bytes."""
+    starts, filled = [0], 0
+    for index, size in enumerate(sizes):
+        if filled and filled + size > shard_size:
+            starts.append(index)
+            filled = 0
+        filled += size
+    return starts
+
+
+def plan_shards(source: Source, *, shard_size: int, val_fraction: float, shuffle: bool, seed: int) -> list[Shard]:
+    """Every sample's split, number and shard, from the listing alone."""
+    splits = dict(source.splits)
+    if val_fraction > 0:
+        if "val" in splits:
+            raise UsageError(f"{source.src}: has a validation split already; leave out --val-fraction")
+        train = splits["train"]
+        labels = np.fromiter((entry.label for entry in train), np.int64, len(train))
+        keep, held = stratified_split(labels, val_fraction, seed)
+        if len(held) == 0:
+            raise DataError(f"{source.src}: no class has two images, so --val-fraction can hold out none; leave it out")
+        splits |= {"train": [train[i] for i in keep], "val": [train[i] for i in held]}
+    if shuffle:
+        train = splits["train"]
+        splits["train"] = [train[i] for i in shuffled(len(train), seed)]
+    plan = []
+    for split, entries in sorted(splits.items()):
+        starts = assign_shards((max(entry.size, 0) for entry in entries), shard_size)
+        for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(entries)], strict=True)):
+            plan.append(Shard(split, number, start, entries[start:end]))
+    return plan

@@ -1,0 +1,40 @@
+"""Which samples are held out and in what order they are stored: pure functions of (labels or count, seed).
+
+Keys are drawn with `PCG64.random_raw` and sorted, because numpy keeps a bit generator's stream the same across versions
+and promises no such thing of `Generator.permutation` (NEP 19): the same seed gives the same dataset anywhere.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+_SPLIT, _SHUFFLE = 1, 2  # streams of one seed
+
+
+def stratified_split(
+    labels: npt.NDArray[np.int64], fraction: float, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Indices to keep and indices held out, both ascending: of every class its `fraction`, rounded.
+
+    A class of two or more samples has at least one on either side; a class of one is kept.
+    labels [N]. Raises ValueError for a fraction outside [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction {fraction} is not in [0, 1)")
+    held = np.zeros(len(labels), bool)
+    if fraction > 0 and len(labels):
+        keys = _keys(len(labels), seed, _SPLIT)
+        order = np.lexsort((keys, labels))  # class by class, at random within a class
+        starts = np.flatnonzero(np.diff(labels[order], prepend=labels[order[:1]] - 1))
+        for start, end in zip(starts, np.append(starts[1:], len(labels)), strict=True):
+            n = end - start
+            held[order[start : start + min(max(round(fraction * n), 1), n - 1)]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def shuffled(n: int, seed: int) -> npt.NDArray[np.int64]:
+    """A permutation of range(n) [n]."""
+    return np.argsort(_keys(n, seed, _SHUFFLE), kind="stable")
+
+
+def _keys(n: int, seed: int, stream: int) -> npt.NDArray[np.uint64]:
+    return np.random.PCG64([seed, stream]).random_raw(n)
