@@ -6,6 +6,7 @@ A shard is a plain ustar archive whose members come in runs of one stem: `000000
 same without `<filename>`. A foreign tar without an index is scanned: PAX headers and GNU long names included.
 """
 
+import contextlib
 import hashlib
 import os
 import tarfile
@@ -69,11 +70,15 @@ def temporary(path: Path) -> Path:
 def replace_file(path: Path, content: bytes) -> None:
     """Write a whole file so that it appears complete or not at all."""
     part = temporary(path)
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -124,10 +129,15 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._file.close()
+        try:
+            if kind is None:
+                self._publish()
+        finally:  # gone already where all went well
             temporary(self.path).unlink(missing_ok=True)
-            return
+            with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
+                self._file.close()
+
+    def _publish(self) -> None:
         self._write(bytes(2 * BLOCK))
         self._file.flush()
         os.fsync(self._file.fileno())
