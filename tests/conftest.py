@@ -1,0 +1,45 @@
+"""Data that tests make for themselves."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (210, 50, 40)}
+
+
+def encoded_image(
+    colour: Sequence[int] = (120, 120, 120), size: tuple[int, int] = (40, 32), seed: int = 0, kind: str = "JPEG"
+) -> bytes:
+    """An image of one colour, (width, height), with noise that `seed` gives."""
+    noise = np.random.default_rng(seed).integers(-25, 26, (size[1], size[0], 3))
+    pixels = np.clip(np.asarray(colour) + noise, 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def write_image_folder(root: Path, per_class: int = 12, colours: dict[str, tuple[int, int, int]] = COLOURS) -> Path:
+    """`root/<class>/<number>.jpg` and .png, one colour per class: a linear model learns it."""
+    for label, (name, colour) in enumerate(colours.items()):
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            kind, ext = ("PNG", "png") if i % 4 == 3 else ("JPEG", "jpg")
+            content = encoded_image(colour, (40 + 3 * i, 32 + i), seed=100 * label + i, kind=kind)
+            (root / name / f"{i:03d}.{ext}").write_bytes(content)
+    return root
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """An unsplit class folder: blue, green and red, twelve small JPEG and PNG images each."""
+    return write_image_folder(tmp_path / "images")
+
+
+@pytest.fixture
+def encode() -> Callable[..., bytes]:
+    """`encode(colour, (width, height), seed, kind)`: an encoded image."""
+    return encoded_image
