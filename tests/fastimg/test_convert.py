@@ -1,0 +1,579 @@
+"""Conversion: what is written, what is refused, what is left behind, and going on."""
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import fastimg.check
+import fastimg.journal
+from fastimg.config import Convert
+from fastimg.convert import Report, Skipped, convert, print_report
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.decode import decode
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.shards import list_splits, open_dataset, read_description, unfinished
+from fastimg.loaders.tar import ShardWriter, parse_index
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture
+def config(image_folder, tmp_path):
+    """36 images of 3 classes into shards of a few images each."""
+    return Convert(src=image_folder, dst=tmp_path / "out", shard_size="8KB", workers="2")
+
+
+@pytest.fixture
+def whole(config, tmp_path, console):
+    """What an uninterrupted run leaves."""
+    convert(replace(config, dst=tmp_path / "whole"), console)
+    return contents(tmp_path / "whole")
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def samples(folder, split="train"):
+    """(original path, class, bytes) of every sample, by name of its stem, read by Python's tarfile."""
+    found = {}
+    for tar in sorted(folder.glob(f"{split}-*.tar")):
+        members = {}
+        with tarfile.open(tar) as archive:
+            for info in archive:
+                stem, _, ext = info.name.partition(".")
+                members.setdefault(stem, {})[ext] = archive.extractfile(info).read()
+        for stem, fields in members.items():
+            (ext,) = fields.keys() - {"cls", "json"}
+            found[stem] = (json.loads(fields["json"]), int(fields["cls"]), ext, fields[ext])
+    return found
+
+
+def stop_after(monkeypatch, count, error=KeyboardInterrupt):
+    """Raise `error` in place of the check of image number `count`."""
+    left = iter(range(count))
+
+    def decode_or_stop(*arguments):
+        if next(left, None) is None:
+            raise error
+        return decode(*arguments)
+
+    monkeypatch.setattr(fastimg.check, "decode", decode_or_stop)
+
+
+def test_images_are_stored_as_they_are(config, image_folder, console):
+    report = convert(config, console)
+    stored = samples(config.dst)
+    assert sorted(stored) == [f"{i:09d}" for i in range(36)]
+    for note, label, ext, content in stored.values():
+        file = image_folder / note["path"]
+        assert content == file.read_bytes()
+        assert (("blue", "green", "red")[label], "." + ext) == (file.parent.name, file.suffix)
+    sizes = sum(file.stat().st_size for file in image_folder.rglob("*.*"))
+    written = sum(file.stat().st_size for pattern in ("*.tar", "*.idx") for file in config.dst.glob(pattern))
+    assert (report.images, report.classes, report.splits) == (36, 3, {"train": 36})
+    assert (report.bytes_in, report.bytes_out, report.skipped, report.ignored) == (sizes, written, [], 0)
+
+
+def test_what_is_in_the_folder(config, console):
+    convert(config, console)
+    tars = sorted(file.name for file in config.dst.glob("*.tar"))
+    assert len(tars) > 3 and tars[:2] == ["train-00000.tar", "train-00001.tar"]
+    indexes = [name.replace(".tar", ".idx") for name in tars]
+    assert sorted(contents(config.dst)) == sorted([*tars, *indexes, "dataset.json", "train.fidx"])
+    description = read_description(config.dst)
+    assert description["classes"] == ["blue", "green", "red"]
+    assert description["splits"]["train"]["samples"] == 36
+    assert description["splits"]["train"]["class_counts"] == [12, 12, 12]
+    assert str(config.dst.parent) not in (config.dst / "dataset.json").read_text()
+
+
+def test_the_index_points_at_the_members(config, console):
+    convert(config, console)
+    tar = config.dst / "train-00001.tar"
+    content = tar.read_bytes()
+    with tarfile.open(tar) as archive:
+        members = [(info.name, info.offset_data, info.size) for info in archive]
+    indexed = parse_index(tar.with_suffix(".idx"), len(content))
+    assert [(m.name, m.offset, m.size) for sample in indexed for m in sample] == members
+    assert [[m.ext for m in sample][1:] for sample in indexed] == [["cls", "json"]] * len(indexed)
+
+
+def test_the_dataset_opens_and_reads(config, image_folder, console):
+    convert(replace(config, val_fraction=0.25), console)
+    assert list_splits(config.dst) == {"train": 27, "val": 9}
+    dataset, scratch = open_dataset(config.dst, "val"), Scratch()
+    assert Counter(dataset.labels.tolist()) == {0: 3, 1: 3, 2: 3}
+    for i in range(9):
+        original = re.search(r"\((.*)\)", dataset.sample_name(i))[1]
+        assert bytes(dataset.read(i, scratch)) == (image_folder / original).read_bytes()
+    dataset.close()
+
+
+def test_the_same_bytes_whatever_the_threads(config, tmp_path, console):
+    for name, workers in (("one", "1"), ("four", "4")):
+        convert(replace(config, dst=tmp_path / name, workers=workers, val_fraction=0.2), console)
+    assert contents(tmp_path / "one") == contents(tmp_path / "four")
+
+
+def test_the_same_bytes_wherever_the_source_is(config, whole, image_folder, tmp_path, console):
+    shutil.move(image_folder, tmp_path / "elsewhere")
+    convert(replace(config, src=tmp_path / "elsewhere"), console)
+    assert contents(config.dst) == whole
+
+
+def test_training_is_shuffled_by_the_seed(config, tmp_path, console):
+    orders = []
+    for seed in (0, 0, 1):
+        convert(replace(config, seed=seed, overwrite=True), console)
+        orders.append([note["path"] for note, *_ in samples(config.dst).values()])
+    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == sorted(orders[2]) != orders[0]
+    convert(replace(config, shuffle=False, overwrite=True), console)
+    assert [note["path"] for note, *_ in samples(config.dst).values()] == sorted(orders[0])
+
+
+def test_held_out_images_are_sorted_and_not_trained_on(config, console):
+    report = convert(replace(config, val_fraction=0.2), console)
+    train, val = ([note["path"] for note, *_ in samples(config.dst, split).values()] for split in ("train", "val"))
+    assert report.splits == {"train": 30, "val": 6}
+    assert val == sorted(val) and not set(train) & set(val) and len(set(train) | set(val)) == 36
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_manifests_keep_their_columns(kind, image_folder, tmp_path, console):
+    rows = [
+        {"path": f"images/{name}/{i:03d}.jpg", "label": name, "split": split, "who": f"p{i}"}
+        for name in ("red", "blue")
+        for i, split in ((0, "train"), (1, "train"), (2, "valid"))
+    ]
+    src = tmp_path / f"set.{kind}"
+    if kind == "jsonl":
+        src.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        separator = {"csv": ",", "tsv": "\t"}[kind]
+        src.write_text("".join(separator.join(line) + "\n" for line in ([*rows[0]], *(r.values() for r in rows))))
+    report = convert(Convert(src=src, dst=tmp_path / "out"), console)
+    assert report.splits == {"train": 4, "val": 2}
+    for note, label, _, content in samples(tmp_path / "out", "val").values():
+        assert note == {"path": f"images/{('blue', 'red')[label]}/002.jpg", "who": "p2"}
+        assert content == (tmp_path / note["path"]).read_bytes()
+
+
+def test_odd_images_keep_their_bytes(image_folder, tmp_path, console):
+    pixels = Image.fromarray(np.arange(48 * 64 * 3, dtype=np.uint32).reshape(48, 64, 3).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    odd = image_folder / "red"
+    pixels.save(odd / "turned.jpg", exif=exif)
+    pixels.convert("CMYK").save(odd / "print.jpg")
+    pixels.convert("P").save(odd / "palette.gif")
+    pixels.save(odd / "a.tiff")
+    pixels.save(odd / "a.webp")
+    (odd / "misnamed.jpg").write_bytes((odd / "a.webp").read_bytes())
+    report = convert(Convert(src=image_folder, dst=tmp_path / "out"), console)
+    assert report.images == 42 and not report.skipped
+    ext = {}
+    for note, _, extension, content in samples(tmp_path / "out").values():
+        assert content == (image_folder / note["path"]).read_bytes()
+        ext[note["path"]] = extension
+    assert ext["red/misnamed.jpg"] == "webp" and ext["red/a.tiff"] == "tif" and ext["red/palette.gif"] == "gif"
+    dataset = open_dataset(tmp_path / "out")
+    turned = next(i for i in range(42) if "turned" in dataset.sample_name(i))
+    assert (dataset.records["width"][turned], dataset.records["height"][turned]) == (48, 64)
+    dataset.close()
+
+
+@pytest.fixture
+def damaged(image_folder, encode):
+    """Five images that cannot be used: path -> a part of the reason."""
+    folder = image_folder / "red"
+    (folder / "cut.jpg").write_bytes(encode()[:-200])
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.png").write_text("no image")
+    (folder / "huge.png").write_bytes(encode(size=(400, 300), kind="PNG"))
+    (folder / "gone.jpg").symlink_to("nowhere")
+    return {
+        "red/cut.jpg": "truncated",
+        "red/empty.jpg": "empty",
+        "red/text.png": "not an image",
+        "red/huge.png": "400 x 300 pixels are more than --max-pixels 10000",
+        "red/gone.jpg": "no such file",
+    }
+
+
+def test_what_cannot_be_decoded_is_left_out_and_named(config, damaged, console):
+    report = convert(replace(config, max_pixels=10_000), console)
+    assert report.images == 36 and len(report.skipped) == 5
+    for path, reason in report.skipped:
+        assert damaged[path] in reason
+    assert len(samples(config.dst)) == 36 and max(samples(config.dst)) > f"{35:09d}"  # numbers have gaps
+
+
+def test_what_is_left_out_moves_nothing(config, image_folder, tmp_path, console):
+    convert(config, console)
+    before = samples(config.dst)
+    gone = image_folder / "blue" / "004.jpg"
+    gone.write_bytes(bytes(gone.stat().st_size))
+    convert(replace(config, dst=tmp_path / "other"), console)
+    after = samples(tmp_path / "other")
+    assert after == {stem: sample for stem, sample in before.items() if sample[0]["path"] != "blue/004.jpg"}
+
+
+def test_a_shard_of_which_nothing_is_left_is_not_written(config, image_folder, console):
+    convert(replace(config, shuffle=False), console)
+    for note, *_ in list(samples(config.dst).values())[:8]:
+        file = image_folder / note["path"]
+        file.write_bytes(bytes(file.stat().st_size))
+    report = convert(replace(config, shuffle=False, overwrite=True), console)
+    assert report.images == 28 and not (config.dst / "train-00000.tar").exists()
+    assert len(open_dataset(config.dst)) == 28
+
+
+@pytest.mark.parametrize("name", ["cut.jpg", "empty.jpg", "text.png", "huge.png", "gone.jpg"])
+def test_what_cannot_be_decoded_stops_the_run(config, damaged, image_folder, console, name):
+    for other in damaged.keys() - {f"red/{name}"}:
+        (image_folder / other).unlink()
+    file = image_folder / "red" / name
+    with pytest.raises(DataError, match=f"^{re.escape(str(file))}: .*{damaged[f'red/{name}']}.*--on-error skip"):
+        convert(replace(config, on_error="fail", max_pixels=10_000, dst=config.dst / "deep"), console)
+    assert not config.dst.exists()
+
+
+def test_a_row_without_its_file(image_folder, tmp_path, console):
+    src = tmp_path / "set.csv"
+    src.write_text("path,label\nimages/red/000.jpg,a\nimages/red/nowhere.jpg,a\n")
+    config = Convert(src=src, dst=tmp_path / "out")
+    with pytest.raises(DataError, match=r"set\.csv: row 3: images/red/nowhere\.jpg: no such file; .*--on-error skip"):
+        convert(replace(config, on_error="fail"), console)
+    assert not config.dst.exists()
+    report = convert(config, console)
+    assert report.images == 1 and report.skipped == [Skipped("images/red/nowhere.jpg", "no such file")]
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.25])
+def test_a_class_of_which_nothing_is_left(config, image_folder, console, val_fraction):
+    for file in (image_folder / "green").iterdir():
+        file.write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"no training image of class 'green' can be decoded \(.*not an image"):
+        convert(replace(config, val_fraction=val_fraction), console)
+    assert not config.dst.exists()
+
+
+def test_a_split_of_which_nothing_is_left(tmp_path, encode, console):
+    for name, content in (("train/a/1.jpg", encode()), ("val/a/1.jpg", b"no image")):
+        (tmp_path / "src" / name).parent.mkdir(parents=True)
+        (tmp_path / "src" / name).write_bytes(content)
+    with pytest.raises(DataError, match="no image of the split val can be decoded"):
+        convert(Convert(src=tmp_path / "src", dst=tmp_path / "out"), console)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"val_fraction": 1.0}, "--val-fraction 1.0: give a share"),
+        ({"val_fraction": -0.1}, "--val-fraction -0.1"),
+        ({"val_fraction": float("nan")}, "--val-fraction nan"),
+        ({"shard_size": "many"}, "--shard-size many"),
+        ({"workers": "0"}, "--workers 0: give auto or a number"),
+        ({"workers": "two"}, "--workers two"),
+        ({"seed": -1}, "--seed -1"),
+        ({"max_pixels": 0}, "--max-pixels 0"),
+        ({"resume": True, "overwrite": True}, "give one of them"),
+    ],
+)
+def test_flags_that_make_no_sense(config, console, flags, message):
+    with pytest.raises(UsageError, match=message):
+        convert(replace(config, **flags), console)
+    assert not config.dst.exists()
+
+
+def test_val_fraction_beside_a_validation_split(tmp_path, encode, console):
+    for split in ("train", "validation"):
+        (tmp_path / "src" / split / "a").mkdir(parents=True)
+        (tmp_path / "src" / split / "a" / "1.jpg").write_bytes(encode())
+    with pytest.raises(UsageError, match="has a validation split already; leave out --val-fraction"):
+        convert(Convert(src=tmp_path / "src", dst=tmp_path / "out", val_fraction=0.1), console)
+
+
+def test_val_fraction_of_single_images(tmp_path, encode, console):
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    (tmp_path / "src" / "a" / "1.jpg").write_bytes(encode())
+    with pytest.raises(DataError, match="no class has two images"):
+        convert(Convert(src=tmp_path / "src", dst=tmp_path / "out", val_fraction=0.1), console)
+
+
+@pytest.mark.parametrize("inside", [".", "red/out", "red/../out"])
+def test_destination_in_the_source(config, image_folder, console, inside):
+    with pytest.raises(UsageError, match="the destination lies in the source"):
+        convert(replace(config, dst=image_folder / inside), console)
+    assert not (image_folder / "out").exists()
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume": True}, {"overwrite": True}])
+def test_somebody_elses_folder_is_left_alone(config, console, flags):
+    config.dst.mkdir()
+    theirs = {"train-00000.tar": b"theirs", "dataset.json": b'{"format": "another"}', "convert.json": b"[]\n"}
+    for name, content in theirs.items():
+        (config.dst / name).write_bytes(content)
+    with pytest.raises(UserError, match="not empty, and nothing that fastimg convert made; give a new or empty"):
+        convert(replace(config, **flags), console)
+    assert contents(config.dst) == theirs
+
+
+def test_destination_is_a_file(config, console):
+    config.dst.write_text("mine")
+    with pytest.raises(UserError, match="a file, where the dataset's folder is to be"):
+        convert(replace(config, overwrite=True), console)
+    assert config.dst.read_text() == "mine"
+
+
+def test_an_empty_folder_is_used_and_kept(config, image_folder, console):
+    config.dst.mkdir()
+    convert(replace(config, resume=True), console)
+    shutil.rmtree(config.dst)
+    config.dst.mkdir()
+    (image_folder / "red" / "bad.jpg").write_bytes(b"bad")
+    with pytest.raises(DataError):
+        convert(replace(config, on_error="fail"), console)
+    assert contents(config.dst) == {}
+
+
+def test_overwrite_deletes_what_a_conversion_made_and_nothing_else(config, tmp_path, console):
+    convert(replace(config, shard_size="2KB", val_fraction=0.3), console)
+    (config.dst / "notes.txt").write_text("mine")
+    (config.dst / "train-00000.tar.bak").write_text("mine")
+    with pytest.raises(UserError, match=r"holds a dataset already; .*--overwrite"):
+        convert(config, console)
+    convert(replace(config, overwrite=True), console)
+    convert(replace(config, dst=tmp_path / "fresh"), console)
+    mine = {"notes.txt": b"mine", "train-00000.tar.bak": b"mine"}
+    assert contents(config.dst) == contents(tmp_path / "fresh") | mine
+
+
+def test_a_source_that_is_wrong_overwrites_nothing(config, tmp_path, console):
+    convert(config, console)
+    before = contents(config.dst)
+    with pytest.raises(DataError, match="no such file"):
+        convert(replace(config, src=tmp_path / "nowhere", overwrite=True), console)
+    assert contents(config.dst) == before
+
+
+def test_resume_of_what_is_complete(config, image_folder, console):
+    first = convert(config, console)
+    before = contents(config.dst)
+    again = convert(replace(config, resume=True, workers="1"), console)
+    assert "complete already" in console.file.getvalue()
+    assert replace(again, seconds=0, images_per_second=0) == replace(first, seconds=0, images_per_second=0)
+    assert contents(config.dst) == before
+    with pytest.raises(UserError, match=r"something else: --seed \(0 there, 1 here\), --shard-size \(8000 there, 9000"):
+        convert(replace(config, resume=True, seed=1, shard_size="9KB"), console)
+    (image_folder / "red" / "000.jpg").unlink()
+    with pytest.raises(UserError, match=r"something else: the source \(its paths, labels or sizes\); .*--overwrite"):
+        convert(replace(config, resume=True), console)
+    assert contents(config.dst) == before
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 9, 20, 35])
+def test_interrupted_and_resumed_is_as_never_interrupted(config, whole, console, monkeypatch, stop_at):
+    stop_after(monkeypatch, stop_at)
+    with pytest.raises(KeyboardInterrupt):
+        convert(config, console)
+    assert "--resume goes on from here" in console.file.getvalue()
+    assert unfinished(config.dst) and not list(config.dst.glob(".*"))
+    with pytest.raises(DataError, match=r"did not finish; .*--resume"):
+        open_dataset(config.dst)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="did not finish; go on with --resume, or start again with --overwrite"):
+        convert(config, console)
+    with pytest.raises(UserError, match=r"something else: --seed"):
+        convert(replace(config, resume=True, seed=1), console)
+    convert(replace(config, resume=True), console)
+    assert contents(config.dst) == whole
+
+
+def test_finished_shards_are_not_made_again(config, console, monkeypatch):
+    stop_after(monkeypatch, 20)
+    with pytest.raises(KeyboardInterrupt):
+        convert(config, console)
+    monkeypatch.undo()
+    times = {tar: tar.stat().st_mtime_ns for tar in config.dst.glob("*.tar")}
+    assert times
+    convert(replace(config, resume=True), console)
+    assert {tar: tar.stat().st_mtime_ns for tar in times} == times
+
+
+def test_resume_from_every_state_that_a_kill_can_leave(config, whole, console, monkeypatch):
+    """Stop at every change of the folder, as if the process had been killed there: nothing is tidied up."""
+    states = []
+
+    def remember(folder):
+        states.append(contents(folder))
+
+    for place in ("fastimg.loaders.tar.sync_folder", "fastimg.journal.sync_folder"):
+        monkeypatch.setattr(place, remember)
+    convert(config, console)
+    monkeypatch.undo()
+    assert len(states) > 10
+    for number, state in enumerate(states):
+        leftovers = {".train-00001.tar.part": b"half", ".convert.json.part": b"{", ".dataset.json.part": b"{"}
+        shutil.rmtree(config.dst)
+        config.dst.mkdir()
+        for name, content in (state | leftovers if "dataset.json" not in state else state).items():
+            (config.dst / name).write_bytes(content)
+        convert(replace(config, resume=True), console)
+        assert contents(config.dst) == whole, number
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "index", "journal", "next line"])
+def test_resume_does_not_trust_what_changed(config, whole, console, monkeypatch, damage):
+    stop_after(monkeypatch, 30)
+    with pytest.raises(KeyboardInterrupt):
+        convert(config, console)
+    monkeypatch.undo()
+    tar, index, journal = (config.dst / name for name in ("train-00001.tar", "train-00001.idx", "convert.json"))
+    if damage == "missing":
+        tar.unlink()
+    elif damage == "cut":
+        os.truncate(tar, 1000)
+    elif damage == "index":
+        index.write_bytes(index.read_bytes().replace(b"jpg", b"png"))
+    elif damage == "journal":
+        os.truncate(journal, journal.stat().st_size - 20)
+    else:
+        journal.write_bytes(journal.read_bytes() + b"\0\0\n")
+    convert(replace(config, resume=True), console)
+    assert contents(config.dst) == whole
+
+
+def test_overwrite_of_what_did_not_finish(config, whole, console, monkeypatch):
+    stop_after(monkeypatch, 20)
+    with pytest.raises(KeyboardInterrupt):
+        convert(replace(config, seed=5), console)
+    monkeypatch.undo()
+    convert(replace(config, overwrite=True), console)
+    assert contents(config.dst) == whole
+
+
+def test_a_failing_resume_keeps_what_is_there(config, image_folder, console, monkeypatch):
+    (image_folder / "red" / "bad.jpg").write_bytes(b"bad")
+    config = replace(config, on_error="fail", shuffle=False)  # red is last
+    stop_after(monkeypatch, 20)
+    with pytest.raises(KeyboardInterrupt):
+        convert(config, console)
+    monkeypatch.undo()
+    before = contents(config.dst)
+    with pytest.raises(DataError, match=r"bad\.jpg"):
+        convert(replace(config, resume=True), console)
+    assert contents(config.dst).items() >= {k: v for k, v in before.items() if k != "convert.json"}.items()
+    assert unfinished(config.dst)
+
+
+def test_a_full_disk(config, whole, console, monkeypatch):
+    write, room = ShardWriter._write, iter(range(40))
+
+    def full(self, data):
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(ShardWriter, "_write", full)
+    with pytest.raises(UserError, match=r"no space left on the disk; free some, then go on .*--resume"):
+        convert(config, console)
+    monkeypatch.undo()
+    assert list(config.dst.glob("*.tar")) and not list(config.dst.glob(".*"))
+    convert(replace(config, resume=True), console)
+    assert contents(config.dst) == whole
+
+
+def test_another_error_of_the_disk_leaves_nothing(config, console, monkeypatch):
+
+    def broken(self, data):
+        raise OSError(errno.EIO, "Input/output error", str(self.path))
+
+    monkeypatch.setattr(ShardWriter, "_write", broken)
+    with pytest.raises(UserError, match=r"train-00000\.tar: Input/output error"):
+        convert(config, console)
+    assert not config.dst.exists()
+
+
+def test_a_second_conversion_is_kept_out(config, console):
+    config.dst.mkdir()
+    with (
+        fastimg.journal.locked(config.dst),
+        pytest.raises(UserError, match="another conversion is writing there"),
+    ):
+        convert(config, console)
+
+
+def test_an_image_that_changes_meanwhile(config, image_folder, console, monkeypatch):
+    file = image_folder / "red" / "000.jpg"
+    monkeypatch.setattr("fastimg.convert._check_missing", lambda *_: file.write_bytes(b"another size"))
+    report = convert(config, console)
+    assert report.skipped == [Skipped("red/000.jpg", "changed after the source was listed")]
+
+
+def test_file_names_that_are_not_utf8(config, image_folder, encode, console):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    (image_folder / "red" / name).write_bytes(encode())
+    (image_folder / "red" / ("x" + name)).write_bytes(b"bad")
+    report = convert(config, console)
+    assert report.images == 37 and report.skipped[0].path == r"red/xcaf\udce9.jpg"
+    assert f"red/{name}" in {note["path"] for note, *_ in samples(config.dst).values()}
+    print_report(report, console)
+
+
+def test_the_number_of_images_in_memory_is_bounded(config, console, monkeypatch):
+    started, written, widest = [], [], 0
+    add = ShardWriter.add
+
+    def counting_decode(*arguments):
+        started.append(1)
+        return decode(*arguments)
+
+    def counting_add(self, stem, fields):
+        nonlocal widest
+        widest = max(widest, len(started) - len(written))
+        written.append(1)
+        return add(self, stem, fields)
+
+    monkeypatch.setattr(fastimg.check, "decode", counting_decode)
+    monkeypatch.setattr(ShardWriter, "add", counting_add)
+    convert(replace(config, workers="1"), console)
+    assert len(written) == 36 and widest <= fastimg.check.AHEAD + 1
+
+
+def test_report(console):
+    report = Report(
+        dst="[out]",
+        images=1200,
+        classes=2,
+        splits={"train": 1000, "val": 200},
+        bytes_in=5_000_000,
+        bytes_out=6_000_000,
+        skipped=[Skipped(f"a/{i}.jpg", "the file is empty") for i in range(14)],
+        ignored=3,
+        seconds=2.0,
+        images_per_second=600.0,
+    )
+    print_report(report, console)
+    shown = console.file.getvalue()
+    for text in ("[out]", "1,200 of 2 classes (train 1,000, val 200)", "600 img/s", "5.0 MB in, 6.0 MB out", "14 that"):
+        assert text in shown
+    assert "skipped a/9.jpg: the file is empty" in shown and "a/10.jpg" not in shown and "... and 4 more" in shown
+    told = json.loads(report.to_json())
+    assert told["skipped"][0] == {"path": "a/0.jpg", "reason": "the file is empty"} and told["images"] == 1200
