@@ -76,10 +76,9 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
         )
     if (path / "dataset.json").exists():
         return _open_converted(path, split)
+    _refuse_unfinished(path)  # before its finished shards pass for somebody else's
     if shards := foreign_shards(path):
         return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
-    if unfinished(path):
-        raise DataError(f"{path}: a conversion that did not finish; run the same `fastimg convert` with --resume")
     listing = list_folder(path)
     files = _pick(path, listing.files, split)
     return FilesDataset(path, [name for name, _ in files], listing.classes, [label for _, label in files])
@@ -90,6 +89,7 @@ def list_splits(path: str | Path) -> dict[str, int]:
     path = Path(path)
     if (path / "dataset.json").exists():
         return {name: split["samples"] for name, split in read_description(path)["splits"].items()}
+    _refuse_unfinished(path)
     if path.is_dir() and (shards := foreign_shards(path)):
         return dict.fromkeys(shards, -1)
     return {name: len(files) for name, files in list_folder(path).files.items()}
@@ -98,6 +98,11 @@ def list_splits(path: str | Path) -> dict[str, int]:
 def unfinished(path: Path) -> bool:
     """Whether `path` holds a conversion that was interrupted: its journal is there and dataset.json is not."""
     return (path / "convert.json").exists() and not (path / "dataset.json").exists()
+
+
+def _refuse_unfinished(path: Path) -> None:
+    if unfinished(path):
+        raise DataError(f"{path}: a conversion that did not finish; run the same `fastimg convert` with --resume")
 
 
 def read_description(path: Path) -> dict[str, Any]:
