@@ -14,6 +14,6 @@ class Batch:
 
     inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory
     targets: torch.Tensor  # int64 [B], -1 where the dataset has no label
-    ids: torch.Tensor  # int64 [B], index in the dataset
+    ids: torch.Tensor  # int64 [B], index in the dataset; always on the host, where plans are drawn
     weight: torch.Tensor  # float32 [B]
     samples: int  # rows of weight 1, known on the host without asking the device

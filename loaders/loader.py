@@ -68,7 +68,7 @@ class Loader:
         self.unreadable: dict[int, str] = {}  # id -> reason, of all epochs so far
         self.wait_seconds = 0.0  # time that the consumer has waited for data
         self._indices = np.arange(len(dataset), dtype=np.int64) if indices is None else indices
-        if len(self._indices) < config.world_size:
+        if len(self._indices) < (config.world_size if config.order == "random" else 1):
             raise DataError(
                 f"{dataset.name}: {len(self._indices)} samples for {config.world_size} ranks; "
                 "every rank needs at least one: start fewer"
@@ -141,7 +141,7 @@ class Loader:
                 yield Batch(
                     inputs=tensors["inputs"].permute(0, 3, 1, 2),
                     targets=tensors["targets"],
-                    ids=tensors["ids"],
+                    ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
                     samples=samples,
                 )
@@ -175,6 +175,10 @@ class Loader:
         slot.arrays["weight"][:] = weight
         self.dataset.will_need(ids)
         draws = self._decoder.draw(self.config.seed, self._epoch, ids)
+        if self.config.order == "sequential":  # an evaluation has no use for padding's pixels
+            draws = draws[: int(weight.sum())]
+            for field in self._decoder.fields:
+                slot.arrays[field.name][len(draws) :] = 0
         pool.fill(slot, job, draws)
 
 
@@ -213,7 +217,7 @@ class _Pool:
             thread.start()
 
     def fill(self, slot: Slot, job: _Job, draws: npt.NDArray[np.float64]) -> None:
-        """Fill all rows of `slot`, whose ids, targets and weights stand already."""
+        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
         rows = len(draws)
         size = max(1, rows // (4 * len(self._threads)))
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]

@@ -213,6 +213,11 @@ def scan(path: Path) -> list[Sample]:
                     members = []
                 stem = this
                 members.append(Member(ext, info.offset_data, info.size, info.name))
+            end = archive.offset  # tarfile takes a header that it cannot read for the end; the end is a block of zeros
+        with path.open("rb") as file:
+            file.seek(end)
+            if any(file.read(BLOCK)):
+                raise tarfile.ReadError(f"byte {end} is no header")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ShardError(f"{path}: not a complete tar ({error}); copy or convert it again") from error
     if members:

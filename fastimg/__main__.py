@@ -1,0 +1,5 @@
+"""`python -m fastimg`, for torchrun's sake."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""What a DATA argument means, and the loaders that training, evaluation and prediction read it with."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .errors import UsageError, UserError
+from .loaders import (
+    CenterCrop,
+    Dataset,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    list_splits,
+    open_dataset,
+)
+from .loaders.crop import Crop
+from .loaders.shards import foreign_shards
+from .models import Preprocessing
+from .parallel import Ranks
+from .splits import stratified_split
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split as it is used: a dataset, or those samples of it that `indices` names."""
+
+    dataset: Dataset
+    indices: npt.NDArray[np.int64] | None
+    origin: str  # in words
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.indices is None else len(self.indices)
+
+
+def find_dataset() -> tuple[Path, str]:
+    """DATA where none was given: the dataset in the current directory, else the digits; and a line that says so."""
+    here = Path()
+    if (here / "dataset.json").exists():
+        return here.resolve(), f"no DATA given: training on the dataset in the current directory, {here.resolve()}"
+    from .digits import digits_folder
+
+    folder = digits_folder()
+    return folder, f"no DATA given: training on scikit-learn's 1,797 handwritten digits (as images in {folder})"
+
+
+def open_parts(
+    path: Path, train_split: str, val_split: str | None, val_fraction: float | None, seed: int
+) -> tuple[Part, Part | None]:
+    """The training and the validation part of DATA. Raises UsageError for flags that would have no effect."""
+    splits = list_splits(path)
+    if val_split is None:
+        val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
+    train = open_dataset(path, train_split)
+    if (train.labels < 0).any():
+        raise UserError(f"{path}: {int((train.labels < 0).sum())} samples have no label; convert it again with labels")
+    if val_split is not None:
+        if val_fraction is not None:
+            raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
+        val = open_dataset(path, val_split)
+        if val.classes != train.classes:
+            raise UserError(
+                f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
+            )
+        return Part(train, None, train_split), Part(val, None, f"the {val_split} split")
+    fraction = 0.1 if val_fraction is None else val_fraction
+    if not 0.0 <= fraction < 1.0:
+        raise UsageError(f"--val-fraction {fraction}: give a share from 0 up to, not including, 1")
+    if fraction == 0.0:
+        return Part(train, None, train_split), None
+    kept, held_out = stratified_split(train.labels, fraction, seed)
+    if len(held_out) == 0:
+        raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
+    return Part(train, kept, train_split), Part(
+        train, held_out, f"{fraction:.0%} of {train_split}, held out by seed {seed}"
+    )
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Whether DATA is a folder of image files, not shards."""
+    return not (path / "dataset.json").exists() and not foreign_shards(path)
+
+
+def worker_count(workers: str, ranks: Ranks) -> int:
+    """Loader threads: as told, else this process's cores on a GPU machine, half of them where the CPU also trains."""
+    if workers != "auto":
+        if not workers.isdigit() or int(workers) < 1:
+            raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
+        return int(workers)
+    return ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2)
+
+
+def center_crop(preprocessing: Preprocessing) -> CenterCrop:
+    """What evaluation and prediction see of an image."""
+    p = preprocessing
+    return CenterCrop(size=p.val_size, resize=p.val_resize, interpolation=p.interpolation)
+
+
+def train_crop(
+    preprocessing: Preprocessing, scale: tuple[float, float] | None, ratio: tuple[float, float] | None
+) -> RandomResizedCrop:
+    """What training sees of an image."""
+    crop = RandomResizedCrop(
+        size=preprocessing.train_size,
+        interpolation=preprocessing.interpolation,
+        scale=scale or RandomResizedCrop.scale,
+        ratio=ratio or RandomResizedCrop.ratio,
+    )
+    if not 0 < crop.scale[0] <= crop.scale[1] <= 1:
+        raise UsageError(f"--scale {crop.scale[0]} {crop.scale[1]}: give shares above 0 and up to 1, the smaller first")
+    if not 0 < crop.ratio[0] <= crop.ratio[1]:
+        raise UsageError(f"--ratio {crop.ratio[0]} {crop.ratio[1]}: give ratios above 0, the smaller first")
+    return crop
+
+
+def build_loader(part: Part, crop: Crop, config: LoaderConfig, max_pixels: int, device: torch.device) -> Loader:
+    """The loader of a part."""
+    return Loader(part.dataset, ImageDecoder(crop, max_pixels), config, device, part.indices)
+
+
+def display_name(path: Path) -> str:
+    """A dataset's name in the name of a run."""
+    return os.path.basename(os.path.abspath(path)) or "data"

@@ -1,0 +1,160 @@
+"""From what the user asked for to what is done: impossible or idle flags are refused, open choices are made.
+
+The result is a `Train` without open choices: it is printed, written to config.yaml, and runs again to the same end.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from .config import Train
+from .errors import UsageError
+from .models import Model, Preprocessing
+from .parallel import Ranks
+
+_SCRATCH_LR = {"adamw": (1e-3, 256), "sgd": (0.5, 1024)}  # learning rate at a global batch
+
+
+def check(config: Train) -> None:
+    """Refuse values out of range, and flags that would have no effect. Raises UsageError naming the remedy."""
+    idle = [
+        (config.momentum is not None and config.opt != "sgd", "--momentum", f"--opt {config.opt}"),
+        (config.decay_epochs is not None and config.sched != "step", "--decay-epochs", "any --sched but step"),
+        (config.decay_rate is not None and config.sched != "step", "--decay-rate", "any --sched but step"),
+        (config.min_lr is not None and config.sched in ("step", "constant"), "--min-lr", f"--sched {config.sched}"),
+        (
+            config.warmup_epochs is not None and config.warmup_fraction is not None,
+            "--warmup-epochs",
+            "--warmup-fraction",
+        ),
+        (config.pretrained and config.weights is not None, "--pretrained", "--weights"),
+        (config.crop_pct is not None and config.val_resize_size is not None, "--crop-pct", "--val-resize-size"),
+        (config.patience is not None and config.val_fraction == 0, "--patience", "--val-fraction 0"),
+        *((config.no_aug and getattr(config, name) is not None, f"--{name}", "--no-aug") for name in _AUG),
+    ]
+    for useless, flag, other in idle:
+        if useless:
+            raise UsageError(f"{flag} has no effect with {other}; leave one of them out")
+    ranges = [
+        (config.batch_size >= 1, "--batch-size", "1 or more"),
+        (config.grad_accum_steps >= 1, "--grad-accum-steps", "1 or more"),
+        (config.epochs >= 1, "--epochs", "1 or more"),
+        (config.prefetch >= 2, "--prefetch", "2 or more"),
+        (config.max_pixels >= 1, "--max-pixels", "1 or more"),
+        (config.log_interval >= 1, "--log-interval", "1 or more"),
+        (config.save_interval >= 1, "--save-interval", "1 or more"),
+        (config.val_interval >= 1, "--val-interval", "1 or more"),
+        (config.checkpoint_hist >= 0, "--checkpoint-hist", "0 or more"),
+        (config.patience is None or config.patience >= 1, "--patience", "1 or more"),
+        (config.lr is None or config.lr > 0, "--lr", "a number above 0"),
+        (config.weight_decay is None or config.weight_decay >= 0, "--weight-decay", "0 or more"),
+        (config.momentum is None or 0 <= config.momentum < 1, "--momentum", "a number from 0 up to, not including, 1"),
+        (config.clip_grad is None or config.clip_grad > 0, "--clip-grad", "a number above 0"),
+        (0 <= config.smoothing < 1, "--smoothing", "a share from 0 up to, not including, 1"),
+        (config.hflip is None or 0 <= config.hflip <= 1, "--hflip", "a probability, from 0 to 1"),
+        (config.vflip is None or 0 <= config.vflip <= 1, "--vflip", "a probability, from 0 to 1"),
+        (config.crop_pct is None or 0 < config.crop_pct <= 1, "--crop-pct", "a share above 0 and up to 1"),
+        (config.warmup_epochs is None or config.warmup_epochs >= 0, "--warmup-epochs", "0 or more"),
+        (
+            config.warmup_fraction is None or 0 <= config.warmup_fraction <= 1,
+            "--warmup-fraction",
+            "a share from 0 to 1",
+        ),
+        (config.min_lr is None or config.min_lr >= 0, "--min-lr", "0 or more"),
+        (config.decay_epochs is None or config.decay_epochs > 0, "--decay-epochs", "a number above 0"),
+        (config.decay_rate is None or 0 < config.decay_rate <= 1, "--decay-rate", "a number above 0 and up to 1"),
+        (config.drop_path is None or 0 <= config.drop_path < 1, "--drop-path", "a rate from 0 up to, not including, 1"),
+        (config.std is None or min(config.std) > 0, "--std", "numbers above 0"),
+        *(
+            (
+                getattr(config, name) is None or 1 <= getattr(config, name) <= 16384,
+                f"--{name.replace('_', '-')}",
+                _PIXELS,
+            )
+            for name in ("img_size", "train_crop_size", "val_crop_size", "val_resize_size")
+        ),
+    ]
+    for fine, flag, what in ranges:
+        if not fine:
+            raise UsageError(f"{flag}: give {what}")
+
+
+_AUG = ("scale", "ratio", "hflip", "vflip")
+_PIXELS = "a size from 1 to 16384 pixels"
+
+
+def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
+    """The model's own preprocessing with what the user set. Raises UsageError for sizes that do not fit together."""
+    size = config.img_size
+    val_size = config.val_crop_size or size or own.val_size
+    share = config.crop_pct or own.val_size / own.val_resize
+    val_resize = config.val_resize_size or max(val_size, int(val_size / share))
+    if val_resize < val_size:
+        raise UsageError(
+            f"--val-resize-size {val_resize} is smaller than the crop of {val_size}; raise it to that at least"
+        )
+    return Preprocessing(
+        train_size=config.train_crop_size or size or own.train_size,
+        val_size=val_size,
+        val_resize=val_resize,
+        interpolation=config.interpolation or own.interpolation,
+        mean=config.mean or own.mean,
+        std=config.std or own.std,
+    )
+
+
+def resolve(config: Train, data: Path, model: Model, pre: Preprocessing, val_split: str | None, ranks: Ranks) -> Train:
+    """`config` with every open choice made."""
+    tuned = config.pretrained or config.weights is not None
+    frozen = config.freeze is not None
+    opt = config.opt
+    sched = config.sched or ("linear" if tuned else "cosine")
+    global_batch = config.batch_size * config.grad_accum_steps * ranks.world_size
+    fraction = config.warmup_fraction
+    if fraction is None and config.warmup_epochs is None:
+        fraction = 0.2 if tuned else 0.05
+    plain = config.no_aug or (frozen and all(getattr(config, name) is None for name in _AUG))
+    return replace(
+        config,
+        data=data.resolve(),
+        weights=config.weights.resolve() if config.weights else None,
+        output=config.output.resolve(),
+        val_split=val_split,
+        train_crop_size=pre.train_size,
+        val_crop_size=pre.val_size,
+        val_resize_size=pre.val_resize,
+        img_size=None,
+        crop_pct=None,
+        interpolation=pre.interpolation,
+        mean=pre.mean,
+        std=pre.std,
+        no_aug=plain,
+        scale=None if plain else config.scale or (0.08, 1.0),
+        ratio=None if plain else config.ratio or (3 / 4, 4 / 3),
+        hflip=None if plain else 0.5 if config.hflip is None else config.hflip,
+        vflip=None if plain else config.vflip or 0.0,
+        lr=config.lr or _default_lr(opt, tuned, frozen, model.convolutional, global_batch),
+        momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
+        weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
+        sched=sched,
+        warmup_fraction=fraction,
+        min_lr=(config.min_lr or 0.0) if sched in ("cosine", "linear") else None,
+        decay_epochs=(config.decay_epochs or config.epochs / 3) if sched == "step" else None,
+        decay_rate=(config.decay_rate or 0.1) if sched == "step" else None,
+        config=None,
+        resume=None,
+        dry_run=False,
+        device=ranks.device.type,
+    )
+
+
+def _default_lr(opt: str, tuned: bool, frozen: bool, convolutional: bool, global_batch: int) -> float:
+    """From scratch: scaled with the global batch, linearly for SGD, by the square root for AdamW. Else what was shown
+    to work: 0.02 for a new head on a frozen trunk, 3e-4 for a whole CNN, 5e-5 for a whole transformer (SGD: 50 times
+    that, as its steps are not normalised).
+    """
+    if frozen or tuned:
+        lr = 2e-2 if frozen else 3e-4 if convolutional else 5e-5
+        return lr if opt == "adamw" else lr * 50 if not frozen else 0.1
+    lr, batch = _SCRATCH_LR[opt]
+    scaled = lr * (global_batch / batch) ** (1.0 if opt == "sgd" else 0.5)
+    return float(f"{scaled:.3g}")

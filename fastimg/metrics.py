@@ -1,0 +1,66 @@
+"""What is counted: sums on the device that are read only when somebody looks."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .augment import Policy, apply
+from .loaders import Loader
+from .parallel import Ranks
+from .precision import Precision
+
+
+class Meter:
+    """Weighted sums of loss, top-1 and top-5 hits, and weights, as one float64 tensor [4] on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+
+    def add(self, logits: torch.Tensor, losses: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor) -> None:
+        """Count a batch: logits [B, C], losses [B], targets [B], weight [B]."""
+        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, 5]
+        hits = ranked == targets[:, None]
+        rows = torch.stack([losses, hits[:, 0].float(), hits.any(dim=1).float(), torch.ones_like(losses)])
+        self.sums += (rows * weight).sum(dim=1).double()
+
+    def read(self) -> "Score":
+        """The means so far. A sync point."""
+        loss, top1, top5, count = self.sums.tolist()
+        count_ = max(count, 1.0)
+        return Score(loss=loss / count_, top1=top1 / count_, top5=top5 / count_, samples=round(count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Means over samples of weight 1: loss in nats, accuracies as shares."""
+
+    loss: float
+    top1: float
+    top5: float
+    samples: int
+
+    def as_dict(self, classes: int) -> dict[str, float]:
+        """For logs; top-5 only where it says something."""
+        values = {"loss": self.loss, "top1": self.top1, "samples": self.samples}
+        return {**values, "top5": self.top5} if shows_top5(classes) else values
+
+
+def shows_top5(classes: int) -> bool:
+    """Whether top-5 accuracy says something: with ten classes or more."""
+    return classes >= 10
+
+
+def evaluate(model: nn.Module, loader: Loader, policy: Policy, precision: Precision, ranks: Ranks) -> Score:
+    """Loss (without label smoothing) and accuracy over a whole loader, every sample counted once over all ranks."""
+    meter = Meter(ranks.device)
+    model.eval()
+    with torch.inference_mode():
+        for batch in loader:
+            with precision.autocast():
+                logits = model(apply(None, batch.inputs, policy, precision.input_dtype))
+            losses = F.cross_entropy(logits.float(), batch.targets, reduction="none")
+            meter.add(logits, losses, batch.targets, batch.weight)
+    ranks.sum(meter.sums)
+    return meter.read()

@@ -1,0 +1,295 @@
+"""Models by name: timm's, and torchvision's as `torchvision/NAME`, with published weights or those of a file.
+
+A model stays pure: precision, data parallelism and freezing wrap it from outside.
+"""
+
+import ast
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import timm
+import torch
+import torchvision
+from safetensors import SafetensorError, safe_open
+from timm.data.config import resolve_model_data_config
+from torch import nn
+
+from .errors import UsageError, UserError, nearest
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """What the model's pixels go through. Sizes in pixels; mean and std for channels in 0..1."""
+
+    train_size: int
+    val_size: int
+    val_resize: int
+    interpolation: Literal["bilinear", "bicubic"]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module with what the trainer must know about it."""
+
+    module: nn.Module
+    arch: str
+    kwargs: dict[str, Any]
+    classifier: tuple[str, ...]  # prefixes of the classifier's parameters
+    preprocessing: Preprocessing  # the model's own
+    convolutional: bool
+
+
+def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
+    """`name=value` pairs; values are Python literals, else strings."""
+    kwargs = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--model-kwargs {pair}: give name=value, pad_type=same for example")
+        try:
+            kwargs[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            kwargs[name] = value
+    return kwargs
+
+
+def build(
+    arch: str,
+    num_classes: int,
+    *,
+    pretrained: bool = False,
+    weights: Path | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    img_size: int | None = None,
+) -> Model:
+    """Create a model on the CPU.
+
+    Raises UsageError for an unknown name or argument, UserError where weights cannot be had or do not fit.
+    """
+    kwargs = dict(kwargs or {})
+    if arch.startswith("torchvision/"):
+        model = _torchvision(arch, num_classes, pretrained, kwargs)
+    else:
+        model = _timm(arch, num_classes, pretrained, kwargs, img_size)
+    if weights is not None:
+        tensors, metadata = read_weights(weights)
+        load_weights(model, tensors, str(weights))
+        model = replace(model, preprocessing=_stated_preprocessing(model.preprocessing, metadata))
+    return model
+
+
+def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], img_size: int | None) -> Model:
+    if not timm.is_model(arch):
+        raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
+    config = timm.get_pretrained_cfg(arch)
+    if img_size is not None and config is not None and config.fixed_input_size and img_size != config.input_size[-1]:
+        kwargs = {"img_size": img_size, **kwargs}
+    if pretrained and not timm.is_model_pretrained(arch):
+        raise UsageError(
+            f"--pretrained: timm has no published weights for {arch}; leave it out, or give --weights FILE"
+        )
+    try:
+        module = timm.create_model(arch, num_classes=num_classes, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise UserError(_download_message(arch, error)) from error
+    data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
+    size = img_size or data["input_size"][-1]
+    preprocessing = Preprocessing(
+        train_size=size,
+        val_size=size,
+        val_resize=math.floor(size / data["crop_pct"]),
+        interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+    )
+    classifier: str | tuple[str, ...] = config.classifier if config is not None and config.classifier else ()
+    names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    return Model(module, arch, kwargs, names, preprocessing, _convolutional(module))
+
+
+def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any]) -> Model:
+    name = arch.removeprefix("torchvision/")
+    names = torchvision.models.list_models(module=torchvision.models)
+    if name not in names:
+        raise UsageError(f"--arch {arch}: torchvision has no such classifier{nearest(name, names)}")
+    try:
+        module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+    if getattr(module, "aux_logits", False):
+        raise UsageError(f"--arch {arch}: has auxiliary outputs; add --model-kwargs aux_logits=False init_weights=True")
+    linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    published = torchvision.models.get_model_weights(name).DEFAULT
+    transforms = published.transforms()
+    preprocessing = Preprocessing(
+        train_size=transforms.crop_size[0],
+        val_size=transforms.crop_size[0],
+        val_resize=transforms.resize_size[0],
+        interpolation="bicubic" if transforms.interpolation.value == "bicubic" else "bilinear",
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+    )
+    model = Model(module, arch, kwargs, (linears[-1],), preprocessing, _convolutional(module))
+    if pretrained:
+        try:
+            tensors = published.get_state_dict(progress=False, check_hash=True)
+        except Exception as error:
+            raise UserError(_download_message(arch, error)) from error
+        load_weights(model, tensors, f"torchvision's {name}")
+    return model
+
+
+def _download_message(arch: str, error: Exception) -> str:
+    cause: BaseException = error
+    while cause.__cause__ or cause.__context__:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+    return (
+        f"--pretrained: the weights of {arch} could not be downloaded ({reason}); connect to the network once, "
+        "or give --weights FILE, or leave --pretrained out to train from random weights"
+    )
+
+
+def _convolutional(module: nn.Module) -> bool:
+    """More than the one convolution with which a transformer cuts its patches."""
+    return sum(isinstance(m, nn.Conv2d) for m in module.modules()) > 1
+
+
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors by name, and metadata, of a safetensors file or a checkpoint of plain tensors. Nothing in it is executed.
+
+    Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are undone. Raises UserError.
+    """
+    if path.is_dir():
+        path = next((p for p in (path / "best/model.safetensors", path / "model.safetensors") if p.exists()), path)
+    if not path.is_file():
+        raise UserError(f"--weights {path}: no such file")
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"--weights {path}: not a complete safetensors file ({error}); copy it again") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0].split(". ")[0]
+        raise UserError(
+            f"--weights {path}: cannot be read as plain tensors ({reason}); "
+            "if you trust its origin, load it once with torch and save its state_dict as safetensors"
+        ) from error
+    for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    if not isinstance(content, dict):
+        raise UserError(f"--weights {path}: holds no named tensors; save a state_dict")
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise UserError(f"--weights {path}: holds no named tensors; save a state_dict")
+    for prefix in ("module.", "_orig_mod.", "model."):
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors, {}
+
+
+def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str, *, strict_head: bool = False) -> None:
+    """Copy weights into the model. A classifier of another width keeps its initial values; anything else must fit."""
+    own = model.module.state_dict()
+    in_head = tuple(f"{name}." for name in model.classifier)
+    tensors = dict(tensors)
+    if not strict_head and any(
+        name in own and name.startswith(in_head) and tensors[name].shape != own[name].shape for name in list(tensors)
+    ):
+        tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
+    optional = {name for name in own if name.endswith("num_batches_tracked")}
+    if not strict_head:
+        optional |= {name for name in own if name.startswith(in_head)}
+    missing = [name for name in own if name not in tensors and name not in optional]
+    unknown = [name for name in tensors if name not in own]
+    shapes = [
+        f"{name} {list(tensors[name].shape)} for {list(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    faults = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
+        if names
+    ]
+    if faults:
+        raise UserError(
+            f"{origin}: not the weights of {model.arch}: of {len(own)} tensors, {'; '.join(faults)}; "
+            "give the --arch (and --model-kwargs) that they were trained with"
+        )
+    model.module.load_state_dict(tensors, strict=False)
+
+
+def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
+    """The preprocessing that a weights file states: ours, or plain `mean` and `std` entries."""
+    if "fastimg" in metadata:
+        stated = json.loads(metadata["fastimg"])["preprocessing"]
+        return replace(own, mean=tuple(stated["mean"]), std=tuple(stated["std"]), interpolation=stated["interpolation"])
+    found: dict[str, tuple[float, float, float]] = {}
+    for key in ("mean", "std"):
+        try:
+            values = tuple(float(value) for value in metadata[key].split(","))
+        except (KeyError, ValueError):
+            continue
+        if len(values) == 3:
+            found[key] = values
+    return replace(own, **found)  # type: ignore[arg-type]
+
+
+def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
+    """Run the model once on a blank image [1, 3, size, size]. Raises UsageError where it cannot take that."""
+    was_training = model.module.training
+    model.module.eval()
+    try:
+        with torch.inference_mode():
+            logits = model.module(torch.zeros(1, 3, size, size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        own = model.preprocessing.val_size
+        raise UsageError(f"{flag} {size}: {model.arch} cannot take it ({reason}); its own size is {own}") from error
+    finally:
+        model.module.train(was_training)
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
+        raise UsageError(f"--arch {model.arch}: does not return one score per class; choose a classifier")
+
+
+def freeze_backbone(model: Model) -> int:
+    """Let only the classifier learn. Returns the number of parameters that still do. Raises UsageError without one."""
+    in_head = tuple(f"{name}." for name in model.classifier)
+    for name, parameter in model.module.named_parameters():
+        parameter.requires_grad_(name.startswith(in_head))
+    count = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
+    if count == 0:
+        raise UsageError(f"--freeze backbone: {model.arch} has no classifier layer of its own; leave --freeze out")
+    return count
+
+
+def train_mode(module: nn.Module) -> None:
+    """Training mode, except for frozen modules: one without a trainable parameter in it keeps its statistics."""
+    module.train()
+    for child in module.modules():
+        own = list(child.parameters())
+        if own and not any(p.requires_grad for p in own):
+            child.eval()
+
+
+def describe(preprocessing: Preprocessing) -> dict[str, Any]:
+    """As json."""
+    return asdict(preprocessing)

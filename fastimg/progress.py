@@ -1,0 +1,99 @@
+"""What a person sees while it runs: one live line on a terminal, plain lines elsewhere."""
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """The state of a training run at a step."""
+
+    epoch: int  # from 0
+    step: int  # within the epoch, done
+    loss: float
+    top1: float
+    lr: float
+    images_per_second: float
+    wait_share: float  # of the time since the last line, spent waiting for data
+    eta: float  # seconds to the end of the run
+
+    def text(self) -> str:
+        """In one line."""
+        return (
+            f"loss {self.loss:.4f}  top1 {self.top1:6.2%}  lr {self.lr:.2e}  "
+            f"{self.images_per_second:7.1f} img/s  data wait {self.wait_share:4.0%}  ETA {duration(self.eta)}"
+        )
+
+
+def duration(seconds: float) -> str:
+    """1:02:03, or 2:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Display:
+    """`with Display(console, epochs, steps) as display: display.show(line)`."""
+
+    def __init__(self, console: Console, epochs: int, steps: int) -> None:
+        self._console = console
+        self._epochs, self._steps = epochs, steps
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
+                console=console,
+                transient=True,
+            )
+            self._task: TaskID = self._progress.add_task("", total=steps, epoch="", text="")
+
+    def __enter__(self) -> Self:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def show(self, line: Line) -> None:
+        """A step was reached."""
+        epoch = f"{line.epoch + 1}/{self._epochs}"
+        if self._progress:
+            self._progress.update(self._task, completed=line.step, epoch=epoch, text=line.text())
+        else:
+            self.say(f"epoch {epoch}  step {line.step}/{self._steps}  {line.text()}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+class Rate:
+    """Images per second, and the share of time waited, since it was last asked."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._images = 0
+        self._waited = 0.0
+
+    def add(self, images: int) -> None:
+        """Some images were processed."""
+        self._images += images
+
+    def read(self, waited: float) -> tuple[float, float]:
+        """(images per second, share of time waiting); `waited` is the total of seconds waited so far."""
+        now = time.perf_counter()
+        elapsed = max(now - self._since, 1e-9)
+        result = self._images / elapsed, min(1.0, (waited - self._waited) / elapsed)
+        self._since, self._images, self._waited = now, 0, waited
+        return result

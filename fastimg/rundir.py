@@ -1,0 +1,100 @@
+"""A run's directory: config.yaml, metrics.jsonl, curves.png, and the checkpoints with their links."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from .config import Train
+from .configfile import dump, load
+from .errors import UsageError, UserError
+from .loaders.tar import replace_file
+
+CONFIG, METRICS, CURVES = "config.yaml", "metrics.jsonl", "curves.png"
+
+# What may differ between the two halves of a resumed run: it changes neither the weights nor the order.
+_FREE = frozenset(
+    {
+        *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
+        *("resume", "dry_run", "config", "device", "batch_size", "grad_accum_steps"),  # their product is compared
+    }
+)
+
+
+def choose(output: Path, base: str, name: str | None, resume: str | None) -> tuple[Path, bool]:
+    """(run directory, whether to go on with it). Raises UsageError for a name that is taken, or nothing to resume."""
+    if resume is not None and resume != "auto":
+        run = Path(resume)
+        if not (run / CONFIG).exists():
+            raise UserError(f"--resume {resume}: no run there (no {CONFIG}); give a run directory, or auto")
+        return run, True
+    if name is not None:
+        run = output / name
+        if (run / CONFIG).exists() and resume is None:
+            raise UsageError(f"{run}: a run of that name is there; use --resume auto to go on, or another --name")
+        return run, (run / CONFIG).exists()
+    taken = [run for run in output.glob(f"{base}*") if (run / CONFIG).exists() and _numbered(run.name, base)]
+    if resume == "auto" and taken:
+        return max(taken, key=lambda run: (run / CONFIG).stat().st_mtime_ns), True
+    number = max((_numbered(run.name, base) for run in taken), default=0) + 1
+    return output / (base if number == 1 else f"{base}-{number}"), False
+
+
+def _numbered(name: str, base: str) -> int:
+    """1 for `base`, 2 for `base-2`, ...; 0 for another run's name."""
+    if name == base:
+        return 1
+    suffix = name.removeprefix(f"{base}-")
+    return int(suffix) if suffix != name and suffix.isdigit() else 0
+
+
+def begin(run: Path, config: Train) -> None:
+    """Make the directory and write down the effective configuration."""
+    run.mkdir(parents=True, exist_ok=True)
+    replace_file(run / CONFIG, dump(config).encode())
+
+
+def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to go on from, None where the run was killed before its first.
+
+    Raises UsageError where `effective` would train something else than the run did.
+    """
+    before = load(run / CONFIG, Train)
+    names = [field.name for field in dataclasses.fields(Train) if field.name not in _FREE]
+    differing = [n for n in names if getattr(before, n) != getattr(effective, n)]
+    if differing:
+        changes = ", ".join(f"{n} was {getattr(before, n)} and is {getattr(effective, n)}" for n in differing)
+        raise UsageError(f"--resume: {run} was another training: {changes}; give the same flags, or start a new run")
+    if not (run / "last").exists():
+        return None
+    training = checkpoint.load_training((run / "last").resolve())
+    if training["global_batch"] != global_batch:
+        raise UsageError(
+            f"--resume: {run} trained with {training['global_batch']} images per optimiser step over all ranks, "
+            f"this would be {global_batch}; choose --batch-size and --grad-accum-steps to match"
+        )
+    return (run / "last").resolve(), training
+
+
+class Log:
+    """metrics.jsonl: a record a line, in the order of steps. What came after `step` is cut off: it will come again."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        self._path = run / METRICS
+        kept = [record for record in read_log(run) if record["step"] <= step]
+        replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+    def add(self, kind: str, **values: float | str) -> None:
+        """Append a record."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line that was cut off by a kill is left out."""
+    try:
+        lines = (run / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
