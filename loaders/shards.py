@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import struct
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256
 
 _MAGIC = b"FIMGIDX1"
 _HEAD = struct.Struct("<8s32sQ")  # magic, stamp (sha256), records
+_HEAD_BYTES = 32 * 1024  # of a JPEG, read first; few have longer metadata
 RECORD = np.dtype(
     [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
 )
@@ -346,13 +348,26 @@ def _shard_records(number: int, shard: Path, checksum: str | None) -> npt.NDArra
                 raise ShardError(
                     f"{shard}: {sample[0].name}: the label {label[:20]!r} is no class index; convert it again"
                 )
-            try:
-                width, height = read_header(member(image)).size
-            except ImageError:
-                width = height = 0  # the loader names it when it gets there
+            width, height = _size(file, image)
             record["offset"], record["size"], record["shard"] = image.offset, image.size, number
             record["label"], record["width"], record["height"] = int(label), width, height
     return records
+
+
+def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
+    """(width, height) of an image in a tar, (0, 0) where it has no header: the loader names it when it gets there."""
+    file.seek(image.offset)
+    data = file.read(min(image.size, _HEAD_BYTES))
+    try:
+        if data[:2] == b"\xff\xd8":  # a JPEG's header comes before its pixels
+            return read_header(data, sys.maxsize).size
+    except ImageError:  # or goes on after what was read
+        pass
+    data += file.read(image.size - len(data))
+    try:
+        return read_header(data, sys.maxsize).size
+    except ImageError:
+        return 0, 0
 
 
 def _check_index(index: Path, sha256: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fastimg.loaders import shards as shards_module
 from fastimg.loaders.errors import DataError, ShardError
@@ -289,6 +290,23 @@ def test_foreign_samples_that_cannot_be_used(tmp_path, members, message):
     write_foreign(tmp_path / "train-0.tar", members)
     with pytest.raises(ShardError, match=f"train-0.tar: .*{message}"):
         open_dataset(tmp_path)
+
+
+def test_sizes_of_images_with_long_metadata_and_of_none(tmp_path):
+    """A JPEG's size is found whether or not its header fits in what is read first."""
+    members = {}
+    for i, comment in enumerate((0, 30_000, 60_000)):
+        exif, buffer = Image.Exif(), io.BytesIO()
+        exif[0x0112] = 6
+        Image.new("RGB", (64, 48)).save(buffer, "JPEG", exif=exif, comment=b"x" * comment)
+        members[f"{i}.jpg"] = buffer.getvalue()
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(buffer, "WEBP")
+    members |= {"3.webp": buffer.getvalue(), "4.jpg": b"\xff\xd8\xff", "5.jpg": b""}
+    write_foreign(tmp_path / "train-0.tar", members)
+    dataset = open_dataset(tmp_path)
+    assert dataset.records[["height", "width"]].tolist() == [(64, 48)] * 3 + [(48, 64)] + [(0, 0)] * 2
+    dataset.close()
 
 
 def test_a_foreign_tar_that_was_cut(tmp_path, images):
