@@ -2,6 +2,7 @@
 
 import re
 import threading
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,9 @@ from fastimg.loaders.scratch import Scratch
 from fastimg.sources import Entry, Source
 
 AHEAD = 8  # images per thread that may be read and not yet written
+
+# What Pillow's plugins raise on damaged files beside what decode() names: AVIF a RuntimeError, others others.
+_DECODERS_OWN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, zlib.error)
 
 
 class Checked(NamedTuple):
@@ -47,6 +51,8 @@ class Check:
             return re.sub(r" at 0x[0-9a-f]+", "", str(error))  # an address would differ from run to run
         except OSError as error:
             return error.strerror or str(error)
+        except _DECODERS_OWN as error:
+            return f"the decoder fails on it ({type(error).__name__}: {error})"
         for extension in (header.extension, file.suffix[1:].lower()):  # ours, else its own where ours is not usual
             if f".{extension}" in self._extensions:
                 return Checked(data, extension)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import time
 import warnings
 from collections import Counter
@@ -194,9 +195,9 @@ def _options(source: Source, config: Convert, shard_size: int) -> dict[str, Any]
 
 def _missing(folder: Path) -> list[Path]:
     """The folders that have to be made for `folder`, innermost first."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError(f"{folder}: a file, where the dataset's folder is to be; give another destination")
-    return [path for path in (folder, *folder.parents) if not path.exists()]
+    return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
 
 def _admit(folder: Path, config: Convert) -> State:
@@ -227,7 +228,11 @@ def _check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> No
     names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
     if not names:
         return
-    told = {"listing": "the source (its paths, labels or sizes)", "fastimg": "the version of fastimg"}
+    told = {
+        "listing": "the source (its paths, labels or sizes)",
+        "fastimg": "the version of fastimg",
+        "source": "the kind of source",
+    }
     what = ", ".join(
         told.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)") for name in names
     )

@@ -101,14 +101,14 @@ class Source:
 
 def read_source(src: Path, columns: Columns) -> Source:
     """List a class folder or read a manifest. Raises DataError, UsageError."""
-    if src.is_dir():
+    if os.path.isdir(src):
         if columns.given():
             raise UsageError(
                 f"{', '.join(columns.given())}: {src} is a folder and has no columns; leave it out, or give a manifest"
             )
         return _read_folder(src)
-    if not src.exists():
-        raise DataError(f"{src}: no such file or folder; check the path")
+    if not os.path.exists(src):
+        raise DataError(f"{src}: no such file or folder, or none that you may read; check the path")
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
     suffix = src.suffix.lower()
     if suffix not in readers:

@@ -520,6 +520,15 @@ def test_a_second_conversion_is_kept_out(config, console):
         convert(config, console)
 
 
+def test_a_decoder_that_fails_in_its_own_way(config, console, monkeypatch):
+    """Pillow's AVIF plugin raises RuntimeError on damaged files."""
+    stop_after(monkeypatch, 35, RuntimeError("Failed to decode image"))
+    report = convert(config, console)
+    assert [reason for _, reason in report.skipped] == [
+        "the decoder fails on it (RuntimeError: Failed to decode image)"
+    ]
+
+
 def test_an_image_that_changes_meanwhile(config, image_folder, console, monkeypatch):
     file = image_folder / "red" / "000.jpg"
     monkeypatch.setattr("fastimg.convert._check_missing", lambda *_: file.write_bytes(b"another size"))
