@@ -104,6 +104,8 @@ def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any],
         if not pretrained:
             raise
         raise UserError(_download_message(arch, error)) from error
+    if pretrained and config is not None and config.num_classes != num_classes:
+        init_head(module, config.classifier)
     data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
     size = img_size or data["input_size"][-1]
     preprocessing = Preprocessing(
@@ -206,7 +208,7 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str, *, strict_head: bool = False) -> None:
-    """Copy weights into the model. A classifier of another width keeps its initial values; anything else must fit."""
+    """Copy weights into the model. A classifier of another width begins anew; anything else must fit."""
     own = model.module.state_dict()
     in_head = tuple(f"{name}." for name in model.classifier)
     tensors = dict(tensors)
@@ -214,6 +216,7 @@ def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str,
         name in own and name.startswith(in_head) and tensors[name].shape != own[name].shape for name in list(tensors)
     ):
         tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
+        init_head(model.module, model.classifier)
     optional = {name for name in own if name.endswith("num_batches_tracked")}
     if not strict_head:
         optional |= {name for name in own if name.startswith(in_head)}
@@ -235,6 +238,20 @@ def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str,
             "give the --arch (and --model-kwargs) that they were trained with"
         )
     model.module.load_state_dict(tensors, strict=False)
+
+
+def init_head(module: nn.Module, classifier: str | Iterable[str]) -> None:
+    """Xavier-uniform weights and zero biases for a new classifier on a trained trunk (Glorot and Bengio, 2010).
+
+    A trunk's features are large: some models' own initialisation of the classifier begins at a loss of 10 and more.
+    """
+    for name in (classifier,) if isinstance(classifier, str) else classifier:
+        head = module.get_submodule(name)
+        for parameter in head.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.zeros_(parameter)
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
