@@ -149,12 +149,12 @@ def resolve(config: Train, data: Path, model: Model, pre: Preprocessing, val_spl
 
 def _default_lr(opt: str, tuned: bool, frozen: bool, convolutional: bool, global_batch: int) -> float:
     """From scratch: scaled with the global batch, linearly for SGD, by the square root for AdamW. Else what was shown
-    to work: 0.02 for a new head on a frozen trunk, 3e-4 for a whole CNN, 5e-5 for a whole transformer (SGD: 50 times
+    to work: 1e-3 for a new head on a frozen trunk, 3e-4 for a whole CNN, 5e-5 for a whole transformer (SGD: 50 times
     that, as its steps are not normalised).
     """
     if frozen or tuned:
-        lr = 2e-2 if frozen else 3e-4 if convolutional else 5e-5
-        return lr if opt == "adamw" else lr * 50 if not frozen else 0.1
+        lr = 1e-3 if frozen else 3e-4 if convolutional else 5e-5
+        return lr if opt == "adamw" else 3e-3 if frozen else lr * 50
     lr, batch = _SCRATCH_LR[opt]
     scaled = lr * (global_batch / batch) ** (1.0 if opt == "sgd" else 0.5)
     return float(f"{scaled:.3g}")

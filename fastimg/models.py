@@ -241,17 +241,13 @@ def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str,
 
 
 def init_head(module: nn.Module, classifier: str | Iterable[str]) -> None:
-    """Xavier-uniform weights and zero biases for a new classifier on a trained trunk (Glorot and Bengio, 2010).
+    """Zeros for a new classifier on a trained trunk, as Big Transfer does (Kolesnikov et al., 2019).
 
     A trunk's features are large: some models' own initialisation of the classifier begins at a loss of 10 and more.
     """
     for name in (classifier,) if isinstance(classifier, str) else classifier:
-        head = module.get_submodule(name)
-        for parameter in head.parameters():
-            if parameter.ndim > 1:
-                nn.init.xavier_uniform_(parameter)
-            else:
-                nn.init.zeros_(parameter)
+        for parameter in module.get_submodule(name).parameters():
+            nn.init.zeros_(parameter)
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:

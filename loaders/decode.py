@@ -29,6 +29,12 @@ MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
 # `max_pixels` is checked from the header before anything is decoded; Pillow's warning says nothing more.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
+# What Pillow's plugins raise for damaged files, by fuzzing them.
+_FAULTS = (
+    *(OSError, ValueError, SyntaxError, EOFError, RuntimeError, ArithmeticError, LookupError, TypeError, MemoryError),
+    struct.error,
+)
+
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
 _SOF = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _TURBO_SOF = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended sequential, progressive; Huffman
@@ -115,7 +121,7 @@ def _pillow(data: bytes | memoryview) -> Pixels:
             if image.mode in ("F", "I"):
                 raise ImageError(f"pixels of mode {image.mode} have no defined range; save the image with 8 or 16 bits")
             return np.asarray(image.convert("RGB"))
-        except (OSError, ValueError, SyntaxError, EOFError, struct.error, MemoryError) as error:
+        except _FAULTS as error:
             raise ImageError(_reason(error)) from error
 
 
@@ -128,7 +134,7 @@ def _open(data: bytes | memoryview) -> Image.Image:
         raise ImageError("not an image in a format that Pillow knows") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("more pixels than Pillow allows (PIL.Image.MAX_IMAGE_PIXELS)") from error
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, OverflowError) as error:
+    except _FAULTS as error:
         raise ImageError(_reason(error)) from error
 
 
