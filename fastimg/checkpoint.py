@@ -8,7 +8,7 @@ RUN/last, RUN/best -> checkpoints/...        links, replaced in one step
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import nn
 from . import __version__
 from .errors import UserError
 from .loaders.tar import sync_folder
-from .models import Model, Preprocessing, build, describe, load_weights
+from .models import Model, Preprocessing, build, load_weights, read_weights
 
 MODEL = "model.safetensors"
 TRAINING = "training.pt"
@@ -42,8 +42,7 @@ class Card:
 
     def to_json(self) -> str:
         """As it stands in the safetensors metadata."""
-        fields = {**self.__dict__, "preprocessing": describe(self.preprocessing), "fastimg": __version__}
-        return json.dumps(fields)
+        return json.dumps({**asdict(self), "fastimg": __version__})
 
     @classmethod
     def from_json(cls, text: str) -> "Card":
@@ -123,8 +122,7 @@ def load_model(path: Path) -> tuple[Model, Card]:
     file = find(path)
     card = read_card(file)
     model = build(card.arch, card.num_classes, kwargs=card.kwargs, img_size=card.preprocessing.val_size)
-    with safe_open(file, framework="pt") as handle:
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    tensors, _ = read_weights(file)
     load_weights(model, tensors, str(file), strict_head=True)
     model.module.eval()
     return model, card

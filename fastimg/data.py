@@ -33,6 +33,8 @@ class Part:
     dataset: Dataset
     indices: npt.NDArray[np.int64] | None
     origin: str  # in words
+    held_out: float | None = None  # the share of the training split, for a validation part that was taken from it
+    split: str | None = None  # the split, for one that is read whole
 
     def __len__(self) -> int:
         return len(self.dataset) if self.indices is None else len(self.indices)
@@ -67,7 +69,7 @@ def open_parts(
             raise UserError(
                 f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
             )
-        return Part(train, None, train_split), Part(val, None, f"the {val_split} split")
+        return Part(train, None, train_split), Part(val, None, f"the {val_split} split", split=val_split)
     fraction = 0.1 if val_fraction is None else val_fraction
     if not 0.0 <= fraction < 1.0:
         raise UsageError(f"--val-fraction {fraction}: give a share from 0 up to, not including, 1")
@@ -76,9 +78,8 @@ def open_parts(
     kept, held_out = stratified_split(train.labels, fraction, seed)
     if len(held_out) == 0:
         raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
-    return Part(train, kept, train_split), Part(
-        train, held_out, f"{fraction:.0%} of {train_split}, held out by seed {seed}"
-    )
+    origin = f"{fraction:.0%} of {train_split}, held out by seed {seed}"
+    return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
 
 
 def is_plain_folder(path: Path) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .config import Train
+from .data import Part
 from .errors import UsageError
 from .models import Model, Preprocessing
 from .parallel import Ranks
@@ -102,7 +103,9 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
     )
 
 
-def resolve(config: Train, data: Path, model: Model, pre: Preprocessing, val_split: str | None, ranks: Ranks) -> Train:
+def resolve(
+    config: Train, data: Path, model: Model, pre: Preprocessing, validation: Part | None, ranks: Ranks
+) -> Train:
     """`config` with every open choice made."""
     tuned = config.pretrained or config.weights is not None
     frozen = config.freeze is not None
@@ -118,7 +121,8 @@ def resolve(config: Train, data: Path, model: Model, pre: Preprocessing, val_spl
         data=data.resolve(),
         weights=config.weights.resolve() if config.weights else None,
         output=config.output.resolve(),
-        val_split=val_split,
+        val_split=validation.split if validation else None,
+        val_fraction=validation.held_out if validation else 0.0,
         train_crop_size=pre.train_size,
         val_crop_size=pre.val_size,
         val_resize_size=pre.val_resize,

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish: the step ends, a checkpoint is written, the run stops. A second Ctrl-C stops at once."""
+"""Ctrl-C and SIGTERM as a wish: the step ends, a checkpoint is written, the run stops. A second Ctrl-C is obeyed."""
 
 import signal
 from types import FrameType, TracebackType

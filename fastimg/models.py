@@ -7,7 +7,7 @@ import ast
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,7 +104,7 @@ def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any],
         if not pretrained:
             raise
         raise UserError(_download_message(arch, error)) from error
-    if pretrained and config is not None and config.num_classes != num_classes:
+    if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
         init_head(module, config.classifier)
     data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
     size = img_size or data["input_size"][-1]
@@ -301,8 +301,3 @@ def train_mode(module: nn.Module) -> None:
         own = list(child.parameters())
         if own and not any(p.requires_grad for p in own):
             child.eval()
-
-
-def describe(preprocessing: Preprocessing) -> dict[str, Any]:
-    """As json."""
-    return asdict(preprocessing)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Line:
     """The state of a training run at a step."""
 
@@ -81,10 +81,10 @@ class Display:
 class Rate:
     """Images per second, and the share of time waited, since it was last asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, waited: float) -> None:
         self._since = time.perf_counter()
         self._images = 0
-        self._waited = 0.0
+        self._waited = waited
 
     def add(self, images: int) -> None:
         """Some images were processed."""

@@ -62,7 +62,6 @@ def list_folder(root: Path) -> Listing:
         raise DataError(
             f"{splits['train']}: no class folders in it; put the images of each class into a subfolder of its name"
         )
-    extensions = image_extensions()
     files: dict[str, list[tuple[str, int]]] = {}
     ignored = 0
     for split, folder in sorted(splits.items()):
@@ -72,7 +71,7 @@ def list_folder(root: Path) -> Listing:
                 raise DataError(
                     f"{folder / name}: the training split has no class {name!r}; add it there or remove the folder"
                 )
-            found, other = _images(folder / name, extensions)
+            found, other = find_images(folder / name)
             if not found and split == "train":
                 raise DataError(
                     f"{folder / name}: the class is empty ({other} other files); add images or remove the folder"
@@ -91,8 +90,9 @@ def _subfolders(folder: Path) -> list[str]:
         raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
 
 
-def _images(folder: Path, extensions: frozenset[str]) -> tuple[list[str], int]:
+def find_images(folder: Path) -> tuple[list[str], int]:
     """Image files below `folder`, sorted, and how many others there are. Links are followed, loops are not."""
+    extensions = image_extensions()
     found, other, seen = [], 0, set()
     for here, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(here)

@@ -1,0 +1,113 @@
+"""`fastimg demo`: the main job on embedded real data, every step of it with the command that would do the same."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.rule import Rule
+
+from .config import Convert, Demo, Eval, Predict, Train
+from .convert import convert, print_report
+from .digits import COUNT, write_digits
+from .errors import UsageError, UserError
+from .evaluate import evaluate_checkpoint
+from .plots import plot_predictions
+from .predict import Answer, classify
+from .train import train
+
+ARCH, SIZE, SHOWN, GOAL = "test_resnet", 32, 12, 0.97
+_MARK = ".fastimg-demo"
+
+
+def demo(config: Demo, console: Console) -> int:
+    """Run it. Returns the signal that stopped it, else 0. Raises UsageError where `output` holds other things."""
+    folder = config.output
+    _begin(folder)
+    images, shards = folder / "images", folder / "shards"
+    checkpoint = folder / "runs/digits/best"
+
+    _step(console, f"{COUNT:,} handwritten digits (UCI, in scikit-learn) as an image folder")
+    write_digits(images)
+    console.print(f"{images}/0 to {images}/9, 8 x 8 pixels each", highlight=False)
+
+    _step(console, f"fastimg convert {images} {shards} --val-fraction 0.2")
+    print_report(convert(Convert(src=images, dst=shards, val_fraction=0.2, seed=config.seed), console), console)
+
+    flags = f"--arch {ARCH} --img-size {SIZE} --crop-pct 1 --hflip 0 --scale 0.6 1 --lr 4e-3 --epochs {config.epochs}"
+    _step(console, f"fastimg train {shards} {flags} --output {folder / 'runs'} --name digits")
+    settings = Train(
+        data=shards,
+        arch=ARCH,
+        img_size=SIZE,
+        crop_pct=1.0,
+        hflip=0.0,  # a mirrored digit is another sign, or none
+        scale=(0.6, 1.0),
+        lr=4e-3,
+        epochs=config.epochs,
+        seed=config.seed,
+        output=folder / "runs",
+        name="digits",
+    )
+    result = train(settings, console)
+    if result.signal:
+        return result.signal
+
+    _step(console, f"fastimg eval {checkpoint} {shards}")
+    score = evaluate_checkpoint(Eval(checkpoint=checkpoint, data=shards), console, console)
+    if score.top1 < GOAL:
+        console.print(f"[yellow]below the {GOAL:.0%} that this demo reaches with its default settings")
+
+    files = sorted(images.glob("*/*.png"), key=lambda file: file.name)[:: COUNT // SHOWN][:SHOWN]
+    _step(console, f"fastimg predict {checkpoint} {files[0]} ...")
+    answers = classify(Predict(checkpoint=checkpoint, sources=tuple(files)), files, console)
+    _show(console, files, answers, folder / "predictions.png")
+
+    _step(console, "what lies where")
+    for path, what in (
+        (images, "the images"),
+        (shards, "the shards: tar, DALI index, dataset.json"),
+        (folder / "runs/digits", "the run: config.yaml, metrics.jsonl, curves.png, best and last checkpoint"),
+        (Path(score.plot), "the confusion matrix"),
+        (folder / "predictions.png", "a few predictions"),
+    ):
+        console.print(f"  {path}  {what}", highlight=False, soft_wrap=True)
+    _step(console, "try next")
+    for line in (
+        "fastimg convert YOUR_IMAGES DATA --val-fraction 0.2     (one subfolder per class)",
+        "fastimg train DATA --arch resnet50 --pretrained         (or --weights FILE, or neither)",
+        "fastimg predict runs/DATA-resnet50 SOME_IMAGE.jpg",
+    ):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _begin(folder: Path) -> None:
+    """Make the demo's folder; empty it where an earlier demo made it."""
+    if folder.exists():
+        if not folder.is_dir() or (any(folder.iterdir()) and not (folder / _MARK).exists()):
+            raise UsageError(f"--output {folder}: something that no demo made is there; give another folder")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True)
+        (folder / _MARK).touch()
+    except OSError as error:
+        raise UserError(f"--output {folder}: {error.strerror}; give a folder that can be made") from error
+
+
+def _step(console: Console, title: str) -> None:
+    console.print()
+    console.print(Rule(title, align="left", characters="-"))
+
+
+def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Path) -> None:
+    """The first as text, all as a sheet."""
+    for row in np.asarray(Image.open(files[0])):
+        console.print("  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()), highlight=False)
+    for file, answer in zip(files, answers, strict=True):
+        right = "" if answer.classes[0] == file.parent.name else f"   (it is {file.parent.name})"
+        console.print(f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}", highlight=False)
+    captions = [f"{answer.classes[0]} ({answer.probabilities[0]:.0%})" for answer in answers]
+    right_ones = [answer.classes[0] == file.parent.name for file, answer in zip(files, answers, strict=True)]
+    plot_predictions([np.asarray(Image.open(file).convert("RGB")) for file in files], captions, right_ones, sheet)

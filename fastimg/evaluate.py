@@ -1,0 +1,155 @@
+"""`fastimg eval`: accuracy, precision and recall of every class, and a confusion matrix."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from . import checkpoint, inference
+from .config import Eval
+from .data import worker_count
+from .errors import UserError
+from .loaders import Dataset, Loader, list_splits, open_dataset
+from .metrics import shows_top5
+from .parallel import start
+from .plots import plot_confusion
+from .precision import choose as choose_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScore:
+    """One class: of those predicted as it, the share that was right; of its images, the share that was found."""
+
+    name: str
+    precision: float
+    recall: float
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The result over a split. Accuracies are shares; `loss` is the mean cross-entropy in nats."""
+
+    checkpoint: str
+    data: str
+    split: str
+    images: int
+    unreadable: int
+    top1: float
+    top5: float | None  # where there are ten classes or more
+    loss: float
+    classes: list[ClassScore]
+    confusion: list[list[int]]  # [true][predicted]
+    plot: str
+
+
+def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
+    """Evaluate and print. Raises UserError and DataError, each a sentence."""
+    with start(config.device) as ranks:
+        precision = choose_precision(ranks.device, config.amp, "auto")
+        engine = inference.load(config.checkpoint, ranks.device, precision)
+        split = config.split or _default_split(config.data)
+        dataset = open_dataset(config.data, split)
+        _same_classes(engine.card.classes, dataset, config)
+        workers = worker_count(config.workers, ranks)
+        loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, config.on_error)
+        try:
+            truth, chosen, top5, losses = _answers(engine, loader, err)
+        finally:
+            loader.close()
+            dataset.close()
+        for index, reason in list(loader.unreadable.items())[:5]:
+            err.print(f"left out {dataset.sample_name(index)}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    if len(truth) == 0:
+        raise UserError(f"{config.data}: none of its {len(dataset)} images could be decoded; see the lines above")
+    names = engine.card.classes
+    labels = np.arange(len(names))
+    matrix = confusion_matrix(truth, chosen, labels=labels)
+    each = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=0.0)
+    file = checkpoint.find(config.checkpoint)
+    plot = config.plot or file.parent / f"confusion-{split}.png"
+    result = Evaluation(
+        checkpoint=str(file),
+        data=str(config.data),
+        split=split,
+        images=len(truth),
+        unreadable=len(loader.unreadable),
+        top1=float((truth == chosen).mean()),
+        top5=float(top5.mean()) if shows_top5(len(names)) else None,
+        loss=float(losses.mean()),
+        classes=[
+            ClassScore(name=name, precision=float(p), recall=float(r), images=int(n))
+            for name, p, r, n in zip(names, each[0], each[1], each[3], strict=True)
+        ],
+        confusion=matrix.tolist(),
+        plot=str(plot),
+    )
+    try:
+        plot_confusion(matrix, names, f"{split}: top-1 {result.top1:.2%} of {result.images}", plot)
+    except OSError as error:
+        raise UserError(f"--plot {plot}: {error.strerror}; give a place that can be written to") from error
+    if config.json:
+        print(json.dumps(asdict(result)))
+    else:
+        _print(result, out)
+    return result
+
+
+def _default_split(data: Path) -> str:
+    splits = list_splits(data)
+    return next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
+
+
+def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+    if dataset.classes == classes:
+        return
+    extra = sorted(set(dataset.classes) - set(classes))
+    missing = sorted(set(classes) - set(dataset.classes))
+    parts = [
+        f"{what} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for what, names in (("it has also", extra), ("it lacks", missing))
+        if names
+    ]
+    raise UserError(
+        f"{config.data}: not the classes of {config.checkpoint} ({'; '.join(parts) or 'another order'}); "
+        "evaluate on data with the classes that the model was trained on"
+    )
+
+
+def _answers(
+    engine: inference.Inference, loader: Loader, err: Console
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """(true class, predicted class, whether it was among the first five, loss) of every image that could be read."""
+    truth, chosen, top5, losses = [], [], [], []
+    steps = track(engine.answers(loader), "evaluating", len(loader), console=err, transient=True)
+    for batch, shares in steps:
+        counted = batch.weight.cpu().numpy() > 0
+        targets, shares = batch.targets.cpu().numpy()[counted], shares[counted]
+        ranked = np.argsort(-shares, axis=1, kind="stable")[:, :5]
+        truth.append(targets)
+        chosen.append(ranked[:, 0])
+        top5.append((ranked == targets[:, None]).any(axis=1))
+        losses.append(-np.log(np.maximum(shares[np.arange(len(targets)), targets].astype(np.float64), 1e-38)))
+    return np.concatenate(truth), np.concatenate(chosen), np.concatenate(top5), np.concatenate(losses)
+
+
+def _print(result: Evaluation, out: Console) -> None:
+    table = Table(title=f"{result.data} ({result.split}), {result.images} images", title_justify="left")
+    table.add_column("class", overflow="fold")
+    for column in ("precision", "recall", "images"):
+        table.add_column(column, justify="right")
+    for score in result.classes[:100]:
+        table.add_row(score.name, f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
+    if len(result.classes) > 100:
+        table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
+    out.print(table, highlight=False)
+    top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
+    left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
+    out.print(f"top-1 {result.top1:.2%}{top5}  loss {result.loss:.4f}{left_out}", highlight=False)
+    out.print(f"confusion matrix: {result.plot}", highlight=False, soft_wrap=True)

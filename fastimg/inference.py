@@ -1,0 +1,57 @@
+"""A checkpoint at work: the probabilities of every sample of a dataset, through the loader that training uses."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .augment import Policy, apply
+from .checkpoint import Card, load_model
+from .data import center_crop
+from .loaders import Batch, Dataset, ImageDecoder, Loader, LoaderConfig
+from .models import Model
+from .precision import Precision
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A model ready to answer on its device."""
+
+    model: Model
+    card: Card
+    policy: Policy
+    precision: Precision
+    device: torch.device
+
+    def loader(self, dataset: Dataset, batch_size: int, workers: int, max_pixels: int, on_error: str) -> Loader:
+        """Every sample of `dataset` once, in order, cut as in validation."""
+        settings = LoaderConfig(
+            batch_size=min(batch_size, len(dataset)),
+            order="sequential",
+            workers=workers,
+            on_error="fail" if on_error == "fail" else "skip",
+        )
+        return Loader(dataset, ImageDecoder(center_crop(self.card.preprocessing), max_pixels), settings, self.device)
+
+    def answers(self, loader: Loader) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
+        """(batch, probabilities [B, C]) in order; C is the number of the checkpoint's classes."""
+        with torch.inference_mode():
+            for batch in loader:
+                images = apply(None, batch.inputs, self.policy, self.precision.input_dtype)
+                with self.precision.autocast():
+                    logits = self.model.module(images)
+                scores = logits[:, : len(self.card.classes)].float()
+                yield batch, scores.softmax(dim=1).cpu().numpy()
+
+
+def load(path: Path, device: torch.device, precision: Precision) -> Inference:
+    """The model of a checkpoint on a device. Raises UserError where there is none."""
+    model, card = load_model(path)
+    model.module.to(device)
+    if model.convolutional:
+        model.module.to(memory_format=torch.channels_last)
+    policy = Policy(mean=card.preprocessing.mean, std=card.preprocessing.std)
+    return Inference(model, card, policy, precision, device)

@@ -1,0 +1,218 @@
+"""Everything before the first step: data, model, the effective configuration, the run directory, the loaders."""
+
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from . import effective, rundir
+from .augment import Policy
+from .config import Train
+from .data import (
+    Part,
+    build_loader,
+    center_crop,
+    display_name,
+    find_dataset,
+    is_plain_folder,
+    open_parts,
+    train_crop,
+    worker_count,
+)
+from .errors import UsageError
+from .loaders import Loader, LoaderConfig
+from .loaders.crop import Crop
+from .loaders.order import Order
+from .models import Model, Preprocessing, build, check_input, freeze_backbone, parse_kwargs
+from .optim import Schedule, build_optimizer
+from .parallel import Ranks, wrap
+from .precision import Precision
+from .precision import choose as choose_precision
+from .report import print_effective
+from .run import Run, restore
+
+
+def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
+    """A run that is ready to step; None for a dry run. What it opens is closed by `stack`.
+
+    Raises UsageError, UserError and DataError before anything is written.
+    """
+    console = console if ranks.first else Console(quiet=True)
+    effective.check(config)
+    _set_backends(config, ranks)
+    part, val_part, data = _open_data(config, ranks, console, stack)
+    precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
+    model, preprocessing = _build_model(config, ranks, len(part.dataset.classes))
+    resolved = effective.resolve(config, data, model, preprocessing, val_part, ranks)
+    base = f"{display_name(data)}-{config.arch.replace('/', '-')}"
+    directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
+    directory = Path(ranks.broadcast(str(directory)))
+    print_effective(console, resolved, ranks, precision, model, part, val_part, directory)
+    run = _assemble(resolved, ranks, directory, model, preprocessing, precision, part, val_part)
+    stack.callback(run.loader.close)
+    if run.val_loader is not None:
+        stack.callback(run.val_loader.close)
+    if config.verbose:
+        _print_slots(run, console)
+    if config.dry_run:
+        return None
+    found = rundir.last_checkpoint(directory, resolved, run.global_batch) if resuming else None
+    if found is not None:
+        restore(run, *found)
+        console.print(f"resuming {directory} after step {run.step} of {run.steps}", soft_wrap=True, highlight=False)
+    elif config.resume is not None:
+        console.print(
+            f"--resume: nothing to go on from yet in {config.output}; starting", soft_wrap=True, highlight=False
+        )
+    ranks.barrier()  # all have read the directory
+    if ranks.first:
+        if not resuming:
+            rundir.begin(directory, resolved)
+        run.log = rundir.Log(directory, run.step)
+    return run
+
+
+def _set_backends(config: Train, ranks: Ranks) -> None:
+    if ranks.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not config.deterministic
+        torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(config.deterministic)
+
+
+def _open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
+    with ranks.first_goes_first():  # it may write the digits, or an index, for all
+        data, note = (config.data, "") if config.data else find_dataset()
+        part, val_part = open_parts(data, config.train_split, config.val_split, config.val_fraction, config.seed)
+    for opened in (part, val_part):
+        if opened is not None:
+            stack.callback(opened.dataset.close)
+    if note:
+        console.print(f"[bold yellow]{note}", soft_wrap=True, highlight=False)
+    elif is_plain_folder(data):
+        console.print(
+            f"{data} is a plain folder: {len(part.dataset)} files are opened one by one; `fastimg convert {data} DST` "
+            "checks every image once and stores them in a few large files that disks read fast",
+            soft_wrap=True,
+            highlight=False,
+        )
+    return part, val_part, data.resolve()
+
+
+def _build_model(config: Train, ranks: Ranks, classes: int) -> tuple[Model, Preprocessing]:
+    num_classes = config.num_classes or classes
+    if num_classes < classes:
+        raise UsageError(f"--num-classes {num_classes}: the dataset has {classes} classes; give that many or more")
+    kwargs = parse_kwargs(config.model_kwargs)
+    if config.drop_path is not None:
+        kwargs["drop_path_rate"] = config.drop_path
+    torch.manual_seed(config.seed)
+    with ranks.first_goes_first():  # it may download weights for all
+        model = build(
+            config.arch,
+            num_classes,
+            pretrained=config.pretrained,
+            weights=config.weights,
+            kwargs=kwargs,
+            img_size=config.train_crop_size or config.img_size,
+        )
+    preprocessing = effective.preprocessing(config, model.preprocessing)
+    check_input(model, preprocessing.train_size, num_classes, "--img-size")
+    if preprocessing.val_size != preprocessing.train_size:
+        check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
+    if config.freeze == "backbone":
+        freeze_backbone(model)
+    return model, preprocessing
+
+
+def _assemble(
+    config: Train,
+    ranks: Ranks,
+    directory: Path,
+    model: Model,
+    preprocessing: Preprocessing,
+    precision: Precision,
+    part: Part,
+    val_part: Part | None,
+) -> Run:
+    """Put the pieces of a resolved configuration together on the device."""
+    assert config.lr is not None and config.weight_decay is not None and config.sched is not None
+    module = model.module
+    if config.sync_bn:
+        if ranks.world_size == 1 or ranks.device.type != "cuda":
+            raise UsageError("--sync-bn has no effect on one process, and needs GPUs on several; leave it out")
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    module = module.to(ranks.device)
+    if config.channels_last and model.convolutional:
+        module = module.to(memory_format=torch.channels_last)
+    model = replace(model, module=module)
+    optimizer = build_optimizer(module, config.opt, config.lr, config.weight_decay, config.momentum)
+    if config.no_aug:
+        crop: Crop = center_crop(preprocessing)
+    else:
+        crop = train_crop(preprocessing, config.scale, config.ratio)
+    loader = _loader(config, ranks, part, crop, "random")
+    val_loader = (
+        None if val_part is None else _loader(config, ranks, val_part, center_crop(preprocessing), "sequential")
+    )
+    steps_per_epoch = math.ceil(len(loader) / config.grad_accum_steps)
+    steps = steps_per_epoch * config.epochs
+    share, epochs = config.warmup_fraction, config.warmup_epochs
+    warmup = steps * share if share is not None else steps_per_epoch * (epochs or 0.0)
+    schedule = Schedule(
+        kind=config.sched,
+        lr=config.lr,
+        steps=steps,
+        warmup_steps=round(warmup),
+        min_lr=config.min_lr or 0.0,
+        decay_steps=(config.decay_epochs or math.inf) * steps_per_epoch,
+        decay_rate=config.decay_rate or 1.0,
+    )
+    return Run(
+        config=config,
+        ranks=ranks,
+        directory=directory,
+        model=model,
+        parallel=wrap(module, ranks),
+        classes=part.dataset.classes,
+        preprocessing=preprocessing,
+        policy=Policy(
+            hflip=config.hflip or 0.0, vflip=config.vflip or 0.0, mean=preprocessing.mean, std=preprocessing.std
+        ),
+        precision=precision,
+        optimizer=optimizer,
+        scaler=precision.scaler(),
+        schedule=schedule,
+        loader=loader,
+        val_loader=val_loader,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order) -> Loader:
+    settings = LoaderConfig(
+        batch_size=config.batch_size,
+        order=order,
+        seed=config.seed,
+        workers=worker_count(config.workers, ranks),
+        prefetch=config.prefetch,
+        on_error=config.on_error,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+    )
+    return build_loader(part, crop, settings, config.max_pixels, ranks.device)
+
+
+def _print_slots(run: Run, console: Console) -> None:
+    slots, each = run.config.prefetch, run.loader.slot_bytes
+    pinned = ", pinned" if run.ranks.device.type == "cuda" else ""
+    loaders = 1 if run.val_loader is None else 2
+    console.print(
+        f"loader: {run.loader.workers} threads, {slots} slots of {each:,} bytes, {slots * each / 2**20:.1f} MiB{pinned} "
+        f"(each of {loaders} loaders); scratch per thread follows the largest image",
+        soft_wrap=True,
+        highlight=False,
+    )

@@ -1,0 +1,141 @@
+"""What a run says at its beginning and at its end."""
+
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from . import checkpoint, rundir
+from .config import Train
+from .data import Part, worker_count
+from .metrics import shows_top5
+from .models import Model
+from .parallel import Ranks
+from .plots import plot_curves
+from .precision import Precision
+from .progress import duration
+from .run import Run
+
+
+def print_effective(
+    console: Console,
+    config: Train,
+    ranks: Ranks,
+    precision: Precision,
+    model: Model,
+    part: Part,
+    val_part: Part | None,
+    directory: Path,
+) -> None:
+    """The effective configuration: what will be done, every choice made."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    resize = f"resize {config.val_resize_size}, centre crop {config.val_crop_size}, {config.interpolation}"
+    total = sum(p.numel() for p in model.module.parameters())
+    trained = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
+    origin = f"weights {config.weights}" if config.weights else "published weights" if config.pretrained else "random"
+    layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
+    threads = worker_count(config.workers, ranks)
+    rows = {
+        "data": f"{config.data}: {len(part)} images, {len(part.dataset.classes)} classes",
+        "validation": "none" if val_part is None else f"{len(val_part)} images ({val_part.origin}); {resize}",
+        "model": f"{config.arch}, {total / 1e6:.1f} M parameters ({trained:,} trained), from {origin}",
+        "input": f"mean {_triple(config.mean)}, std {_triple(config.std)}; {_augmentation(config)}",
+        "optimiser": _optimiser(config),
+        "schedule": _schedule(config),
+        "batch": _batch(config, ranks),
+        "device": f"{_devices(ranks)}, {precision.reason}, {layout}, {threads} loader threads, seed {config.seed}",
+        "run": str(directory),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table, highlight=False, markup=False)
+
+
+def _triple(values: tuple[float, float, float] | None) -> str:
+    return " ".join(f"{value:.4g}" for value in values or ())
+
+
+def _augmentation(config: Train) -> str:
+    if config.no_aug:
+        return "no augmentation (validation's crops)"
+    assert config.scale is not None and config.ratio is not None
+    crop = f"random resized crop {config.train_crop_size} (scale {config.scale[0]:g} to {config.scale[1]:g}, "
+    return (
+        f"{crop}ratio {config.ratio[0]:.3g} to {config.ratio[1]:.3g}), hflip {config.hflip:g}, vflip {config.vflip:g}"
+    )
+
+
+def _optimiser(config: Train) -> str:
+    momentum = f", momentum {config.momentum:g}" if config.momentum is not None else ""
+    clip = f", gradients clipped at {config.clip_grad:g}" if config.clip_grad is not None else ""
+    return f"{config.opt}, lr {config.lr:g}, weight decay {config.weight_decay:g}{momentum}{clip}"
+
+
+def _schedule(config: Train) -> str:
+    epochs = f"{config.warmup_epochs:g} epochs" if config.warmup_epochs is not None else ""
+    warmup = epochs or f"{config.warmup_fraction:g} of all steps"
+    fall = {
+        "cosine": f"cosine to {config.min_lr or 0:g}",
+        "linear": f"linear to {config.min_lr or 0:g}",
+        "step": f"times {config.decay_rate} every {config.decay_epochs or 0:g} epochs",
+        "constant": "constant",
+    }[config.sched or "constant"]
+    return f"{config.epochs} epochs, {fall}, warmup {warmup}, label smoothing {config.smoothing:g}"
+
+
+def _batch(config: Train, ranks: Ranks) -> str:
+    factors = {"accumulated": config.grad_accum_steps, "ranks": ranks.world_size}
+    total = config.batch_size * config.grad_accum_steps * ranks.world_size
+    text = "".join(f" x {count} {name}" for name, count in factors.items() if count > 1)
+    return f"{config.batch_size}{text} = {total}" if text else str(total)
+
+
+def _devices(ranks: Ranks) -> str:
+    return f"{ranks.world_size} x {ranks.device.type} ({ranks.backend})" if ranks.backend else str(ranks.device)
+
+
+def print_summary(run: Run, console: Console, unreadable: list[int], signal: int) -> None:
+    """The closing words: what could not be read, the curves, a table; how to go on after an interruption.
+
+    `unreadable` counts over all ranks, of training, then of validation.
+    """
+    records = rundir.read_log(run.directory)
+    if records:
+        plot_curves(records, run.directory / rundir.CURVES)
+    for name, loader, count in zip(("training", "validation"), (run.loader, run.val_loader), unreadable, strict=False):
+        if loader is None or not count:
+            continue
+        console.print(f"{count} {name} images could not be decoded and were left out:", style="yellow", highlight=False)
+        for index, reason in list(loader.unreadable.items())[:5]:
+            name = loader.dataset.sample_name(index)
+            console.print(f"  {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+        if count > 5:
+            console.print(f"  ... and {count - 5} more", highlight=False)
+    if signal:
+        console.print(
+            f"stopped after step {run.step} of {run.steps}, saved in {run.directory / 'last'}; "
+            "the same command with --resume auto goes on from there",
+            soft_wrap=True,
+            highlight=False,
+        )
+        return
+    table = Table(title=f"{run.model.arch} on {run.config.data}", title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    if run.best is not None:
+        score = run.best.score
+        table.add_row("best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({score.samples} images)")
+        top5 = f"top-5 {score.top5:.2%}, " if shows_top5(len(run.classes)) else ""
+        table.add_row("", f"{top5}loss {score.loss:.4f}")
+    table.add_row("trained", f"{run.epoch} epochs, {run.step} steps, {duration(run.seconds)}")
+    steps = [record for record in records if record["kind"] == "train"]
+    if steps:
+        table.add_row("speed", f"{median(record['images_per_second'] for record in steps):,.1f} img/s (median)")
+        table.add_row("waited for data", f"{median(record['wait_share'] for record in steps):.1%} of the time (median)")
+    table.add_row("best checkpoint", str(run.directory / "best" / checkpoint.MODEL))
+    table.add_row("last checkpoint", str(run.directory / "last" / checkpoint.MODEL))
+    table.add_row("curves, records", f"{run.directory / rundir.CURVES}, {rundir.METRICS}")
+    console.print(table, highlight=False)
