@@ -1,0 +1,224 @@
+"""Does a GPU do what the CPU does? Each check reports rows with `ok`."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import measure
+import torch
+import torch.distributed as dist
+from bench import Bench
+from images import list_images
+from step import Stepper
+from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from fastimg.augment import Policy, apply, draw
+from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.scratch import Scratch
+from fastimg.optim import build_optimizer
+
+
+def loader_parity(bench: Bench) -> None:
+    """Two epochs on the device, its stream kept busy, against one thread on the CPU: bit for bit."""
+    count, batch = 4 * bench.sizes.check_batch + 3, bench.sizes.check_batch  # the last batch is padded
+    expected = _epochs(bench, count, batch, torch.device("cpu"), 1)
+    found = _epochs(bench, count, batch, bench.device, None)
+    pairs = zip(expected, found, strict=True)
+    equal = all(torch.equal(a, b.cpu()) for rows in pairs for a, b in zip(*rows, strict=True))
+    against = f"{bench.device.type}, all threads = cpu, 1 thread"
+    bench.report("batches, bit for bit", [{"check": against, "batches": len(found), "ok": equal}])
+
+
+def _epochs(
+    bench: Bench, count: int, batch: int, device: torch.device, workers: int | None
+) -> list[list[torch.Tensor]]:
+    loader = bench.loader(count, batch, device, workers)
+    on_cuda = device.type == "cuda"
+    burden = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16) if on_cuda else None
+    kept = []
+    for _ in range(2):
+        for b in loader:
+            if burden is not None:  # a few ms: copies run ahead of the step, and must not overwrite what it will read
+                for _ in range(20):
+                    burden = torch.tanh(burden @ burden)
+            kept.append([t.clone() for t in (b.inputs, b.targets, b.ids, b.weight)])
+    unreadable = loader.unreadable
+    loader.close()
+    if unreadable:
+        raise RuntimeError(f"{len(unreadable)} images could not be read: {next(iter(unreadable.values()))}")
+    return kept
+
+
+def augment_parity(bench: Bench) -> None:
+    """Flip and normalise on the device against the CPU on contiguous images: bit for bit in every type."""
+    policy = Policy(hflip=0.5, vflip=0.25)
+    rows = []
+    for size in (bench.sizes.crop, 33):
+        generator = torch.Generator().manual_seed(size)
+        images = torch.randint(0, 256, (37, 3, size, size + 2), dtype=torch.uint8, generator=generator)
+        plan = draw(policy, torch.arange(37), seed=1, epoch=2)
+        moved = images.to(bench.device).contiguous(memory_format=torch.channels_last)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            found = apply(plan, moved, policy, dtype)
+            equal = torch.equal(found.cpu(), apply(plan, images, policy, dtype))
+            ok = equal and found.is_contiguous(memory_format=torch.channels_last)
+            rows.append({"type": str(dtype).removeprefix("torch."), "size": size, "ok": ok})
+    bench.report(f"{bench.device.type} channels-last = cpu contiguous, bit for bit", rows)
+
+
+def amp(bench: Bench) -> None:
+    """One step in bf16 (and fp16 on a GPU) against float32 from the same weights: finite, and close."""
+    images, targets = bench.random_batch(bench.sizes.check_batch)
+    dtypes = [torch.bfloat16] + ([torch.float16] if bench.device.type == "cuda" else [])
+    rows = []
+    for arch in bench.sizes.check_archs:
+        with _full_float32():
+            loss, gradient = _gradient(
+                Stepper(arch, bench.device, torch.float32, size=bench.sizes.crop), images, targets
+            )
+        for dtype in dtypes:
+            found, other = _gradient(Stepper(arch, bench.device, dtype, size=bench.sizes.crop), images, targets)
+            difference = abs(found - loss) / loss
+            cosine = float(torch.nn.functional.cosine_similarity(gradient, other, dim=0))
+            rows.append(
+                {
+                    "arch": arch,
+                    "type": str(dtype).removeprefix("torch."),
+                    "loss": round(found, 5),
+                    "float32": round(loss, 5),
+                    "gradient_cosine": round(cosine, 5),
+                    "ok": bool(torch.isfinite(other).all()) and difference < 0.02 and cosine > 0.9,
+                }
+            )
+    bench.report("loss within 2 %, cosine of gradients above 0.9", rows)
+
+
+def _gradient(stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> tuple[float, torch.Tensor]:
+    scaled = stepper.scaler.is_enabled()  # a scale that does not overflow: a real run would begin by finding one
+    stepper.scaler = torch.amp.GradScaler(images.device.type, init_scale=1024.0, enabled=scaled)
+    loss = float(stepper.backward(images, targets))
+    gradients = [p.grad.float().flatten() for p in stepper.module.parameters() if p.grad is not None]
+    return loss, torch.cat(gradients).double() / stepper.scaler.get_scale()
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """No TF32, which the trainer allows."""
+    precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def fp16_scaler(bench: Bench) -> None:
+    """fp16 with the gradient scaler: it learns, and a gradient that overflows is dropped and halves the scale."""
+    bench.need_cuda()
+    stepper = Stepper(bench.sizes.check_archs[0], bench.device, torch.float16, size=bench.sizes.crop)
+    images, targets = bench.random_batch(16)
+    losses = torch.stack([stepper(images, targets) for _ in range(30)]).tolist()
+    scale = stepper.scaler.get_scale()
+    before = [p.detach().clone() for p in stepper.module.parameters()]
+    stepper.backward(images, targets)
+    gradient = next(p.grad for p in stepper.module.parameters() if p.grad is not None)
+    gradient.fill_(float("inf"))
+    stepper.scaler.step(stepper.optimizer)
+    stepper.scaler.update()
+    kept = all(torch.equal(a, b) for a, b in zip(before, stepper.module.parameters(), strict=True))
+    halved = stepper.scaler.get_scale() == scale / 2
+    learns = all(map(_finite, losses)) and losses[-1] < losses[0]
+    row = {"first_loss": round(losses[0], 4), "last_loss": round(losses[-1], 4), "scale": scale}
+    bench.report(
+        "30 steps, then an overflow", [{**row, "dropped": kept, "halved": halved, "ok": learns and kept and halved}]
+    )
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")
+
+
+def compiled(bench: Bench) -> None:
+    """torch.compile of a small model: three steps against eager, and how many graphs it became."""
+    rows = []
+    images, targets = bench.random_batch(bench.sizes.check_batch)
+    for arch in bench.sizes.compile_archs:
+        torch._dynamo.reset()
+        counters.clear()
+        eager = Stepper(arch, bench.device, size=bench.sizes.crop)
+        stepper = Stepper(arch, bench.device, size=bench.sizes.crop)
+        stepper.module = torch.compile(stepper.module, backend=bench.sizes.compile_backend)  # type: ignore[assignment]
+        expected = torch.stack([eager(images, targets) for _ in range(3)])
+        found = torch.stack([stepper(images, targets) for _ in range(3)])
+        graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+        difference = float(((found - expected).abs() / expected.abs()).max())
+        row = {"arch": arch, "backend": bench.sizes.compile_backend, "graphs": graphs, "graph_breaks": breaks}
+        rows.append({**row, "loss_difference": round(difference, 6), "ok": graphs >= 1 and difference < 0.02})
+    bench.report("compiled against eager, 3 steps", rows)
+
+
+def fsdp2(bench: Bench) -> None:
+    """`fully_shard` over one rank: three steps in float32 against the model itself."""
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    on_cuda, arch = bench.device.type == "cuda", bench.sizes.check_archs[1]
+    images, targets = bench.random_batch(bench.sizes.check_batch)
+    with tempfile.TemporaryDirectory() as folder, _full_float32():
+        store = f"file://{folder}/store"
+        dist.init_process_group("nccl" if on_cuda else "gloo", init_method=store, rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh(bench.device.type, (1,))
+            plain = Stepper(arch, bench.device, torch.float32, size=bench.sizes.crop)
+            sharded = Stepper(arch, bench.device, torch.float32, size=bench.sizes.crop)
+            for block in sharded.module.blocks:  # type: ignore[union-attr]
+                fully_shard(block, mesh=mesh)
+            fully_shard(sharded.module, mesh=mesh)
+            sharded.optimizer = build_optimizer(sharded.module, "sgd", lr=0.01, weight_decay=1e-4, momentum=0.9)
+            expected = torch.stack([plain(images, targets) for _ in range(3)])
+            found = torch.stack([sharded(images, targets) for _ in range(3)])
+        finally:
+            dist.destroy_process_group()
+    difference = float((found - expected).abs().max())
+    row = {"arch": arch, "backend": "nccl" if on_cuda else "gloo", "loss": round(float(found[-1]), 5)}
+    bench.report("sharded against plain, 3 steps", [{**row, "difference": difference, "ok": difference < 1e-4}])
+
+
+def gpu_decode(bench: Bench) -> None:
+    """torchvision's JPEG decoders against fastimg's: stated, not required, for the product does not use them yet."""
+    rows = []
+    paths = [bench.folder / name for name in list_images(bench.folder)]
+    encoded = [data for data in (path.read_bytes() for path in paths[:64]) if _plain_jpeg(data)]
+    expected = [torch.from_numpy(decode(data, read_header(data), Scratch())) for data in encoded]  # [H, W, 3]
+    for device in dict.fromkeys(("cpu", bench.device.type)):
+        tensors = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in encoded]
+        found = decode_jpeg(tensors, mode=ImageReadMode.RGB, device=device)
+        measure.synchronise(bench.device)  # a hardware decoder need not keep to the stream
+        absolute = torch.cat(
+            [(a.permute(1, 2, 0).cpu().int() - b.int()).abs().flatten() for a, b in zip(found, expected, strict=True)]
+        )
+        row = {"decoder": f"torchvision, {device}", "images": len(encoded)}
+        mean, largest = float(absolute.float().mean()), int(absolute.max())
+        differ = float((absolute > 0).float().mean())
+        rows.append({**row, "mean_difference": round(mean, 4), "largest": largest, "share_unequal": round(differ, 4)})
+    bench.report("levels of 0-255, against fastimg's decoder", rows)
+
+
+def _plain_jpeg(data: bytes) -> bool:
+    header = read_header(data)
+    return header.turbo and header.orientation == 1
+
+
+CHECKS = {
+    "loader-parity": loader_parity,
+    "augment-parity": augment_parity,
+    "amp": amp,
+    "fp16": fp16_scaler,
+    "compile": compiled,
+    "fsdp2": fsdp2,
+    "gpu-decode": gpu_decode,
+}

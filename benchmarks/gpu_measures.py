@@ -1,0 +1,234 @@
+"""How fast: the loader, the copy, the two beside a training step, augmentation, and training from real files."""
+
+import importlib.util
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+from bench import Bench
+from step import Stepper
+from torch.profiler import ProfilerActivity, profile
+from torchvision.transforms.v2 import functional as tv
+
+from fastimg.augment import Policy, apply, draw
+from fastimg.loaders import Loader
+
+
+def loader(bench: Bench) -> None:
+    """Images per second by threads, to host memory and to the device. Interleaved over all of them."""
+    sizes, cpu = bench.sizes, torch.device("cpu")
+    variants, loaders = {}, []
+    for threads in sizes.threads:
+        batches = max(4, -(-threads * sizes.images_per_thread // sizes.batch))
+        count = batches * sizes.batch  # whole ones: padding is decoded and does not count
+        for device in dict.fromkeys((cpu, bench.device)):
+            loaders.append(bench.loader(count, sizes.batch, device, threads))
+            variants[f"{threads} {device.type}"] = _epoch_speed(loaders[-1])
+    speeds = measure.interleaved(variants, sizes.repeats)
+    for one in loaders:
+        one.close()
+    rows = []
+    for name, speed in speeds.items():
+        threads, _, to = name.partition(" ")
+        per_thread = round(speed.median / int(threads), 1)
+        rows.append({"threads": int(threads), "to": to, "images_per_second": speed, "per_thread": per_thread})
+    bench.report(f"RandomResizedCrop {sizes.crop}, batch {sizes.batch}", rows)
+
+
+def _epoch_speed(loader: Loader) -> Callable[[], float]:
+    def run() -> float:
+        began = time.perf_counter()
+        count = sum(batch.samples for batch in loader)
+        measure.synchronise(loader.device)
+        return count / (time.perf_counter() - began)
+
+    return run
+
+
+def copy(bench: Bench) -> None:
+    """Host to device, from pinned and from pageable memory."""
+    bench.need_cuda()
+    rows = []
+    for nbytes in (bench.sizes.batch * 3 * bench.sizes.crop**2, 2**28):
+        target = torch.empty(nbytes, dtype=torch.uint8, device=bench.device)
+        sources = {pinned: torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned) for pinned in (True, False)}
+        variants = {
+            "pinned" if pinned else "pageable": _rate(
+                lambda s=s, t=target: t.copy_(s, non_blocking=True), nbytes, bench
+            )
+            for pinned, s in sources.items()
+        }
+        for name, rate in measure.interleaved(variants, 10, warmups=3).items():
+            rows.append({"memory": name, "megabytes": round(nbytes / 1e6, 1), "gigabytes_per_second": rate})
+    bench.report("host to device", rows)
+
+
+def _rate(call: Callable[[], object], nbytes: int, bench: Bench) -> Callable[[], float]:
+    return lambda: nbytes / measure.seconds(call, bench.device) / 1e9
+
+
+def overlap(bench: Bench) -> None:
+    """Loader and step together against the slower alone; on a GPU, the share of copies that ran under compute."""
+    sizes = bench.sizes
+    stepper = Stepper(sizes.archs[0], bench.device, size=sizes.crop)
+    images, targets = bench.random_batch(sizes.batch)
+    count = (sizes.warm_steps + sizes.steps) * sizes.batch
+    alone, together = (bench.loader(count, sizes.batch, bench.device) for _ in range(2))
+    per_batch = measure.interleaved(
+        {
+            "step": lambda: sizes.batch / _synthetic_speed(bench, stepper, images, targets),
+            "loader": lambda: sizes.batch / _real_speed(bench, None, alone),
+            "both": lambda: sizes.batch / _real_speed(bench, stepper, together),
+        },
+        sizes.repeats,
+    )
+    bound = max(per_batch["step"].median, per_batch["loader"].median)
+    rows = [{"what": name, "seconds_per_batch": spread} for name, spread in per_batch.items()]
+    rows[-1]["ratio_to_slower"] = round(per_batch["both"].median / bound, 3)  # type: ignore[assignment]
+    alone.close()
+    bench.report(f"{sizes.archs[0]}, batch {sizes.batch}, {together.workers} threads", rows)
+    if bench.device.type != "cuda":
+        together.close()
+        bench.console.print(f"{bench.section}: the trace of copies under compute is skipped: needs CUDA")
+        bench.keep({"title": "trace", "skipped": "needs CUDA"})
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            _real_speed(bench, stepper, together, steps=10)
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    together.close()
+    found = copies_under_compute(events, least=together.slot_bytes // 2)
+    bench.report("copies of whole batches in a trace of 10 steps", [{**found, "ok": found["copies"] > 0}])
+
+
+def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dict[str, Any]:
+    """Of a profiler's trace: the copies to the device of `least` bytes or more, and how far kernels ran beside them."""
+    copies, kernels = [], []
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        arguments = event.get("args", {})
+        span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]), arguments.get("stream"))
+        if event.get("cat") == "kernel":
+            kernels.append(span)
+        elif event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"] and int(arguments.get("bytes", 0)) >= least:
+            copies.append(span)
+    kernels.sort(key=lambda span: span[0])
+    total = covered = 0.0
+    for start, end, stream in copies:
+        total += end - start
+        at = start
+        for other_start, other_end, other in kernels:
+            if other != stream and other_end > at and other_start < end:
+                covered += min(other_end, end) - max(other_start, at)
+                at = min(other_end, end)
+    return {
+        "copies": len(copies),
+        "copy_milliseconds": round(total / 1000, 3),
+        "share_under_compute": round(covered / total, 3) if total else None,
+        "copy_streams": len({stream for _, _, stream in copies}),
+        "shared_with_compute": bool({s for _, _, s in copies} & {s for _, _, s in kernels}),
+    }
+
+
+def augment(bench: Bench) -> None:
+    """Flip and normalise, uint8 -> bf16, against a copy of as many bytes, and against others."""
+    sizes, device, dtype = bench.sizes, bench.device, torch.bfloat16
+    images, _ = bench.random_batch(sizes.augment_batch)
+    policy = Policy(hflip=0.5)
+    plan = draw(policy, torch.arange(sizes.augment_batch), 0, 0)
+    moved = images.numel() * 3  # a byte read, two written
+    a, b = (torch.zeros(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {
+        "floor: a copy of as many bytes": lambda: a.copy_(b),
+        "fastimg: flip per image, normalise": lambda: apply(plan, images, policy, dtype),
+        "fastimg: normalise": lambda: apply(None, images, policy, dtype),
+        "torchvision v2: flip of all, normalise": lambda: _torchvision(images, policy, dtype),
+    }
+    if importlib.util.find_spec("kornia"):
+        calls["kornia: flip per image, normalise"] = _kornia(policy, images, dtype)
+    variants = {name: lambda call=call: 1000 * measure.seconds(call, device) for name, call in calls.items()}
+    times = measure.interleaved(variants, max(3, 3 * sizes.repeats), warmups=2)
+    floor = next(iter(times.values())).median
+    rows: list[dict[str, Any]] = [
+        {"what": name, "milliseconds": spread, "ratio_to_floor": round(spread.median / floor, 2)}
+        for name, spread in times.items()
+    ]
+    if len(calls) == 4:
+        rows.append({"what": "kornia: not installed"})
+    bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)
+
+
+def _torchvision(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> torch.Tensor:
+    scaled = tv.to_dtype(tv.horizontal_flip(images), dtype, scale=True)
+    return tv.normalize(scaled, list(policy.mean), list(policy.std), inplace=True)
+
+
+def _kornia(policy: Policy, images: torch.Tensor, dtype: torch.dtype) -> Callable[[], object]:
+    import kornia.augmentation as K
+
+    mean, std = torch.tensor(policy.mean), torch.tensor(policy.std)
+    chain = K.AugmentationSequential(K.RandomHorizontalFlip(p=0.5), K.Normalize(mean, std)).to(images.device)
+    return lambda: chain(images.float() / 255).to(dtype)
+
+
+def train(bench: Bench) -> None:
+    """Training steps per second of time, in images: a batch that is on the device already, and JPEGs from files."""
+    sizes = bench.sizes
+    images, targets = bench.random_batch(sizes.batch)
+    rows = []
+    for arch in sizes.archs:
+        stepper = Stepper(arch, bench.device, size=sizes.crop)
+        files = bench.loader((sizes.warm_steps + sizes.steps) * sizes.batch, sizes.batch, bench.device)
+        speeds = measure.interleaved(
+            {
+                "synthetic": lambda s=stepper: _synthetic_speed(bench, s, images, targets),
+                "real": lambda s=stepper, f=files: _real_speed(bench, s, f),
+            },
+            sizes.repeats,
+        )
+        files.close()
+        share = round(speeds["real"].median / speeds["synthetic"].median, 3)
+        rows.append({"arch": arch, **speeds, "real/synthetic": share})
+    layout = "bf16, channels-last where convolutional"
+    bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px, {layout}", rows)
+
+
+def _synthetic_speed(bench: Bench, stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> float:
+    ids = torch.arange(len(images))
+
+    def steps(count: int) -> None:
+        for step in range(count):
+            stepper(images, targets, draw(stepper.policy, ids, 0, step))
+
+    steps(bench.sizes.warm_steps)
+    seconds = measure.wall_seconds(lambda: steps(bench.sizes.steps), bench.device)
+    return bench.sizes.steps * len(images) / seconds
+
+
+def _real_speed(bench: Bench, stepper: Stepper | None, loader: Loader, steps: int | None = None) -> float:
+    """Images per second in the steady state, after what was read ahead is used up. Without a step: reading alone."""
+    warm, steps = bench.sizes.warm_steps, steps or bench.sizes.steps
+    count, began = 0, 0.0
+    for number, batch in enumerate(loader, start=1):
+        if stepper is not None:
+            stepper(batch.inputs, batch.targets, draw(stepper.policy, batch.ids, 0, loader.epoch))
+        if number > warm:
+            count += batch.samples
+        elif number == warm:
+            measure.synchronise(bench.device)
+            began = time.perf_counter()
+        if number == warm + steps:
+            break
+    measure.synchronise(bench.device)
+    return count / (time.perf_counter() - began)
+
+
+MEASURES = {"loader": loader, "copy": copy, "overlap": overlap, "augment": augment, "train": train}

@@ -1,0 +1,54 @@
+"""One training step as the trainer does it, without the trainer: augment, forward, loss, backward, optimiser."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fastimg.augment import Plan, Policy, apply
+from fastimg.models import build
+from fastimg.optim import build_optimizer
+from fastimg.precision import Precision
+
+
+class Stepper:
+    """A model with random weights, and what trains it. `stepper(images, targets)` is a step; it returns the loss.
+
+    `channels_last` None is the trainer's choice: where the model is convolutional.
+    """
+
+    def __init__(
+        self,
+        arch: str,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        channels_last: bool | None = None,
+        size: int | None = None,
+        classes: int = 1000,
+    ) -> None:
+        torch.manual_seed(0)
+        model = build(arch, classes, img_size=size)
+        layout = model.convolutional if channels_last is None else channels_last
+        self.memory_format = torch.channels_last if layout else torch.contiguous_format
+        self.module: nn.Module = model.module.to(device, memory_format=self.memory_format)
+        self.precision = Precision(device.type, None if dtype == torch.float32 else dtype, "as measured")
+        self.policy = Policy(hflip=0.5, mean=model.preprocessing.mean, std=model.preprocessing.std)
+        self.optimizer = build_optimizer(self.module, "sgd", lr=0.01, weight_decay=1e-4, momentum=0.9)
+        self.scaler = self.precision.scaler()
+
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:
+        """uint8 images [B, 3, H, W], targets [B] on the device -> the loss, a scalar on the device."""
+        loss = self.backward(images, targets, plan)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def backward(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:
+        """The first half of a step: gradients, scaled where the precision asks for it."""
+        inputs = apply(plan, images, self.policy, self.precision.input_dtype)
+        inputs = inputs.contiguous(memory_format=self.memory_format)
+        with self.precision.autocast():
+            logits = self.module(inputs)
+        loss = F.cross_entropy(logits.float(), targets)
+        self.scaler.scale(loss).backward()
+        return loss.detach()
