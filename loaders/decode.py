@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # What Pillow's plugins raise for damaged files, by fuzzing them.
 _FAULTS = (
     *(OSError, ValueError, SyntaxError, EOFError, RuntimeError, ArithmeticError, LookupError, TypeError, MemoryError),
-    struct.error,
+    *(struct.error, Image.DecompressionBombError),  # the latter from a picture inside a container: ICO, ICNS
 )
 
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
@@ -48,7 +48,7 @@ class Header:
     format: str  # Pillow's name in lower case: jpeg, png, webp, ...
     width: int
     height: int
-    orientation: int  # EXIF, 1 to 8
+    orientation: int  # EXIF, 1 to 8, still to be undone; 1 for TIFF, which Pillow turns upright itself
     turbo: bool  # libjpeg-turbo may decode it
 
     @property
@@ -87,7 +87,12 @@ def decode(data: bytes | memoryview, header: Header | None = None, scratch: Scra
     """
     header = header or read_header(data)
     pixels = _turbo(data, header, scratch) if header.turbo else None
-    return upright(_pillow(data) if pixels is None else pixels, header.orientation)
+    if pixels is None:
+        pixels = _pillow(data)
+    height, width, _ = pixels.shape
+    if (width, height) != (header.width, header.height):  # a crop was drawn from the header
+        raise ImageError(f"the header says {header.width} x {header.height} pixels, there are {width} x {height}")
+    return upright(pixels, header.orientation)
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
@@ -120,6 +125,7 @@ def _pillow(data: bytes | memoryview) -> Pixels:
                 return np.repeat(gray[:, :, None], 3, axis=2)
             if image.mode in ("F", "I"):
                 raise ImageError(f"pixels of mode {image.mode} have no defined range; save the image with 8 or 16 bits")
+            image.info.pop("transparency", None)  # else Pillow warns of what is asked for: alpha is dropped
             return np.asarray(image.convert("RGB"))
         except _FAULTS as error:
             raise ImageError(_reason(error)) from error
@@ -143,6 +149,8 @@ def _reason(error: Exception) -> str:
 
 
 def _pillow_orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # `load` applies it, `size` has it already
+        return 1
     try:
         orientation = image.getexif().get(0x0112, 1)
     except (OSError, ValueError, SyntaxError, KeyError, struct.error):  # broken EXIF is no reason to lose the image
@@ -200,7 +208,7 @@ def _exif_orientation(tiff: bytes | memoryview) -> int:
     (entries,) = struct.unpack_from(order + "H", tiff, ifd)
     for at in range(ifd + 2, min(ifd + 2 + 12 * entries, len(tiff) - 11), 12):
         tag, kind, count = struct.unpack_from(order + "HHI", tiff, at)
-        if tag == 0x0112 and kind == 3 and count == 1:
-            (value,) = struct.unpack_from(order + "H", tiff, at + 8)
+        if tag == 0x0112 and kind in (3, 4) and count == 1:
+            (value,) = struct.unpack_from(order + ("H" if kind == 3 else "I"), tiff, at + 8)
             return value if 1 <= value <= 8 else 1
     return 1

@@ -1,0 +1,112 @@
+"""Crop windows, judged by torchvision."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torchvision.transforms import v2
+
+from fastimg.loaders.counter import uniforms
+from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window
+
+sides = st.integers(1, 6000)
+draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
+
+
+@given(
+    width=sides,
+    height=sides,
+    draws=draws,
+    scale=st.tuples(st.floats(0.001, 1), st.floats(0.001, 1)).map(sorted),
+    ratio=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)).map(sorted),
+)
+def test_random_boxes_stay_inside(width, height, draws, scale, ratio):
+    window = RandomResizedCrop(size=32, scale=tuple(scale), ratio=tuple(ratio)).window(width, height, draws)
+    x, y, w, h = window.box
+    assert min(x, y) >= 0 and min(w, h) > 0 and x + w <= width and y + h <= height
+    assert window.size == (32, 32) and window.at == (0, 0)
+
+
+def their_boxes(transform, width, height, count):
+    image = torch.empty(3, height, width, dtype=torch.uint8)
+    params = [transform.make_params([image]) for _ in range(count)]
+    return np.array([[p["left"], p["top"], p["width"], p["height"]] for p in params])
+
+
+def our_boxes(crop, width, height, count):
+    table = uniforms(1, 2, np.arange(count), 3, crop.draws)
+    return np.array([crop.window(width, height, row).box for row in table.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "options"),
+    [
+        (500, 375, {}),
+        (120, 400, {}),  # some of the boxes do not fit, and are drawn again
+        (300, 300, {"scale": (0.25, 0.5), "ratio": (0.5, 3.0)}),
+        (17, 23, {"scale": (0.5, 1.0)}),
+    ],
+)
+def test_random_boxes_are_distributed_as_torchvisions(width, height, options):
+    count = 4000
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        theirs = their_boxes(v2.RandomResizedCrop(32, **options), width, height, count)
+    ours = our_boxes(RandomResizedCrop(size=32, **options), width, height, count)
+    for name, of in {
+        "area": lambda b: b[:, 2] * b[:, 3],
+        "aspect": lambda b: np.log(b[:, 2] / b[:, 3]),
+        "x": lambda b: b[:, 0] / (width - b[:, 2] + 1),
+        "y": lambda b: b[:, 1] / (height - b[:, 3] + 1),
+        "left": lambda b: b[:, 0],
+        "top": lambda b: b[:, 1],
+    }.items():
+        a, b = of(ours).astype(float), of(theirs).astype(float)
+        error = math.sqrt(a.var() / count + b.var() / count)
+        assert abs(a.mean() - b.mean()) < 4 * error, name
+        assert stats.ks_2samp(a, b).pvalue > 1e-3, name
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(10, 1000), (1000, 10), (1, 500), (501, 1), (3, 1000), (333, 7), (2, 100)]
+)
+def test_the_fallback_is_torchvisions(width, height):
+    options = {"scale": (0.9, 1.0)}  # nothing of that area fits
+    (theirs,) = their_boxes(v2.RandomResizedCrop(32, **options), width, height, 1).tolist()
+    ours = our_boxes(RandomResizedCrop(size=32, **options), width, height, 5).tolist()
+    assert ours == [theirs] * 5
+
+
+def test_the_first_try_that_fits_is_taken():
+    """Draws in their places: (area, aspect) per try, then x, y."""
+    crop = RandomResizedCrop(size=8, scale=(0.0, 1.0), ratio=(0.5, 2.0))
+    draws = [0.999, 0.999, 0.25, 0.5] + [0.0] * 16 + [0.5, 0.999]
+    assert crop.window(100, 100, draws) == Window((25, 50, 50, 50), (8, 8), (0, 0))
+
+
+SIDES = (1, 2, 7, 31, 32, 33, 100, 223, 224, 225, 333, 500)
+
+
+@pytest.mark.parametrize(("size", "resize"), [(32, 32), (32, 37), (31, 36), (224, 256), (7, 8), (1, 1), (224, 235)])
+def test_centre_windows_are_torchvisions(size, resize):
+    crop = CenterCrop(size=size, resize=resize)
+    for width in SIDES:
+        for height in SIDES:
+            if max(width, height) > 40 * min(width, height):
+                continue
+            window = crop.window(width, height, ())
+            blank = torch.zeros(1, height, width, dtype=torch.uint8)
+            resized = v2.functional.resize(blank, [resize], v2.InterpolationMode.NEAREST)
+            assert window.size == (resized.shape[2], resized.shape[1]) and window.box == (0, 0, width, height)
+            places = torch.arange(resized[0].numel()).view(1, *resized.shape[1:])
+            first = int(v2.functional.center_crop(places, [size, size])[0, 0, 0])
+            assert window.at == (first % resized.shape[2], first // resized.shape[2]), (width, height)
+
+
+def test_a_centre_crop_that_cannot_be():
+    with pytest.raises(ValueError, match="a crop of 33 does not fit an image resized to 32"):
+        CenterCrop(size=33, resize=32)
