@@ -1,0 +1,27 @@
+"""What the two packages promise to others."""
+
+import fastimg.augment
+import fastimg.loaders
+
+
+def test_the_loaders_names():
+    assert fastimg.loaders.__all__ == [
+        *("Batch", "CenterCrop", "DataError", "Dataset", "FilesDataset", "ImageDecoder", "ImageError", "Loader"),
+        *("LoaderConfig", "RandomResizedCrop", "ShardError", "WorkerError", "list_splits", "open_dataset"),
+    ]
+
+
+def test_the_augment_names():
+    assert fastimg.augment.__all__ == ["Plan", "Policy", "apply", "draw"]
+
+
+def test_every_name_is_there():
+    for package in (fastimg.loaders, fastimg.augment):
+        assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_errors_are_caught_as_data_errors():
+    """A caller that catches DataError hears of shards and images; a fault of ours is no DataError."""
+    loaders = fastimg.loaders
+    assert issubclass(loaders.ShardError, loaders.DataError) and issubclass(loaders.ImageError, loaders.DataError)
+    assert not issubclass(loaders.WorkerError, loaders.DataError)

@@ -1,0 +1,83 @@
+"""Slots: fields in one flat buffer, seen by NumPy and torch, on the host and on a GPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.loaders.ring import CudaRing, HostRing, Layout, Slot
+from fastimg.loaders.sample import LABEL_FIELDS, Field
+
+BATCH = 5
+FIELDS = (
+    Field("inputs", (7, 3, 3), np.dtype(np.uint8)),
+    Field("embedding", (11,), np.dtype(np.float32)),
+    Field("tokens", (2, 3), np.dtype(np.int64)),
+    *LABEL_FIELDS,
+)
+
+
+def fill(slot, seed):
+    """Random content in every field; a copy of it."""
+    rng = np.random.default_rng(seed)
+    for array in slot.arrays.values():
+        array[...] = rng.integers(0, 200, array.shape)
+    return {name: array.copy() for name, array in slot.arrays.items()}
+
+
+def test_fields_are_aligned_and_apart():
+    layout = Layout(FIELDS, BATCH)
+    end = 0
+    for field in FIELDS:
+        at, size, shape, dtype = layout.fields[field.name]
+        assert at % 256 == 0 and at >= end and shape == (BATCH, *field.shape) and dtype == field.dtype
+        assert size == np.prod(shape) * dtype.itemsize
+        end = at + size
+    assert end <= layout.nbytes < end + 256 and list(layout.fields) == [field.name for field in FIELDS]
+
+
+def test_arrays_and_tensors_are_views_of_one_buffer():
+    layout = Layout(FIELDS, BATCH)
+    slot = Slot(layout, pinned=False)
+    assert slot.buffer.numel() == layout.nbytes and not slot.buffer.any() and not slot.buffer.is_pinned()
+    content = fill(slot, 1)
+    tensors = layout.tensors(slot.buffer)
+    assert list(tensors) == list(slot.arrays) == list(content)
+    for name, (at, _, shape, dtype) in layout.fields.items():
+        assert tensors[name].data_ptr() == slot.buffer.data_ptr() + at == slot.arrays[name].ctypes.data
+        assert slot.arrays[name].shape == shape and slot.arrays[name].dtype == dtype
+        assert tensors[name].numpy().dtype == dtype
+        np.testing.assert_array_equal(tensors[name].numpy(), content[name])  # no field writes over another
+    tensors["tokens"][3, 1, 2] = -5
+    assert slot.arrays["tokens"][3, 1, 2] == -5
+
+
+def test_the_host_ring_hands_over_the_slot_itself():
+    layout = Layout(FIELDS, BATCH)
+    ring, slot = HostRing(layout), Slot(layout, pinned=False)
+    tensors = ring.hand_over(slot)
+    ring.reclaim()
+    assert tensors["inputs"].data_ptr() == slot.buffer.data_ptr()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_cuda_ring_hands_over_copies_that_outlive_the_slot():
+    """A slot is refilled as soon as it is reclaimed, while slow kernels still read the batches before."""
+    layout, device = Layout(FIELDS, BATCH), torch.device("cuda")
+    ring, slots = CudaRing(layout, device), [Slot(layout, pinned=True) for _ in range(2)]
+    assert all(slot.buffer.is_pinned() for slot in slots)
+    seen, pointers = [], set()
+    for step in range(12):
+        slot = slots[step % 2]
+        content = fill(slot, step)
+        tensors = ring.hand_over(slot)
+        torch.cuda._sleep(20_000_000)
+        seen.append(({name: tensor.clone() for name, tensor in tensors.items()}, content))
+        pointers.add(tensors["inputs"].data_ptr())
+        ring.reclaim()
+        slot.buffer.fill_(255)
+    assert len(pointers) == 3
+    for tensors, content in seen:
+        for name, tensor in tensors.items():
+            assert tensor.is_cuda
+            np.testing.assert_array_equal(tensor.cpu().numpy(), content[name])
