@@ -57,6 +57,10 @@ class Card:
 def save(run: Path, card: Card, module: nn.Module, training: dict[str, Any]) -> Path:
     """Write checkpoint `card.step` of a run: to a temporary name, synced, then renamed. Returns its directory."""
     final = run / "checkpoints" / f"{card.step:08d}"
+    again = 1
+    while final.exists():  # the same step, saved again: `last` may point at the first, which stays until it does not
+        again += 1
+        final = final.with_name(f"{card.step:08d}-{again}")
     part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -66,8 +70,6 @@ def save(run: Path, card: Card, module: nn.Module, training: dict[str, Any]) -> 
     for file in part.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
-    if final.exists():  # the same step, saved again
-        shutil.rmtree(final)
     part.rename(final)
     sync_folder(final.parent)
     return final
@@ -86,7 +88,7 @@ def prune(run: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints, those that `last` and `best` point at aside."""
     pointed = {(run / link).resolve() for link in ("last", "best")}
     spare = [path for path in sorted((run / "checkpoints").glob("[0-9]*")) if path.resolve() not in pointed]
-    for path in spare[: len(spare) - keep] if keep else spare:
+    for path in spare[: max(0, len(spare) - keep)]:
         shutil.rmtree(path)
     for path in (run / "checkpoints").glob(".*.part"):  # of a run that was killed while it saved
         shutil.rmtree(path)

@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 
 from . import __version__, config, configfile
-from .errors import UsageError, UserError, nearest
+from .errors import UsageError, UserError, nearest, printable
 
 _T = TypeVar("_T")
 
@@ -72,7 +72,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         return 0
     command, rest = arguments[0], arguments[1:]
     if command not in _COMMANDS:
-        raise UsageError(f"no command {command!r}{nearest(command, _COMMANDS)} `fastimg --help` lists them")
+        raise UsageError(f"no command {command!r}{nearest(command, _COMMANDS) or ';'} `fastimg --help` lists them")
     settings: Any = _parse(command, rest)
     # Imported when needed: torch takes seconds, and `--help` should not.
     if command == "convert":
@@ -162,4 +162,4 @@ def _overview() -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

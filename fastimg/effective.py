@@ -3,6 +3,7 @@
 The result is a `Train` without open choices: it is printed, written to config.yaml, and runs again to the same end.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def check(config: Train) -> None:
         (config.pretrained and config.weights is not None, "--pretrained", "--weights"),
         (config.crop_pct is not None and config.val_resize_size is not None, "--crop-pct", "--val-resize-size"),
         (config.patience is not None and config.val_fraction == 0, "--patience", "--val-fraction 0"),
+        (config.val_interval != 1 and config.val_fraction == 0, "--val-interval", "--val-fraction 0"),
+        (
+            config.img_size is not None and config.train_crop_size is not None and config.val_crop_size is not None,
+            "--img-size",
+            "--train-crop-size and --val-crop-size",
+        ),
         *((config.no_aug and getattr(config, name) is not None, f"--{name}", "--no-aug") for name in _AUG),
     ]
     for useless, flag, other in idle:
@@ -39,6 +46,7 @@ def check(config: Train) -> None:
         (config.batch_size >= 1, "--batch-size", "1 or more"),
         (config.grad_accum_steps >= 1, "--grad-accum-steps", "1 or more"),
         (config.epochs >= 1, "--epochs", "1 or more"),
+        (config.seed >= 0, "--seed", "0 or more"),
         (config.prefetch >= 2, "--prefetch", "2 or more"),
         (config.max_pixels >= 1, "--max-pixels", "1 or more"),
         (config.log_interval >= 1, "--log-interval", "1 or more"),
@@ -46,7 +54,7 @@ def check(config: Train) -> None:
         (config.val_interval >= 1, "--val-interval", "1 or more"),
         (config.checkpoint_hist >= 0, "--checkpoint-hist", "0 or more"),
         (config.patience is None or config.patience >= 1, "--patience", "1 or more"),
-        (config.lr is None or config.lr > 0, "--lr", "a number above 0"),
+        (config.lr is None or 0 < config.lr < math.inf, "--lr", "a number above 0"),
         (config.weight_decay is None or config.weight_decay >= 0, "--weight-decay", "0 or more"),
         (config.momentum is None or 0 <= config.momentum < 1, "--momentum", "a number from 0 up to, not including, 1"),
         (config.clip_grad is None or config.clip_grad > 0, "--clip-grad", "a number above 0"),
@@ -64,7 +72,8 @@ def check(config: Train) -> None:
         (config.decay_epochs is None or config.decay_epochs > 0, "--decay-epochs", "a number above 0"),
         (config.decay_rate is None or 0 < config.decay_rate <= 1, "--decay-rate", "a number above 0 and up to 1"),
         (config.drop_path is None or 0 <= config.drop_path < 1, "--drop-path", "a rate from 0 up to, not including, 1"),
-        (config.std is None or min(config.std) > 0, "--std", "numbers above 0"),
+        (config.mean is None or all(0 <= m <= 1 for m in config.mean), "--mean", "shares of white, from 0 to 1"),
+        (config.std is None or all(0 < s <= 1 for s in config.std), "--std", "shares of white, above 0 and up to 1"),
         *(
             (
                 getattr(config, name) is None or 1 <= getattr(config, name) <= 16384,

@@ -16,6 +16,11 @@ class UsageError(UserError):
     exit_code = 2
 
 
+def printable(text: str) -> str:
+    """Text that any terminal and any file takes; file names need not be utf-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def nearest(word: str, known: Iterable[str], n: int = 3) -> str:
     """`; did you mean a, b or c?` for the names nearest to `word`, empty where none is near."""
     names = difflib.get_close_matches(word, list(known), n=n, cutoff=0.5)

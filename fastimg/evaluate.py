@@ -9,12 +9,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from . import checkpoint, inference
 from .config import Eval
 from .data import worker_count
-from .errors import UserError
+from .errors import UsageError, UserError, printable
 from .loaders import Dataset, Loader, list_splits, open_dataset
 from .metrics import shows_top5
 from .parallel import start
@@ -51,12 +52,15 @@ class Evaluation:
 
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     """Evaluate and print. Raises UserError and DataError, each a sentence."""
+    inference.check_ranges(config.batch_size, config.max_pixels)
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision)
         split = config.split or _default_split(config.data)
         dataset = open_dataset(config.data, split)
         _same_classes(engine.card.classes, dataset, config)
+        if (dataset.labels < 0).any():
+            raise UserError(f"{config.data}: has samples without a label; convert it again with labels")
         workers = worker_count(config.workers, ranks)
         loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, config.on_error)
         try:
@@ -65,7 +69,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             loader.close()
             dataset.close()
         for index, reason in list(loader.unreadable.items())[:5]:
-            err.print(f"left out {dataset.sample_name(index)}: {reason}", markup=False, highlight=False, soft_wrap=True)
+            name = printable(dataset.sample_name(index))
+            err.print(f"left out {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
     if len(truth) == 0:
         raise UserError(f"{config.data}: none of its {len(dataset)} images could be decoded; see the lines above")
     names = engine.card.classes
@@ -94,6 +99,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         plot_confusion(matrix, names, f"{split}: top-1 {result.top1:.2%} of {result.images}", plot)
     except OSError as error:
         raise UserError(f"--plot {plot}: {error.strerror}; give a place that can be written to") from error
+    except ValueError as error:  # matplotlib's own words: the formats that it can write
+        raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -127,7 +134,9 @@ def _answers(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
     """(true class, predicted class, whether it was among the first five, loss) of every image that could be read."""
     truth, chosen, top5, losses = [], [], [], []
-    steps = track(engine.answers(loader), "evaluating", len(loader), console=err, transient=True)
+    steps = track(
+        engine.answers(loader), "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal
+    )
     for batch, shares in steps:
         counted = batch.weight.cpu().numpy() > 0
         targets, shares = batch.targets.cpu().numpy()[counted], shares[counted]
@@ -140,16 +149,16 @@ def _answers(
 
 
 def _print(result: Evaluation, out: Console) -> None:
-    table = Table(title=f"{result.data} ({result.split}), {result.images} images", title_justify="left")
+    table = Table(title=Text(f"{result.data} ({result.split}), {result.images} images"), title_justify="left")
     table.add_column("class", overflow="fold")
     for column in ("precision", "recall", "images"):
         table.add_column(column, justify="right")
     for score in result.classes[:100]:
-        table.add_row(score.name, f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
+        table.add_row(Text(score.name), f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
     if len(result.classes) > 100:
         table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
     out.print(table, highlight=False)
     top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
     left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
     out.print(f"top-1 {result.top1:.2%}{top5}  loss {result.loss:.4f}{left_out}", highlight=False)
-    out.print(f"confusion matrix: {result.plot}", highlight=False, soft_wrap=True)
+    out.print(f"confusion matrix: {result.plot}", highlight=False, markup=False, soft_wrap=True)

@@ -11,6 +11,7 @@ import torch
 from .augment import Policy, apply
 from .checkpoint import Card, load_model
 from .data import center_crop
+from .errors import UsageError
 from .loaders import Batch, Dataset, ImageDecoder, Loader, LoaderConfig
 from .models import Model
 from .precision import Precision
@@ -45,6 +46,13 @@ class Inference:
                     logits = self.model.module(images)
                 scores = logits[:, : len(self.card.classes)].float()
                 yield batch, scores.softmax(dim=1).cpu().numpy()
+
+
+def check_ranges(batch_size: int, max_pixels: int) -> None:
+    """Raises UsageError for flags that no loader can take."""
+    for flag, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
+        if value < 1:
+            raise UsageError(f"{flag} {value}: give 1 or more")
 
 
 def load(path: Path, device: torch.device, precision: Precision) -> Inference:

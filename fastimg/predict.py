@@ -15,7 +15,7 @@ from rich.table import Table
 from . import inference
 from .config import Predict
 from .data import worker_count
-from .errors import UsageError, UserError
+from .errors import UsageError, UserError, printable
 from .loaders import FilesDataset
 from .loaders.folder import find_images
 from .parallel import start
@@ -38,23 +38,30 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         raise UsageError(f"--topk {config.topk}: give 1 or more")
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
+    if not config.sources:
+        raise UsageError("no images given: name image files, or folders to search for images")
+    inference.check_ranges(config.batch_size, config.max_pixels)
     files = find_files(config.sources)
     answers = classify(config, files, err)
     if config.json:
         for answer in answers:
-            print(json.dumps(asdict(answer), ensure_ascii=False))
+            print(printable(json.dumps(asdict(answer), ensure_ascii=False)))
     elif config.csv is not None:
         _write_csv(answers, config.csv)
     else:
         _print(answers, out)
     failed = sum(answer.error is not None for answer in answers)
     if failed:
-        err.print(f"{failed} of {len(answers)} files could not be read", style="yellow", highlight=False)
+        what = f"{failed} of {len(answers)} files could not be read; check their paths, or replace them"
+        err.print(what, style="yellow", highlight=False)
     return 1 if failed == len(answers) else 0
 
 
 def find_files(sources: tuple[Path, ...]) -> list[Path]:
-    """The files that are named, and the images in the folders that are named. Raises UserError for a missing source."""
+    """The files that are named, and the images in the folders that are named. Raises UserError for an empty folder.
+
+    A file that is not there stays in the list: it gets its line.
+    """
     files: list[Path] = []
     for source in sources:
         if source.is_dir():
@@ -62,10 +69,10 @@ def find_files(sources: tuple[Path, ...]) -> list[Path]:
             if not found:
                 raise UserError(f"{source}: no images in this folder ({others} other files); give another, or files")
             files += [Path(name) for name in found]
-        elif source.exists():
-            files.append(source)
+        elif source.exists() and not source.is_file():
+            raise UserError(f"{source}: neither a file nor a folder; give image files")  # a pipe would block for ever
         else:
-            raise UserError(f"{source}: no such file or folder; check the path")
+            files.append(source)
     return files
 
 
@@ -102,10 +109,10 @@ def _print(answers: list[Answer], out: Console) -> None:
     table.add_column("classes", overflow="fold")
     for answer in answers:
         if answer.error is not None:
-            table.add_row(answer.file, f"not read: {answer.error}", style="yellow")
+            table.add_row(printable(answer.file), f"not read: {answer.error}", style="yellow")
         else:
             shares = zip(answer.classes, answer.probabilities, strict=True)
-            table.add_row(answer.file, ", ".join(f"{name} {share:.1%}" for name, share in shares))
+            table.add_row(printable(answer.file), ", ".join(f"{name} {share:.1%}" for name, share in shares))
     out.print(table, highlight=False, markup=False)
 
 
@@ -117,7 +124,7 @@ def _write_csv(answers: list[Answer], target: Path) -> None:
     writer.writerow(["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))])
     for answer in answers:
         pairs = [value for pair in zip(answer.classes, answer.probabilities, strict=True) for value in pair]
-        writer.writerow([answer.file, answer.error or "", *pairs])
+        writer.writerow([printable(answer.file), answer.error or "", *pairs])
     if str(target) == "-":
         sys.stdout.write(buffer.getvalue())
         return

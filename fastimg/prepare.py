@@ -63,15 +63,20 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     found = rundir.last_checkpoint(directory, resolved, run.global_batch) if resuming else None
     if found is not None:
         restore(run, *found)
-        console.print(f"resuming {directory} after step {run.step} of {run.steps}", soft_wrap=True, highlight=False)
+        console.print(
+            f"resuming {directory} after step {run.step} of {run.steps}", soft_wrap=True, highlight=False, markup=False
+        )
     elif config.resume is not None:
         console.print(
-            f"--resume: nothing to go on from yet in {config.output}; starting", soft_wrap=True, highlight=False
+            f"--resume: nothing to go on from yet in {config.output}; starting",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
         )
     ranks.barrier()  # all have read the directory
     if ranks.first:
         if not resuming:
-            rundir.begin(directory, resolved)
+            stack.callback(rundir.withdraw, directory, rundir.begin(directory, resolved))
         run.log = rundir.Log(directory, run.step)
     return run
 
@@ -91,13 +96,14 @@ def _open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) 
         if opened is not None:
             stack.callback(opened.dataset.close)
     if note:
-        console.print(f"[bold yellow]{note}", soft_wrap=True, highlight=False)
+        console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
     elif is_plain_folder(data):
         console.print(
             f"{data} is a plain folder: {len(part.dataset)} files are opened one by one; `fastimg convert {data} DST` "
             "checks every image once and stores them in a few large files that disks read fast",
             soft_wrap=True,
             highlight=False,
+            markup=False,
         )
     return part, val_part, data.resolve()
 
@@ -207,12 +213,12 @@ def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order) -
 
 
 def _print_slots(run: Run, console: Console) -> None:
-    slots, each = run.config.prefetch, run.loader.slot_bytes
-    pinned = ", pinned" if run.ranks.device.type == "cuda" else ""
+    slots, each, threads = run.config.prefetch, run.loader.slot_bytes, run.loader.workers
+    pinned = " pinned" if run.ranks.device.type == "cuda" else ""
     loaders = 1 if run.val_loader is None else 2
     console.print(
-        f"loader: {run.loader.workers} threads, {slots} slots of {each:,} bytes, {slots * each / 2**20:.1f} MiB{pinned} "
-        f"(each of {loaders} loaders); scratch per thread follows the largest image",
+        f"loader: {threads} threads, {slots} slots of {each:,} bytes, {slots * each / 2**20:.1f} MiB{pinned}; "
+        f"{loaders} such loaders; scratch per thread follows the largest image",
         soft_wrap=True,
         highlight=False,
     )

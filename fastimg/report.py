@@ -5,10 +5,12 @@ from statistics import median
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import checkpoint, rundir
 from .config import Train
 from .data import Part, worker_count
+from .errors import printable
 from .metrics import shows_top5
 from .models import Model
 from .parallel import Ranks
@@ -111,7 +113,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
         console.print(f"{count} {name} images could not be decoded and were left out:", style="yellow", highlight=False)
         for index, reason in list(loader.unreadable.items())[:5]:
             name = loader.dataset.sample_name(index)
-            console.print(f"  {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+            console.print(printable(f"  {name}: {reason}"), highlight=False, markup=False, soft_wrap=True)
         if count > 5:
             console.print(f"  ... and {count - 5} more", highlight=False)
     if signal:
@@ -120,9 +122,10 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             "the same command with --resume auto goes on from there",
             soft_wrap=True,
             highlight=False,
+            markup=False,
         )
         return
-    table = Table(title=f"{run.model.arch} on {run.config.data}", title_justify="left", show_header=False)
+    table = Table(title=Text(f"{run.model.arch} on {run.config.data}"), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     if run.best is not None:
@@ -138,4 +141,4 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     table.add_row("best checkpoint", str(run.directory / "best" / checkpoint.MODEL))
     table.add_row("last checkpoint", str(run.directory / "last" / checkpoint.MODEL))
     table.add_row("curves, records", f"{run.directory / rundir.CURVES}, {rundir.METRICS}")
-    console.print(table, highlight=False)
+    console.print(table, highlight=False, markup=False)

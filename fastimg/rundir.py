@@ -1,7 +1,9 @@
 """A run's directory: config.yaml, metrics.jsonl, curves.png, and the checkpoints with their links."""
 
+import contextlib
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ def choose(output: Path, base: str, name: str | None, resume: str | None) -> tup
         if (run / CONFIG).exists() and resume is None:
             raise UsageError(f"{run}: a run of that name is there; use --resume auto to go on, or another --name")
         return run, (run / CONFIG).exists()
-    taken = [run for run in output.glob(f"{base}*") if (run / CONFIG).exists() and _numbered(run.name, base)]
+    there = list(output.iterdir()) if output.is_dir() else []  # no glob: a name may hold brackets
+    taken = [run for run in there if _numbered(run.name, base) and (run / CONFIG).exists()]
     if resume == "auto" and taken:
         return max(taken, key=lambda run: (run / CONFIG).stat().st_mtime_ns), True
     number = max((_numbered(run.name, base) for run in taken), default=0) + 1
@@ -49,10 +52,32 @@ def _numbered(name: str, base: str) -> int:
     return int(suffix) if suffix != name and suffix.isdigit() else 0
 
 
-def begin(run: Path, config: Train) -> None:
-    """Make the directory and write down the effective configuration."""
-    run.mkdir(parents=True, exist_ok=True)
-    replace_file(run / CONFIG, dump(config).encode())
+def begin(run: Path, config: Train) -> list[Path]:
+    """Make the directory and write down the effective configuration. Returns the folders that it made, innermost first.
+
+    Raises UserError where that is not possible.
+    """
+    made = [folder for folder in (run, *run.parents) if not folder.exists()]
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        replace_file(run / CONFIG, dump(config).encode())
+    except OSError as error:
+        withdraw(run, made)
+        raise UserError(f"{run}: {error.strerror or error}; give another --output or --name") from error
+    return made
+
+
+def withdraw(run: Path, made: list[Path]) -> None:
+    """Take back what `begin` and the log wrote, unless a checkpoint was saved: nothing could go on from it."""
+    if (run / "last").exists():
+        return
+    for name in (CONFIG, METRICS):
+        with contextlib.suppress(OSError):
+            (run / name).unlink()
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    for folder in made:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:

@@ -155,10 +155,15 @@ def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
     score = total.read()
     lr = run.schedule(run.step - 1)
     if not math.isfinite(score.loss):
+        last = run.directory / "last"
+        kept = f"; the last good checkpoint is {last}" if last.exists() else ""
         raise UserError(
             f"the loss became {score.loss} by step {run.step} (learning rate {lr:.3g}); lower --lr, raise "
-            f"--warmup-fraction or set --clip-grad; the last good checkpoint is {run.directory / 'last'}"
+            f"--warmup-fraction or set --clip-grad{kept}"
         )
+    if score.samples == 0 and run.step_in_epoch == run.steps_per_epoch:
+        first = next((f" ({run.loader.dataset.sample_name(i)}: {r})" for i, r in run.loader.unreadable.items()), "")
+        raise UserError(f"{run.config.data}: none of the training images could be decoded{first}; replace them")
     speed, waited = rate.read(run.loader.wait_seconds)
     speed *= ranks.world_size
     if display is not None and run.log is not None:
