@@ -5,11 +5,12 @@
 A worker that fails ends the run with its own error; a consumer that stops early leaves nothing running behind.
 """
 
+import hashlib
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +69,7 @@ class Loader:
         self.unreadable: dict[int, str] = {}  # id -> reason, of all epochs so far
         self.wait_seconds = 0.0  # time that the consumer has waited for data
         self._indices = np.arange(len(dataset), dtype=np.int64) if indices is None else indices
+        self._whole = indices is None
         if len(self._indices) < (config.world_size if config.order == "random" else 1):
             raise DataError(
                 f"{dataset.name}: {len(self._indices)} samples for {config.world_size} ranks; "
@@ -82,6 +84,7 @@ class Loader:
         self._slots = [Slot(layout, pinned=on_cuda) for _ in range(config.prefetch)]
         self.slot_bytes = layout.nbytes
         self._pool: _Pool | None = None
+        self._stop: Callable[[], object] = lambda: None
         self._epoch, self._position = -1, len(self._indices)
         self._resume: tuple[int, int] | None = None
 
@@ -105,19 +108,20 @@ class Loader:
             "position": position,
             "samples": len(self._indices),
             "seed": self.config.seed,
-            "fingerprint": self.dataset.fingerprint,
+            "fingerprint": self._fingerprint(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another seed."""
-        if state["samples"] != len(self._indices) or state["fingerprint"] != self.dataset.fingerprint:
+        if state["samples"] != len(self._indices) or state["fingerprint"] != self._fingerprint():
             raise DataError(
                 f"{self.dataset.name}: not the data that the run began with ({len(self._indices)} samples, then "
                 f"{state['samples']}); restore it, or start a new run"
             )
         if state["seed"] != self.config.seed:
             raise ValueError(f"the state was made with seed {state['seed']}, the loader has {self.config.seed}")
-        self._resume = (state["epoch"], state["position"])
+        done = state["position"] >= len(self._indices)
+        self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = self._resume or (self._epoch + 1, 0)
@@ -126,14 +130,14 @@ class Loader:
         order = self._indices[epoch_order(len(self._indices), self.config.seed, epoch, self.config.order)]
         slices = self._slices(start)
         pool = self._pool = self._pool or self._start()
-        job = _Job()
+        job = pool.begin()
         try:
             for step in range(min(len(self._slots), slices.steps)):
                 self._dispatch(pool, job, step, slices, order)
             for step in range(slices.steps):
                 slot = self._slots[step % len(self._slots)]
                 began = time.perf_counter()
-                pool.wait(slot)
+                pool.wait(slot, job)
                 self.wait_seconds += time.perf_counter() - began
                 samples = int(slot.arrays["weight"].sum())
                 tensors = self._ring.hand_over(slot)
@@ -145,6 +149,7 @@ class Loader:
                     weight=tensors["weight"],
                     samples=samples,
                 )
+                job.check()  # before this writes to slots that are another iteration's by now
                 self._ring.reclaim()
                 if step + len(self._slots) < slices.steps:
                     self._dispatch(pool, job, step + len(self._slots), slices, order)
@@ -152,10 +157,13 @@ class Loader:
             pool.cancel(job)
 
     def close(self) -> None:
-        """Stop the threads. Iterating again starts new ones."""
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool = None
+        """Stop the threads, and the iteration that is under way. Iterating again starts new ones."""
+        self._pool = None
+        self._stop()
+
+    def _fingerprint(self) -> str:
+        own = self.dataset.fingerprint
+        return own if self._whole else hashlib.sha256(own.encode() + self._indices.tobytes()).hexdigest()
 
     def _slices(self, start: int) -> Slices:
         c = self.config
@@ -163,7 +171,7 @@ class Loader:
 
     def _start(self) -> "_Pool":
         pool = _Pool(self.dataset, self._decoder, self.config.on_error, self.unreadable, self.workers)
-        weakref.finalize(self, pool.stop)
+        self._stop = weakref.finalize(self, pool.stop)
         return pool
 
     def _dispatch(self, pool: "_Pool", job: "_Job", step: int, slices: Slices, order: npt.NDArray[np.int64]) -> None:
@@ -185,11 +193,16 @@ class Loader:
 class _Job:
     """One iteration: its rows are dropped once it is cancelled."""
 
-    __slots__ = ("cancelled", "outstanding")
+    __slots__ = ("cancelled", "failure", "outstanding")
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.failure: BaseException | None = None
         self.outstanding = 0
+
+    def check(self) -> None:
+        if self.cancelled:
+            raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
 
 
 class _Chunk(NamedTuple):
@@ -209,12 +222,18 @@ class _Pool:
         self._dataset, self._decoder, self._on_error, self._unreadable = dataset, decoder, on_error, unreadable
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._failure: BaseException | None = None
+        self._job = _Job()
         self._threads = [
             threading.Thread(target=self._work, name=f"fastimg-loader-{i}", daemon=True) for i in range(workers)
         ]
         for thread in self._threads:
             thread.start()
+
+    def begin(self) -> _Job:
+        """A new iteration. One that is still under way ends: both would fill the same slots."""
+        self.cancel(self._job)
+        self._job = _Job()
+        return self._job
 
     def fill(self, slot: Slot, job: _Job, draws: npt.NDArray[np.float64]) -> None:
         """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
@@ -222,30 +241,40 @@ class _Pool:
         size = max(1, rows // (4 * len(self._threads)))
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
         with self._changed:
+            job.check()
             slot.pending = len(chunks)
             job.outstanding += len(chunks)
-        for chunk in chunks:
-            self._queue.put(chunk)
+            for chunk in chunks:
+                self._queue.put(chunk)
 
-    def wait(self, slot: Slot) -> None:
+    def wait(self, slot: Slot, job: _Job) -> None:
         """Return when `slot` is full. Raises what a worker raised."""
         with self._changed:
-            while slot.pending and self._failure is None:
+            while slot.pending and job.failure is None and not job.cancelled:
                 self._changed.wait()
-            if self._failure is not None:
-                raise self._failure
+            failure, job.failure = job.failure, None
+        job.check()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback holds this frame
 
     def cancel(self, job: _Job) -> None:
         """Drop what is left of `job` and return when no thread touches its slots."""
-        job.cancelled = True
         with self._changed:
+            job.cancelled = True
+            self._changed.notify_all()
             while job.outstanding:
                 self._changed.wait()
 
     def stop(self) -> None:
         """End the threads."""
-        for _ in self._threads:
-            self._queue.put(None)
+        with self._changed:
+            self._job.cancelled = True
+            self._changed.notify_all()
+            for _ in self._threads:
+                self._queue.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -262,11 +291,11 @@ class _Pool:
             with self._changed:
                 chunk.slot.pending -= 1
                 chunk.job.outstanding -= 1
-                if failure is not None and self._failure is None and not chunk.job.cancelled:
-                    self._failure = failure
+                if failure is not None and chunk.job.failure is None:
+                    chunk.job.failure = failure
                 if failure is not None or chunk.slot.pending == 0 or chunk.job.cancelled:
                     self._changed.notify_all()
-            del chunk
+            del chunk, failure
 
     def _fill_rows(self, chunk: _Chunk, scratch: Scratch) -> None:
         arrays = chunk.slot.arrays
