@@ -16,6 +16,8 @@ def apply(plan: Plan | None, images: torch.Tensor, policy: Policy, dtype: torch.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images must be uint8 [B, 3, H, W]; they are {images.dtype} {list(images.shape)}")
+    if plan is not None and len(plan.hflip) != len(images):
+        raise ValueError(f"the plan is of {len(plan.hflip)} images; there are {len(images)}")
     if plan is not None and plan.flips:
         images = flip(plan, images)
     return normalise(images, _table(policy, dtype, images.device))

@@ -16,5 +16,7 @@ class Policy:
         for name, p in (("hflip", self.hflip), ("vflip", self.vflip)):
             if not 0.0 <= p <= 1.0:
                 raise ValueError(f"{name} is a probability, from 0 to 1; it was {p}")
-        if min(self.std) <= 0.0:
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ValueError(f"mean and std have three numbers, red, green and blue; they were {self.mean}, {self.std}")
+        if not all(s > 0.0 for s in self.std):  # nan neither
             raise ValueError(f"std must be above 0; it was {self.std}")
