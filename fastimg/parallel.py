@@ -1,9 +1,11 @@
 """Ranks: who this process is among those that torchrun started, and what they tell each other."""
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -112,10 +114,12 @@ def wrap(model: nn.Module, ranks: Ranks) -> nn.Module:
     """
     if ranks.world_size == 1:
         return model
-    ids = [ranks.device] if ranks.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(
-        model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    ddp = nn.parallel.DistributedDataParallel
+    # torch 2.15 renamed the flag.
+    known = inspect.signature(ddp.__init__).parameters
+    flag = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {flag: False, "gradient_as_bucket_view": True}
+    return ddp(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, **options)
 
 
 def agree_on_buffers(model: nn.Module, ranks: Ranks) -> None:

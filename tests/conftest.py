@@ -43,3 +43,9 @@ def image_folder(tmp_path: Path) -> Path:
 def encode() -> Callable[..., bytes]:
     """`encode(colour, (width, height), seed, kind)`: an encoded image."""
     return encoded_image
+
+
+@pytest.fixture
+def make_image_folder(tmp_path: Path) -> Callable[[int], Path]:
+    """`make_image_folder(per_class)`: an unsplit folder of three classes with so many images each."""
+    return lambda per_class: write_image_folder(tmp_path / "images", per_class)

@@ -1,0 +1,95 @@
+"""torchrun with two ranks on one machine (gloo) against one process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastimg import cli, rundir
+from fastimg.errors import UsageError
+from fastimg.parallel import Ranks, agree_on_buffers, choose_device
+
+pytestmark = pytest.mark.slow
+
+
+def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `fastimg` under torchrun on a free port."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [*command, "-m", "fastimg", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def arguments(data: Path, output: Path, arch: str, batch_size: int) -> list[str]:
+    """22 training and 5 validation images: neither a multiple of the batch, so both are padded."""
+    flags = ["--arch", arch, "--img-size", "32", "-b", str(batch_size), "--epochs", "2", "--val-fraction", "0.2"]
+    extra = ["--no-amp", "--log-interval", "1", "--workers", "1", "--lr", "1e-3", "--clip-grad", "1.0"]
+    return ["train", str(data), *flags, *extra, "--output", str(output), "--name", "run"]
+
+
+def losses(run: Path) -> list[tuple[str, int, float, int]]:
+    return [(r["kind"], r["step"], r["loss"], r["samples"]) for r in rundir.read_log(run)]
+
+
+def test_two_ranks_train_like_one_process_without_batch_norm(
+    make_image_folder: Callable[[int], Path], tmp_path: Path
+) -> None:
+    data = make_image_folder(9)
+    assert cli.run([*arguments(data, tmp_path / "one", "test_vit", 8), "--grad-accum-steps", "1"]) == 0
+    done = torchrun(2, *arguments(data, tmp_path / "two", "test_vit", 4))
+    assert done.returncode == 0, done.stderr
+    one, two = losses(tmp_path / "one/run"), losses(tmp_path / "two/run")
+    assert [r[:2] for r in one] == [r[:2] for r in two]
+    assert [r[3] for r in one] == [r[3] for r in two]  # every sample counted exactly once, in training and validation
+    np.testing.assert_allclose([r[2] for r in one], [r[2] for r in two], rtol=2e-5)
+    weights, weights2 = (load_file(tmp_path / name / "run/last/model.safetensors") for name in ("one", "two"))
+    for name in weights:
+        torch.testing.assert_close(weights[name], weights2[name], rtol=1e-3, atol=2e-4)
+    assert done.stdout.count("best checkpoint") == 1  # only rank 0 speaks
+    assert "Warning" not in done.stderr.replace("OMP_NUM_THREADS", "")
+
+
+def test_ranks_agree_on_batch_norm_buffers_and_resume(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
+    data = make_image_folder(9)
+    command = arguments(data, tmp_path / "runs", "test_resnet", 4)
+    done = torchrun(2, *command)
+    assert done.returncode == 0, done.stderr
+    weights = load_file(tmp_path / "runs/run/last/model.safetensors")
+    assert all(torch.isfinite(value).all() for value in weights.values())
+    again = torchrun(2, *command, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "resuming" in again.stdout
+
+
+def test_more_ranks_than_samples_is_refused(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
+    data = make_image_folder(1)
+    done = torchrun(4, *arguments(data, tmp_path / "runs", "test_vit", 4), "--val-fraction", "0")
+    assert done.returncode != 0
+    assert "3 samples for 4 ranks" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_process_has_nothing_to_agree_on() -> None:
+    ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
+    norm = torch.nn.BatchNorm1d(2)
+    norm.running_mean = torch.tensor([1.0, 2.0])
+    agree_on_buffers(norm, ranks)
+    assert norm.running_mean.tolist() == [1.0, 2.0]
+    assert ranks.sum(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert ranks.broadcast("x") == "x"
+
+
+@pytest.mark.parametrize("name", ["mps", "nonsense", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--device"):
+        choose_device(name)

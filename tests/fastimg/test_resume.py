@@ -1,0 +1,173 @@
+"""Going on equals never having stopped: the same weights, bit for bit, and the same records."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from fastimg import cli, rundir, train
+from fastimg.config import Convert
+from fastimg.convert import convert
+
+TIMING = ("images_per_second", "wait_share")
+
+
+@pytest.fixture
+def shards(image_folder: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "shards"
+    convert(Convert(src=image_folder, dst=folder, val_fraction=0.0), Console(quiet=True))
+    return folder
+
+
+def arguments(data: Path, output: Path, *more: str) -> list[str]:
+    flags = ["--arch", "test_resnet", "--img-size", "32", "-b", "4", "--epochs", "3", "--val-fraction", "0.2"]
+    extra = ["--model-kwargs", "drop_rate=0.2", "--log-interval", "1", "--save-interval", "2", "--workers", "2"]
+    return ["train", str(data), *flags, *extra, "--output", str(output), "--name", "run", *more]
+
+
+def outcome(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
+    """Weights, optimiser and records at the end of a run, what the clock says aside."""
+    training = torch.load(run / "last/training.pt", weights_only=True)
+    records = [{k: v for k, v in r.items() if k not in TIMING} for r in rundir.read_log(run)]
+    return load_file(run / "last/model.safetensors"), training["optimizer"], records
+
+
+def assert_same(a: Path, b: Path) -> None:
+    (weights, optimizer, records), (weights2, optimizer2, records2) = outcome(a), outcome(b)
+    assert weights.keys() == weights2.keys()
+    for name in weights:
+        assert torch.equal(weights[name], weights2[name]), name
+    for index, state in optimizer["state"].items():
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(optimizer2["state"][index][key])), (index, key)
+    assert records == records2
+
+
+class Killed(BaseException):
+    """Stands for a kill -9: nothing of the program's own runs after it but `finally`."""
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
+    """Do something in the middle of optimiser step `step`, before the weights change."""
+    settle = train._settle
+
+    def hooked(run: Any, *args: Any) -> int:
+        if run.step == step:
+            monkeypatch.setattr(train, "_settle", settle)
+            action()
+        return settle(run, *args)
+
+    monkeypatch.setattr(train, "_settle", hooked)
+
+
+def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("step", [1, 7, 8, 13])
+def test_a_kill_anywhere_and_resume_gives_the_same_bits(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
+    at_step(monkeypatch, step, kill)
+    with pytest.raises(Killed):
+        cli.run(arguments(shards, tmp_path / "halves"))
+    assert cli.run(arguments(shards, tmp_path / "halves", "--resume", "auto")) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("step", [4, 7])  # 7: the last of an epoch
+def test_a_signal_saves_and_resume_gives_the_same_bits(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, step: int
+) -> None:
+    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
+    at_step(monkeypatch, step, lambda: os.kill(os.getpid(), number))
+    assert cli.run(arguments(shards, tmp_path / "halves")) == code
+    saved = torch.load(tmp_path / "halves/run/last/training.pt", weights_only=True)
+    assert saved["step"] in (step + 1, step + 2)  # the step ended, or the next one where the signal came late
+    assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+
+
+def test_workers_do_not_change_the_weights(shards: Path, tmp_path: Path) -> None:
+    assert cli.run(arguments(shards, tmp_path / "two")) == 0
+    assert cli.run([*arguments(shards, tmp_path / "one"), "--workers", "1", "--prefetch", "2"]) == 0
+    assert_same(tmp_path / "two/run", tmp_path / "one/run")
+
+
+def test_accumulated_steps_resume_too(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulate = ["--grad-accum-steps", "3"]
+    assert cli.run([*arguments(shards, tmp_path / "whole"), *accumulate]) == 0
+    at_step(monkeypatch, 4, kill)
+    with pytest.raises(Killed):
+        cli.run([*arguments(shards, tmp_path / "halves"), *accumulate])
+    assert cli.run([*arguments(shards, tmp_path / "halves"), *accumulate, "--resume"]) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+
+
+def test_resume_of_a_finished_run_changes_nothing(shards: Path, tmp_path: Path) -> None:
+    assert cli.run(arguments(shards, tmp_path / "runs")) == 0
+    before = outcome(tmp_path / "runs/run")
+    assert cli.run(arguments(shards, tmp_path / "runs", "--resume", "auto")) == 0
+    after = outcome(tmp_path / "runs/run")
+    assert before[2] == after[2]
+    assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
+
+
+def test_resume_by_path_needs_no_other_flag(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
+    at_step(monkeypatch, 10, kill)
+    with pytest.raises(Killed):
+        cli.run(arguments(shards, tmp_path / "halves"))
+    assert cli.run(["train", "--resume", str(tmp_path / "halves/run")]) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+
+
+def test_another_training_is_not_resumed(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments(shards, tmp_path / "runs")) == 0
+    assert cli.run([*arguments(shards, tmp_path / "runs", "--resume"), "--lr", "0.5"]) == 2
+    message = capsys.readouterr().err
+    assert "lr was" in message
+    assert "is 0.5" in message
+    assert cli.run([*arguments(shards, tmp_path / "runs", "--resume"), "-b", "8"]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_changed_data_is_not_resumed(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_step(monkeypatch, 4, kill)
+    with pytest.raises(Killed):
+        cli.run(arguments(image_folder, tmp_path / "runs"))
+    next(image_folder.glob("red/*.jpg")).rename(image_folder / "blue/added.jpg")
+    assert cli.run(arguments(image_folder, tmp_path / "runs", "--resume")) == 1
+    assert "not the data that the run began with" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_real_program(shards: Path, tmp_path: Path) -> None:
+    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
+    command = [sys.executable, "-m", "fastimg", *arguments(shards, tmp_path / "halves")]
+    log = tmp_path / "halves/run/metrics.jsonl"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(6000):
+            if process.poll() is not None or (log.exists() and len(log.read_text().splitlines()) >= 5):
+                break
+            time.sleep(0.01)
+        process.kill()
+    finally:
+        process.wait()
+    assert log.exists()
+    assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")

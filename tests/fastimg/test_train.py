@@ -1,0 +1,145 @@
+"""The trainer as a person meets it: it learns, it leaves a run directory, it says what it does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+
+from fastimg import checkpoint, cli, configfile, rundir
+from fastimg.config import Convert, Train
+from fastimg.convert import convert
+from fastimg.interrupt import Interrupt
+
+
+def flags(data: Path, output: Path, *more: str) -> list[str]:
+    base = ["--arch", "test_resnet", "--img-size", "32", "-b", "16", "--val-fraction", "0.25"]
+    return ["train", str(data), *base, "--output", str(output), "--name", "run", *more]
+
+
+def test_it_overfits_a_few_images(image_folder: Path, tmp_path: Path) -> None:
+    more = ["--epochs", "12", "--lr", "5e-3", "--smoothing", "0", "--no-aug", "--no-amp", "--val-fraction", "0"]
+    assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
+    records = rundir.read_log(tmp_path / "runs/run")
+    assert records[-1]["loss"] < 0.1
+    assert records[-1]["top1"] == 1.0
+
+
+def test_a_run_leaves_all_that_was_promised(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "3", "--verbose")) == 0
+    run = tmp_path / "runs/run"
+    assert {"config.yaml", "metrics.jsonl", "curves.png", "last", "best", "checkpoints"} <= {
+        p.name for p in run.iterdir()
+    }
+    card = checkpoint.read_card(checkpoint.find(run))
+    assert card.classes == ("blue", "green", "red")
+    assert card.preprocessing.val_size == 32
+    assert card.metrics["samples"] == 9
+    with Image.open(run / "curves.png") as curves:
+        assert curves.size[0] > 500
+    kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert kinds.count("val") == 3
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("36", "plain folder", "fastimg convert", "slots of", "bytes", "best validation", "epoch 3/3"):
+        assert words in out
+
+
+def test_config_yaml_runs_again_to_the_same_weights(image_folder: Path, tmp_path: Path) -> None:
+    assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "2")) == 0
+    config = tmp_path / "runs/run/config.yaml"
+    assert cli.run(["train", "--config", str(config), "--output", str(tmp_path / "again")]) == 0
+    one, two = (load_file(tmp_path / name / "last/model.safetensors") for name in ("runs/run", "again/run"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    again = configfile.load(tmp_path / "again/run/config.yaml", Train)
+    before = configfile.load(config, Train)
+    assert {k: v for k, v in before.__dict__.items() if k != "output"} == {
+        k: v for k, v in again.__dict__.items() if k != "output"
+    }
+
+
+def test_shards_and_their_folder_train_to_the_same_validation(image_folder: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    convert(Convert(src=image_folder, dst=shards, val_fraction=0.25), Console(quiet=True))
+    assert cli.run(["train", str(shards), "--arch", "test_vit", "--img-size", "32", "-o", str(tmp_path / "runs")]) == 0
+    assert (tmp_path / "runs/shards-test_vit/best/model.safetensors").exists()
+    record = [r for r in rundir.read_log(tmp_path / "runs/shards-test_vit") if r["kind"] == "val"][-1]
+    assert record["samples"] == 9
+
+
+def test_every_sample_counts_once_though_batches_do_not_divide(image_folder: Path, tmp_path: Path) -> None:
+    more = ["-b", "7", "--epochs", "1", "--log-interval", "1", "--val-fraction", "0"]
+    assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
+    assert [r["samples"] for r in rundir.read_log(tmp_path / "runs/run")] == [7, 14, 21, 28, 35, 36]
+
+
+def test_unreadable_images_are_left_out_counted_and_named(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = image_folder / "red/000.jpg"
+    victim.write_bytes(victim.read_bytes()[:300])
+    more = ["--epochs", "1", "--val-fraction", "0", "--log-interval", "1"]
+    assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
+    assert rundir.read_log(tmp_path / "runs/run")[-1]["samples"] == 35
+    out = capsys.readouterr().out
+    assert "1 training images could not be decoded" in out
+    assert "000.jpg" in out
+    assert cli.run([*flags(image_folder, tmp_path / "other"), *more, "--on-error", "fail"]) == 1
+    assert "000.jpg" in capsys.readouterr().err
+
+
+def test_patience_ends_a_run(image_folder: Path, tmp_path: Path) -> None:
+    more = ["--epochs", "20", "--lr", "1e-12", "--sched", "constant", "--patience", "2"]
+    assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
+    epochs = [r["epoch"] for r in rundir.read_log(tmp_path / "runs/run") if r["kind"] == "val"]
+    assert 3 <= len(epochs) < 20
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [
+        "--opt",
+        "sgd",
+        "--lr",
+        "1e30",
+        "--warmup-fraction",
+        "0",
+        "--no-amp",
+        "--log-interval",
+        "1",
+        "--epochs",
+        "4",
+    ]
+    assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "the loss became nan" in message
+    assert "lower --lr" in message
+
+
+def test_a_dry_run_writes_nothing(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(flags(image_folder, tmp_path / "runs", "--dry-run")) == 0
+    assert not (tmp_path / "runs").exists()
+    assert "adamw, lr" in capsys.readouterr().out
+
+
+def test_a_frozen_backbone_stays_as_it_was(image_folder: Path, tmp_path: Path) -> None:
+    assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "1")) == 0
+    start = tmp_path / "runs/run/last/model.safetensors"
+    more = ["--weights", str(start), "--freeze", "backbone", "--lr", "0.1", "--epochs", "2"]
+    assert cli.run(flags(image_folder, tmp_path / "frozen", *more)) == 0
+    before, after = load_file(start), load_file(tmp_path / "frozen/run/last/model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"fc.weight", "fc.bias"}  # batch-norm statistics included in what has not
+
+
+def test_a_second_ctrl_c_is_obeyed() -> None:
+    with Interrupt() as interrupt:
+        interrupt._note(2, None)
+        assert interrupt.signal == 2
+        with pytest.raises(KeyboardInterrupt):
+            interrupt._note(2, None)
