@@ -6,7 +6,9 @@ A model stays pure: precision, data parallelism and freezing wrap it from outsid
 import ast
 import json
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from typing import Any, Literal
 import timm
 import torch
 import torchvision
+from huggingface_hub import constants, get_session
 from safetensors import SafetensorError, safe_open
 from timm.data.config import resolve_model_data_config
 from torch import nn
@@ -56,8 +59,11 @@ def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"--model-kwargs {pair}: give name=value, pad_type=same for example")
         try:
             kwargs[name] = ast.literal_eval(value)
+            json.dumps(kwargs[name])  # a checkpoint keeps them
         except (ValueError, SyntaxError):
             kwargs[name] = value
+        except TypeError as error:
+            raise UsageError(f"--model-kwargs {pair}: give a number, string, list or dict") from error
     return kwargs
 
 
@@ -89,7 +95,12 @@ def build(
 def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], img_size: int | None) -> Model:
     if not timm.is_model(arch):
         raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
-    config = timm.get_pretrained_cfg(arch)
+    try:
+        config = timm.get_pretrained_cfg(arch)
+    except RuntimeError as error:
+        name = arch.split(".")[0]
+        tags = timm.list_pretrained(f"{name}.*")
+        raise UsageError(f"--arch {arch}: {error} It has {', '.join(tags) or f'none: use {name}'}") from error
     if img_size is not None and config is not None and config.fixed_input_size and img_size != config.input_size[-1]:
         kwargs = {"img_size": img_size, **kwargs}
     if pretrained and not timm.is_model_pretrained(arch):
@@ -97,13 +108,19 @@ def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any],
             f"--pretrained: timm has no published weights for {arch}; leave it out, or give --weights FILE"
         )
     try:
-        module = timm.create_model(arch, num_classes=num_classes, pretrained=pretrained, **kwargs)
+        with _reachable_hub() if pretrained else nullcontext():
+            module = timm.create_model(arch, num_classes=num_classes, pretrained=pretrained, **kwargs)
     except TypeError as error:
         raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
     except Exception as error:
-        if not pretrained:
+        if pretrained:
+            raise UserError(_download_message(arch, error)) from error
+        if not kwargs:
             raise
-        raise UserError(_download_message(arch, error)) from error
+        given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+        raise UsageError(
+            f"--model-kwargs: {arch} cannot be made with {given} ({type(error).__name__}: {error}); change or drop them"
+        ) from error
     if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
         init_head(module, config.classifier)
     data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
@@ -127,7 +144,9 @@ def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str
     if name not in names:
         raise UsageError(f"--arch {arch}: torchvision has no such classifier{nearest(name, names)}")
     try:
-        module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of GoogLeNet and Inception
+            module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **kwargs)
     except TypeError as error:
         raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
     if getattr(module, "aux_logits", False):
@@ -153,6 +172,27 @@ def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str
     return model
 
 
+@contextmanager
+def _reachable_hub() -> Iterator[None]:
+    """Where Hugging Face's hub does not answer one request, ask only its cache: its own retries take a minute."""
+    offline = constants.HF_HUB_OFFLINE
+    failure: Exception | None = None
+    if not offline:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=10)
+        except Exception as error:  # noqa: BLE001 - of whichever http library the hub uses
+            failure = error
+    constants.HF_HUB_OFFLINE = offline or failure is not None
+    try:
+        yield
+    except OSError:  # what the hub raises for what its cache does not hold
+        if failure is None:
+            raise
+        raise ConnectionError(str(failure)) from failure
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
 def _download_message(arch: str, error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ or cause.__context__:
@@ -175,9 +215,11 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are undone. Raises UserError.
     """
     if path.is_dir():
-        path = next((p for p in (path / "best/model.safetensors", path / "model.safetensors") if p.exists()), path)
+        inside = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
+        path = next((path / name for name in inside if (path / name).exists()), path)
     if not path.is_file():
-        raise UserError(f"--weights {path}: no such file")
+        reason = "a folder without model.safetensors" if path.is_dir() else "no such file"
+        raise UserError(f"--weights {path}: {reason}; give a weights file, or a run directory")
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
