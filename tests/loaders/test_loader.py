@@ -201,8 +201,8 @@ def test_a_part_of_a_dataset():
 
 def test_sequential_order_is_padded_with_zeros_of_weight_0(files):
     decoder = ImageDecoder(CenterCrop(size=16, resize=16))
-    loader = build(files, decoder, batch_size=9, order="sequential")
-    for _ in range(2):  # the second time round the slots hold pixels of the first
+    loader = build(files, decoder, batch_size=9, prefetch=2, order="sequential")
+    for _ in range(2):  # the slot of the last batch held the first: its pixels must go
         batches = read(loader)
         assert real(batches) == list(range(N)) and len(batches) == 3
         assert batches[-1][2] == [1.0] * 5 + [0.0] * 4 and batches[-1][3] == 5
