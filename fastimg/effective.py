@@ -92,6 +92,11 @@ _AUG = ("scale", "ratio", "hflip", "vflip")
 _PIXELS = "a size from 1 to 16384 pixels"
 
 
+def _plain(config: Train) -> bool:
+    """Whether training sees validation's crops: as told, or with a frozen backbone and no augmentation asked for."""
+    return config.no_aug or (config.freeze is not None and all(getattr(config, name) is None for name in _AUG))
+
+
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
     """The model's own preprocessing with what the user set. Raises UsageError for sizes that do not fit together."""
     size = config.img_size
@@ -102,8 +107,16 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
         raise UsageError(
             f"--val-resize-size {val_resize} is smaller than the crop of {val_size}; raise it to that at least"
         )
+    train_size = config.train_crop_size or size or own.train_size
+    if _plain(config):
+        if config.train_crop_size not in (None, val_size):
+            raise UsageError(
+                f"--train-crop-size {train_size} has no effect without augmentation: training sees validation's crops "
+                f"of {val_size}; leave it out, or give --img-size"
+            )
+        train_size = val_size
     return Preprocessing(
-        train_size=config.train_crop_size or size or own.train_size,
+        train_size=train_size,
         val_size=val_size,
         val_resize=val_resize,
         interpolation=config.interpolation or own.interpolation,
@@ -124,7 +137,7 @@ def resolve(
     fraction = config.warmup_fraction
     if fraction is None and config.warmup_epochs is None:
         fraction = 0.2 if tuned else 0.05
-    plain = config.no_aug or (frozen and all(getattr(config, name) is None for name in _AUG))
+    plain = _plain(config)
     return replace(
         config,
         data=data.resolve(),

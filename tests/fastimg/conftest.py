@@ -1,0 +1,71 @@
+"""What the tests of the application share: the command line in this process, and one small trained run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastimg.cli import run
+
+FAST = ("--arch", "test_resnet", "--img-size", "32", "--batch-size", "8", "--workers", "1", "--no-amp")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left on the terminal."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """`cli("train", folder, ...)`: run a command in this process, on a terminal that folds no line."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def call(*arguments: object) -> Ran:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def fast() -> tuple[str, ...]:
+    """Flags of a training that takes a moment."""
+    return (*FAST, "--epochs", "1")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A folder with train/ and val/ of three colours, its shards, and a run on it. Not to be changed: copy it."""
+
+    images: Path
+    shards: Path
+    run: Path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """24 images to train on, 12 to validate, one run of two epochs."""
+    root = tmp_path_factory.mktemp("trained")
+    drawn = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 4)):
+        for channel, name in enumerate(("blue", "green", "red")):
+            folder = root / "images" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = drawn.integers(60, 130, (36 + i, 48, 3), dtype=np.uint8)
+                pixels[:, :, 2 - channel] += 100
+                Image.fromarray(pixels).save(folder / f"{i}.{'png' if i % 2 else 'jpg'}")
+    data, shards = root / "images", root / "shards"
+    assert run(["convert", str(data), str(shards)]) == 0
+    flags = (*FAST, "--epochs", "2", "--lr", "3e-3", "--no-aug", "--output", str(root / "runs"), "--name", "run")
+    assert run(["train", str(data), *flags]) == 0
+    return Trained(data, shards, root / "runs" / "run")

@@ -1,0 +1,55 @@
+"""The house: who may import whom, the links, and what stands at the top."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastimg
+
+ROOT = Path(__file__).parents[2]
+TOP = {
+    *("pyproject.toml", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", ".ci", ".gitignore"),
+    *("fastimg", "loaders", "augment", "tests", "benchmarks", "scripts"),
+    *(".github", ".pre-commit-config.yaml", ".gitattributes", ".python-version"),
+}
+
+
+def test_import_contracts_hold(tmp_path):
+    lint = Path(sys.executable).parent / "lint-imports"
+    if not lint.exists():
+        pytest.skip("import-linter is not installed")
+    command = [lint, "--config", ROOT / "pyproject.toml", "--cache-dir", tmp_path]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "0 broken" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["loaders", "augment"])
+def test_links_are_relative(name):
+    """An absolute one would point into the author's machine."""
+    assert os.readlink(ROOT / "fastimg" / name) == f"../{name}"
+
+
+def test_what_stands_at_the_top():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: nobody knows what belongs to it")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    top = {path.partition("/")[0] for path in listed.split("\0") if path}
+    assert top <= TOP
+    assert {"pyproject.toml", "README.md", "fastimg", "loaders", "augment", "tests"} <= top
+
+
+def test_the_package_has_few_names_of_its_own():
+    code = "import fastimg; print(sorted(n for n in vars(fastimg) if not n.startswith('_')), fastimg.__version__)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == f"[] {fastimg.__version__}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("fastimg/*.py")), ids=lambda path: path.name)
+def test_every_room_says_what_it_is_for(path):
+    """And no room is named after nothing."""
+    assert path.stem not in ("utils", "helpers", "common", "misc", "manager")
+    assert path.name == "__init__.py" or path.read_text(encoding="utf-8").startswith('"""')
