@@ -31,17 +31,20 @@ def print_effective(
     directory: Path,
 ) -> None:
     """The effective configuration: what will be done, every choice made."""
+    data = config.data or Path()
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     resize = f"resize {config.val_resize_size}, centre crop {config.val_crop_size}, {config.interpolation}"
     total = sum(p.numel() for p in model.module.parameters())
     trained = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
-    origin = f"weights {config.weights}" if config.weights else "published weights" if config.pretrained else "random"
+    origin = (
+        f"weights {shown(config.weights)}" if config.weights else "published weights" if config.pretrained else "random"
+    )
     layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
     threads = worker_count(config.workers, ranks)
     rows = {
-        "data": f"{config.data}: {len(part)} images, {len(part.dataset.classes)} classes",
+        "data": f"{shown(data)}: {len(part)} images, {len(part.dataset.classes)} classes",
         "validation": "none" if val_part is None else f"{len(val_part)} images ({val_part.origin}); {resize}",
         "model": f"{config.arch}, {total / 1e6:.1f} M parameters ({trained:,} trained), from {origin}",
         "input": f"mean {_triple(config.mean)}, std {_triple(config.std)}; {_augmentation(config)}",
@@ -49,11 +52,17 @@ def print_effective(
         "schedule": _schedule(config),
         "batch": _batch(config, ranks),
         "device": f"{_devices(ranks)}, {precision.reason}, {layout}, {threads} loader threads, seed {config.seed}",
-        "run": str(directory),
+        "run": shown(directory),
     }
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table, highlight=False, markup=False)
+
+
+def shown(path: Path) -> str:
+    """A path as a person types it: relative where it lies below the current directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _triple(values: tuple[float, float, float] | None) -> str:
@@ -118,14 +127,14 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             console.print(f"  ... and {count - 5} more", highlight=False)
     if signal:
         console.print(
-            f"stopped after step {run.step} of {run.steps}, saved in {run.directory / 'last'}; "
+            f"stopped after step {run.step} of {run.steps}, saved in {shown(run.directory / 'last')}; "
             "the same command with --resume auto goes on from there",
             soft_wrap=True,
             highlight=False,
             markup=False,
         )
         return
-    table = Table(title=Text(f"{run.model.arch} on {run.config.data}"), title_justify="left", show_header=False)
+    table = Table(title=Text(f"{run.model.arch} on {shown(run.config.data or Path())}"), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     if run.best is not None:
@@ -138,7 +147,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     if steps:
         table.add_row("speed", f"{median(record['images_per_second'] for record in steps):,.1f} img/s (median)")
         table.add_row("waited for data", f"{median(record['wait_share'] for record in steps):.1%} of the time (median)")
-    table.add_row("best checkpoint", str(run.directory / "best" / checkpoint.MODEL))
-    table.add_row("last checkpoint", str(run.directory / "last" / checkpoint.MODEL))
-    table.add_row("curves, records", f"{run.directory / rundir.CURVES}, {rundir.METRICS}")
+    table.add_row("best checkpoint", shown(run.directory / "best" / checkpoint.MODEL))
+    table.add_row("last checkpoint", shown(run.directory / "last" / checkpoint.MODEL))
+    table.add_row("curves, records", f"{shown(run.directory / rundir.CURVES)}, {rundir.METRICS}")
     console.print(table, highlight=False, markup=False)
