@@ -1,0 +1,155 @@
+"""The command line: help, exit codes, and text that is printed as it is."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastimg import __version__, config
+from fastimg import cli as command_line
+
+COMMANDS = {
+    "demo": config.Demo,
+    "convert": config.Convert,
+    "train": config.Train,
+    "eval": config.Eval,
+    "predict": config.Predict,
+}
+POSITIONAL = {"src", "dst", "data", "checkpoint", "sources"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_flag(command, cli):
+    ran = cli(command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    words = set(ran.out.replace(",", " ").split())
+    fields = [field.name for field in dataclasses.fields(COMMANDS[command])]
+    positional = POSITIONAL if command != "demo" else set()
+    assert not [name for name in fields if name not in positional and f"--{name.replace('_', '-')}" not in words]
+
+
+def test_every_command_is_listed(cli):
+    ran = cli("--help")
+    assert ran.code == 0
+    assert all(f"  {name} " in ran.out for name in COMMANDS)
+    assert command_line._COMMANDS == COMMANDS
+
+
+def test_nothing_given_is_help_and_a_usage_error(cli):
+    ran = cli()
+    assert ran.code == 2 and "commands:" in ran.out
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from fastimg.cli import run; print(run(['train', '--help']), 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "0 False"
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag, cli):
+    assert cli(flag).out == f"fastimg {__version__}\n"
+
+
+@pytest.mark.parametrize(("word", "hint"), [("trian", "; did you mean train?"), ("xyz", "'xyz'; `fastimg --help`")])
+def test_unknown_command(word, hint, cli):
+    ran = cli(word)
+    assert ran.code == 2 and word in ran.err and hint in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("command", ["convert", "train", "eval", "predict", "demo"])
+def test_unknown_flag(command, cli):
+    ran = cli(command, *([] if command == "demo" else ["a", "b"]), "--no-such-flag", "1")
+    assert ran.code == 2 and "--no-such-flag" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("flags", [("--epochs", "many"), ("--opt", "lion"), ("--scale", "0.5")])
+def test_values_of_the_wrong_kind(flags, cli):
+    ran = cli("train", "nowhere", *flags)
+    assert ran.code == 2 and flags[0] in ran.err and "Traceback" not in ran.err
+
+
+def test_a_fault_of_ours_keeps_its_traceback(cli, monkeypatch):
+    def broken(arguments, console):
+        raise KeyError("something of ours")
+
+    monkeypatch.setattr(command_line, "_dispatch", broken)
+    ran = cli("train")
+    assert ran.code == 1 and "Traceback" in ran.err and "report it" in ran.err
+
+
+def test_ctrl_c_before_training(cli, monkeypatch):
+    def interrupted(arguments, console):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "_dispatch", interrupted)
+    ran = cli("train")
+    assert (ran.code, ran.err) == (130, "fastimg: interrupted\n")
+
+
+def test_a_rank_says_who_it_is(cli, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert cli("xyz").err.startswith("fastimg: rank 3: error: ")
+
+
+@pytest.fixture
+def odd(trained, tmp_path, monkeypatch):
+    """A data folder, classes and files whose names look like markup, in the current directory."""
+    root = tmp_path / "[/bold] a&b"
+    for split in ("train", "val"):
+        for old, new in (("blue", "[red]x[/red]"), ("green", "[/]"), ("red", "two words")):
+            shutil.copytree(trained.images / split / old, root / split / new)
+        (root / split / "two words" / "0.jpg").rename(root / split / "two words" / "[bold]x.jpg")
+    monkeypatch.chdir(tmp_path)
+    return root.relative_to(tmp_path)
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(odd, fast, cli):
+    (odd / "train" / "two words" / "[link]y.jpg").write_bytes(b"none")
+    ran = cli("train", odd, *fast, "--name", "[b]run")
+    assert ran.code == 0, ran.err
+    assert f"fastimg convert {odd} DST" in ran.out and f"{odd}: 25 images" in ran.out
+    assert "two words/[link]y.jpg: not an image" in ran.out and "runs/[b]run/best/" in ran.out
+    ran = cli("eval", "runs/[b]run", odd)
+    assert ran.code == 0, ran.err
+    assert f"{odd} (val), 12 images" in ran.out and "runs/[b]run/best/confusion-val.png" in ran.out
+    assert all(f" {name} " in ran.out for name in ("[red]x[/red]", "[/]", "two words"))
+    file = odd / "val" / "two words" / "[bold]x.jpg"
+    ran = cli("predict", "runs/[b]run", file)
+    assert ran.code == 0 and f" {file} " in ran.out and "[red]x[/red] " in ran.out
+    ran = cli("predict", "runs/[b]run", odd / "[i]none")
+    assert ran.code == 1 and "[i]none" in ran.out
+    ran = cli("convert", odd, "[i]out")
+    assert ran.code == 0 and "[i]out" in ran.out and "[link]y.jpg: not an image" in ran.out
+    assert sorted(json.loads(Path("[i]out/dataset.json").read_text())["classes"]) == [
+        "[/]",
+        "[red]x[/red]",
+        "two words",
+    ]
+
+
+def test_runs_in_a_folder_with_brackets_are_numbered(odd, fast, cli):
+    """A glob of the name would find none of them, and the second would write over the first."""
+    data = odd.rename("[a]data")
+    assert [cli("train", data, *fast).code for _ in range(2)] == [0, 0]
+    assert sorted(os.listdir("runs")) == ["[a]data-test_resnet", "[a]data-test_resnet-2"]
+
+
+def test_file_names_that_are_not_utf8(trained, tmp_path, cli):
+    name = os.fsdecode(b"caf\xe9.jpg")
+    good, bad = tmp_path / name, tmp_path / f"bad-{name}"
+    shutil.copy(trained.images / "val" / "red" / "0.jpg", good)
+    bad.write_bytes(b"none")
+    ran = cli("predict", trained.run, good, bad)
+    assert ran.code == 0 and "caf\\udce9.jpg" in ran.out and "Traceback" not in ran.err
+    ran = cli("predict", trained.run, good, "--json")
+    assert ran.code == 0 and json.loads(ran.out)["file"] == str(good)
+    ran = cli("predict", trained.run, good, "--csv", tmp_path / "out.csv")
+    assert ran.code == 0 and "caf\\udce9.jpg" in (tmp_path / "out.csv").read_text()
+    ran = cli("train", tmp_path / f"no-{name}")
+    assert ran.code == 1 and "no-caf\\udce9.jpg" in ran.err and "Traceback" not in ran.err
