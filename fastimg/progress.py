@@ -73,6 +73,16 @@ class Display:
         else:
             self.say(f"epoch {epoch}  step {line.step}/{self._steps}  {line.text()}")
 
+    def advance(self, epoch: int, step: int) -> None:
+        """A step is done: the bar moves, nothing is asked of the device."""
+        if self._progress:
+            self._progress.update(self._task, completed=step, epoch=f"{epoch + 1}/{self._epochs}")
+
+    def note(self, text: str) -> None:
+        """What goes on where no steps are done; on the live line alone."""
+        if self._progress:
+            self._progress.update(self._task, text=text)
+
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)

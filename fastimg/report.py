@@ -134,7 +134,8 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             markup=False,
         )
         return
-    table = Table(title=Text(f"{run.model.arch} on {shown(run.config.data or Path())}"), title_justify="left", show_header=False)
+    title = Text(f"{run.model.arch} on {shown(run.config.data or Path())}")
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     if run.best is not None:

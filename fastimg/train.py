@@ -101,6 +101,8 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
         run.scaler.update()
         run.optimizer.zero_grad(set_to_none=True)
         run.step, rows = run.step + 1, 0
+        if display is not None:
+            display.advance(run.epoch, run.step_in_epoch)
         ended = run.step_in_epoch == run.steps_per_epoch
         if run.step_in_epoch % config.log_interval == 0 or ended:
             stop = _report(run, rate, display, interrupt.signal) or stop  # sync point: the meter is read
@@ -177,6 +179,8 @@ def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
 
 def _end_of_epoch(run: Run, display: Display | None) -> None:
     """Validate, save, and stand at the beginning of the next epoch."""
+    if display is not None:
+        display.note("validating and saving")
     run.epoch += 1
     run.meter = Meter(run.ranks.device)
     agree_on_buffers(run.model.module, run.ranks)
