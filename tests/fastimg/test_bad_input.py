@@ -1,0 +1,473 @@
+"""What a person may give that is wrong: a sentence with the name and the remedy, an exit code, nothing left behind."""
+
+import json
+import shutil
+import struct
+import zlib
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fastimg import train as training
+from fastimg.checkpoint import MODEL, load_model
+from fastimg.parallel import Ranks, start
+
+# As fastimg.loaders.decode has it: pytest makes filters of its own, by which the warning would be an error.
+pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+
+
+def everything(folder):
+    """Files and folders below `folder`, without the compact index, which is a cache."""
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*") if path.suffix != ".fidx"}
+
+
+@pytest.fixture
+def refuses(cli, tmp_path):
+    """`refuses(code, texts, command...)`: it ends with `code`, says all `texts`, and leaves everything as it was."""
+
+    def check(code, texts, *arguments):
+        before = everything(tmp_path)
+        ran = cli(*arguments)
+        assert ran.code == code, ran.out + ran.err
+        assert "Traceback" not in ran.err + ran.out
+        last = ran.err.strip().splitlines()[-1]
+        assert last.startswith("fastimg: error: ")
+        assert not [text for text in texts if str(text) not in last], last
+        assert everything(tmp_path).keys() == before.keys()
+        assert everything(tmp_path) == before
+        return ran
+
+    return check
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """A folder with train/ and val/, to be damaged."""
+    return shutil.copytree(trained.images, tmp_path / "data")
+
+
+@pytest.fixture
+def shards(trained, tmp_path):
+    """Shards with train and val, to be damaged."""
+    return shutil.copytree(trained.shards, tmp_path / "shards")
+
+
+@pytest.fixture
+def commands(trained, tmp_path, fast):
+    """`commands[name](data)`: the arguments of a command on some data."""
+    return {
+        "convert": lambda data: ("convert", data, tmp_path / "new" / "out"),
+        "train": lambda data: ("train", data, *fast, "-o", tmp_path / "runs"),
+        "eval": lambda data: ("eval", trained.run, data, "--plot", tmp_path / "plot.png"),
+        "predict": lambda data: ("predict", trained.run, data),
+    }
+
+
+READERS = ("convert", "train", "eval")
+
+
+def bomb(width=10_000, height=10_000):
+    """A PNG of so many pixels by its header, and next to none in it."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" * 99))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_source_that_is_missing(command, commands, tmp_path, refuses):
+    refuses(1, [tmp_path / "no", "check the path"], *commands[command](tmp_path / "no"))
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_source_without_classes(command, commands, tmp_path, refuses):
+    (tmp_path / "flat").mkdir()
+    refuses(1, [tmp_path / "flat", "no class folders"], *commands[command](tmp_path / "flat"))
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_an_empty_class(command, commands, folder, refuses):
+    shutil.rmtree(folder / "train" / "red")
+    (folder / "train" / "red").mkdir()
+    refuses(1, [folder / "train" / "red", "the class is empty", "add images or remove"], *commands[command](folder))
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_class_that_only_validation_has(command, commands, folder, refuses):
+    shutil.copytree(folder / "val" / "red", folder / "val" / "pink")
+    refuses(1, [folder / "val" / "pink", "no class 'pink'", "add it there or remove"], *commands[command](folder))
+
+
+def damage(folder, split):
+    """One unreadable, one truncated, one empty image and a bomb in a split; their names."""
+    whole = (folder / split / "red" / "0.jpg").read_bytes()
+    contents = {
+        "text.jpg": b"no image",
+        "cut.jpg": whole[: len(whole) * 9 // 10],
+        "empty.png": b"",
+        "bomb.png": bomb(),
+        "huge.png": bomb(50_000, 50_000),
+    }
+    for name, content in contents.items():
+        (folder / split / "green" / name).write_bytes(content)
+    return contents.keys()
+
+
+REASONS = {
+    "text.jpg": "not an image in a format that Pillow knows",
+    "cut.jpg": "truncated",
+    "empty.png": "the file is empty",
+    "bomb.png": "10000 x 10000 pixels are more than --max-pixels 89478485",
+    "huge.png": "more pixels than",
+}
+
+
+def test_damaged_images_are_left_out_of_a_conversion(folder, commands, cli):
+    names = damage(folder, "train")
+    ran = cli(*commands["convert"](folder))
+    assert ran.code == 0 and "5 that cannot be decoded" in ran.out
+    assert all(f"{name}: " in ran.out and REASONS[name] in ran.out for name in names)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_damaged_images_are_left_out_of_training(split, folder, commands, cli, tmp_path):
+    names = damage(folder, split)
+    ran = cli(*commands["train"](folder))
+    assert ran.code == 0, ran.err
+    what = "training" if split == "train" else "validation"
+    assert f"5 {what} images could not be decoded and were left out" in ran.out
+    assert all(f"{name}: " in ran.out and REASONS[name] in ran.out for name in names)
+    records = [json.loads(line) for line in next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+    assert [(r["kind"], r["samples"]) for r in records] == [("train", 24), ("val", 12)]
+
+
+def test_damaged_images_are_left_out_of_an_evaluation(folder, commands, cli):
+    names = damage(folder, "val")
+    ran = cli(*commands["eval"](folder), "--json")
+    told = json.loads(ran.out)
+    assert (ran.code, told["images"], told["unreadable"]) == (0, 12, 5)
+    assert all(f"{name}: " in ran.err and REASONS[name] in ran.err for name in names)
+    assert "5 could not be decoded" in cli(*commands["eval"](folder)).out
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("name", REASONS)
+def test_damaged_images_are_refused_on_demand(command, name, folder, commands, refuses):
+    for other in damage(folder, "val" if command == "eval" else "train") - {name}:
+        next(folder.glob(f"*/green/{other}")).unlink()
+    texts = [f"green/{name}", REASONS[name], "--on-error skip"]
+    refuses(1, texts, *commands[command](folder), "--on-error", "fail")
+
+
+def test_a_damaged_validation_image_is_refused_on_demand(folder, commands, cli):
+    damage(folder, "val")
+    ran = cli(*commands["train"](folder), "--on-error", "fail")
+    assert ran.code == 1 and "green/" in ran.err and "--on-error skip" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("command", ["convert", "train", "eval"])
+def test_no_image_at_all_can_be_decoded(command, folder, commands, refuses):
+    for file in folder.rglob("*.*"):
+        file.write_bytes(b"none")
+    ran = refuses(1, [folder], *commands[command](folder))
+    assert "decoded" in ran.err and "not an image" in ran.err
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_max_pixels_is_held(command, folder, commands, refuses):
+    """All images have 36 x 48 pixels or more."""
+    ran = refuses(1, [folder], *commands[command](folder), "--max-pixels", "1000")
+    assert "pixels are more than --max-pixels 1000" in ran.err
+    refuses(2, ["--max-pixels", "1 or more"], *commands[command](folder), "--max-pixels", "0")
+
+
+def test_shards_are_held_to_max_pixels_too(shards, commands, refuses):
+    refuses(1, [shards, "more than --max-pixels 1000"], *commands["train"](shards), "--max-pixels", "1000")
+
+
+def shorten(file):
+    file.write_bytes(file.read_bytes()[:-512])
+
+
+def alter(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    (file.parent / "train.fidx").unlink(missing_ok=True)
+    (file.parent / "val.fidx").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("00000.tar", shorten, "cut short or altered"),
+        ("00000.idx", shorten, "cut short or altered"),
+        ("00000.idx", alter, "cut short or altered"),
+        ("00000.tar", lambda file: file.unlink(), "missing"),
+        ("00000.idx", lambda file: file.unlink(), "missing"),
+    ],
+)
+def test_shards_that_are_not_whole(command, name, change, reason, shards, commands, refuses):
+    file = shards / f"{'train' if command == 'train' else 'val'}-{name}"
+    change(file)
+    refuses(1, [file, reason, "copy it again, or convert again"], *commands[command](shards))
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"format": "other"}', ""])
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_description_that_is_none(command, content, shards, commands, refuses):
+    (shards / "dataset.json").write_text(content)
+    refuses(1, [shards / "dataset.json", "convert again"], *commands[command](shards))
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_conversion_that_did_not_finish(command, shards, commands, refuses):
+    (shards / "dataset.json").unlink()
+    (shards / "convert.json").write_text("{}")
+    refuses(1, [shards, "did not finish", "--resume"], *commands[command](shards))
+
+
+def test_a_label_that_is_not_among_the_classes(shards, commands, refuses):
+    description = json.loads((shards / "dataset.json").read_text())
+    description["classes"].pop()
+    (shards / "dataset.json").write_text(json.dumps(description))
+    refuses(1, [shards, "label 2 is not among its 2 classes", "convert again"], *commands["train"](shards))
+
+
+def test_a_manifest_row_without_its_file(folder, tmp_path, commands, refuses, cli):
+    rows = [f"data/train/{name}/0.jpg,{name}" for name in ("red", "green", "blue")]
+    manifest = tmp_path / "list.csv"
+    manifest.write_text("path,label\n" + "\n".join([*rows, "data/gone.jpg,red"]) + "\n")
+    texts = [f"{manifest}: row 5: data/gone.jpg: no such file", "--on-error skip"]
+    refuses(1, texts, *commands["convert"](manifest), "--on-error", "fail")
+    ran = cli(*commands["convert"](manifest))
+    assert ran.code == 0 and "data/gone.jpg: no such file" in ran.out
+
+
+def test_a_destination_that_is_there(trained, folder, shards, refuses):
+    refuses(1, [shards, "holds a dataset already", "--overwrite"], "convert", folder, shards)
+
+
+@pytest.mark.parametrize("cut", ["shrunk", "altered"])
+def test_a_shard_that_changes_under_a_running_training(cut, shards, commands, cli, tmp_path, monkeypatch):
+    """Never a SIGBUS: the run ends with the shard's name, and its last checkpoint can be used."""
+    end_of_epoch = training._end_of_epoch
+
+    def change(run, display):
+        end_of_epoch(run, display)
+        file = shards / "train-00000.tar"
+        content = file.read_bytes()
+        file.write_bytes(content[:4096] if cut == "shrunk" else bytes(len(content)))
+
+    monkeypatch.setattr(training, "_end_of_epoch", change)
+    ran = cli(*commands["train"](shards), "--epochs", "3")
+    assert ran.code == 1 and "Traceback" not in ran.err
+    assert f"{shards / 'train-00000.tar'}: " in ran.err and "copy" in ran.err
+    (run,) = (tmp_path / "runs").iterdir()
+    assert load_model(run / "last")[1].epoch == 1
+
+
+def test_more_ranks_than_samples(folder, commands, refuses, monkeypatch):
+    class Alone(Ranks):
+        """One of a hundred, who waits for nobody."""
+
+        def barrier(self):
+            pass
+
+        def broadcast(self, value):
+            return value
+
+    def many(device):
+        class Context:
+            def __enter__(self):
+                with start(device) as ranks:
+                    return Alone(0, 100, 1, ranks.device, None)
+
+            def __exit__(self, *error):
+                pass
+
+        return Context()
+
+    monkeypatch.setattr(training, "start", many)
+    refuses(1, [folder, "24 samples for 100 ranks", "start fewer"], *commands["train"](folder))
+
+
+@pytest.mark.parametrize(
+    ("arch", "texts"),
+    [
+        ("resnt50", ["resnt50", "timm has no such model", "resnet50"]),
+        ("torchvision/resnet1", ["torchvision has no such classifier", "resnet18"]),
+        ("resnet50.nonsense", ["nonsense", "resnet50.a1_in1k"]),
+        ("torchvision/googlenet", ["auxiliary", "--model-kwargs aux_logits=False"]),
+    ],
+)
+def test_an_unknown_architecture(arch, texts, trained, tmp_path, refuses):
+    refuses(2, ["--arch", *texts], "train", trained.images, "--arch", arch, "-o", tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("noequals", "give name=value"),
+        ("=3", "give name=value"),
+        ("a-b=3", "give name=value"),
+        ("nonsense=3", "does not take them"),
+        ("num_classes=3", "does not take them"),
+        ("act_layer=nonsense", "cannot be made with act_layer=nonsense"),
+        ("layers={1,2}", "give a number, string, list or dict"),
+    ],
+)
+def test_model_arguments_that_are_none(given, text, trained, tmp_path, fast, refuses):
+    arguments = ("train", trained.images, *fast, "--model-kwargs", given, "-o", tmp_path / "runs")
+    refuses(2, ["--model-kwargs", text], *arguments)
+
+
+def test_a_size_that_the_model_cannot_take(trained, tmp_path, refuses):
+    arguments = ("train", trained.images, "--arch", "test_vit", "--img-size", "33", "-o", tmp_path / "runs")
+    ran = refuses(2, [], *arguments)
+    assert "--img-size 33" in ran.err or "--val-crop-size 33" in ran.err
+
+
+def test_pretrained_without_network(trained, tmp_path, fast, monkeypatch, cli):
+    """The hub is asked once; its own retries would take a minute."""
+    import socket
+
+    import huggingface_hub
+
+    asked = []
+
+    def no_name(host, *rest, **options):
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    for arch in ("test_resnet", "torchvision/resnet18"):
+        ran = cli("train", trained.images, *fast, "--arch", arch, "--pretrained", "-o", tmp_path / "runs")
+        assert ran.code == 1 and "Traceback" not in ran.err and "Retrying" not in ran.err
+        said = ran.err.strip().splitlines()[-1]
+        assert f"--pretrained: the weights of {arch} could not be downloaded" in said and "--weights FILE" in said
+        assert not (tmp_path / "runs").exists()
+    assert 1 <= len(asked) <= 4
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
+
+
+@pytest.fixture
+def weights(trained, tmp_path):
+    """Tensors of the run's model."""
+    return load_file(trained.run / "best" / MODEL)
+
+
+def test_weights_of_another_architecture(trained, tmp_path, fast, weights, refuses):
+    file = tmp_path / "other.safetensors"
+    save_file({**{f"x.{name}": tensor for name, tensor in weights.items()}}, file)
+    texts = [file, "not the weights of test_resnet", "missing (conv1.0.weight", "unknown (x.", "--arch"]
+    refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+    weights["layer1.0.conv1.weight"] = torch.zeros(3, 3)
+    save_file(weights, file)
+    texts = [file, "of another shape (layer1.0.conv1.weight [3, 3] for"]
+    refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_weights_that_are_cut_short(name, trained, tmp_path, fast, weights, refuses):
+    file = tmp_path / name
+    save_file(weights, file) if name.endswith("rs") else torch.save(weights, file)
+    file.write_bytes(file.read_bytes()[:1000])
+    refuses(1, [file], "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, torch.zeros(3), {"state_dict": {}}])
+def test_weights_without_names(content, trained, tmp_path, fast, refuses):
+    file = tmp_path / "w.pt"
+    torch.save(content, file)
+    texts = [file, "no named tensors", "state_dict"]
+    refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+
+
+def test_weights_that_are_not_there(trained, tmp_path, fast, refuses):
+    (tmp_path / "empty").mkdir()
+    for name, reason in (("no.pt", "no such file"), ("empty", "a folder without model.safetensors")):
+        file = tmp_path / name
+        texts = [f"{file}: {reason}"]
+        refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+
+
+class Evil:
+    """Would write a file where it is loaded."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (str(self.file), "w")
+
+
+def test_a_pickle_is_never_executed(trained, tmp_path, fast, refuses):
+    file = tmp_path / "evil.pt"
+    torch.save({"state_dict": {"fc.weight": torch.zeros(1)}, "epoch": Evil(tmp_path / "written")}, file)
+    texts = [file, "cannot be read as plain tensors", "safetensors"]
+    refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+    assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_what_is_no_checkpoint(command, trained, tmp_path, weights, refuses):
+    data = trained.images if command == "eval" else trained.images / "val" / "red" / "0.jpg"
+    refuses(1, [tmp_path / "no", "give a run directory"], command, tmp_path / "no", data)
+    refuses(1, [tmp_path, "no checkpoint in it"], command, tmp_path, data)
+    plain, cut, text = tmp_path / "plain.safetensors", tmp_path / "cut.safetensors", tmp_path / "text"
+    save_file(weights, plain)
+    cut.write_bytes((trained.run / "best" / MODEL).read_bytes()[:-100])
+    text.write_text("words")
+    refuses(1, [plain, "without classes and preprocessing", "train --weights"], command, plain, data)
+    for file in (cut, text):
+        refuses(1, [file, "not a complete checkpoint"], command, file, data)
+
+
+def test_a_checkpoint_with_another_class_list(trained, folder, commands, refuses):
+    shutil.rmtree(folder / "val" / "red")
+    (folder / "train" / "red").rename(folder / "train" / "pink")
+    texts = [folder, trained.run, "it has also pink", "it lacks red", "the classes that the model was trained on"]
+    refuses(1, texts, *commands["eval"](folder))
+
+
+def test_an_output_that_is_a_file(trained, tmp_path, fast, refuses):
+    (tmp_path / "file").write_text("")
+    texts = [tmp_path / "file", "--output"]
+    refuses(1, texts, "train", trained.images, *fast, "-o", tmp_path / "file")
+
+
+def test_a_learning_rate_that_explodes(trained, tmp_path, fast, refuses):
+    texts = ["the loss became nan", "lower --lr"]
+    refuses(1, texts, "train", trained.images, *fast, "--lr", "1e30", "--opt", "sgd", "-o", tmp_path / "runs")
+
+
+@pytest.mark.parametrize("flags", [("--batch-size", "0"), ("--workers", "0"), ("--device", "tpu")])
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_flags_of_eval_and_predict(command, flags, trained, commands, refuses):
+    data = trained.images if command == "eval" else trained.images / "val" / "red" / "0.jpg"
+    refuses(2, [flags[0]], *commands[command](data), *flags)
+
+
+def test_a_split_that_is_not_there(trained, commands, refuses):
+    refuses(
+        1,
+        [trained.images, "no split 'tset'", "it has train, val"],
+        *commands["eval"](trained.images),
+        "--split",
+        "tset",
+    )
+    refuses(1, ["no split 'tset'"], *commands["train"](trained.images), "--train-split", "tset")
+    refuses(1, ["no split 'tset'"], *commands["train"](trained.images), "--val-split", "tset")
+
+
+def test_a_plot_that_cannot_be_written(trained, tmp_path, refuses):
+    refuses(2, ["--plot", "a.xyz", ".png"], "eval", trained.run, trained.images, "--plot", tmp_path / "a.xyz")
+    refuses(1, ["--plot", "no/a.png"], "eval", trained.run, trained.images, "--plot", tmp_path / "no" / "a.png")
