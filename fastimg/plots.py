@@ -1,5 +1,6 @@
 """Pictures: training curves, a confusion matrix, a sheet of predictions."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
             axis.legend(frameon=False)
         axis.set(title=title, xlabel="epoch")
         axis.grid(alpha=0.3)
-    figure.savefig(file, dpi=110)
+    _save(figure, file)
 
 
 def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str, file: Path) -> None:
@@ -46,8 +47,8 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
     image = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     axis.set(title=title, xlabel="predicted", ylabel="true")
     if n <= 60:
-        axis.set_xticks(range(n), labels=[str(c)[:24] for c in classes], rotation=90)
-        axis.set_yticks(range(n), labels=[str(c)[:24] for c in classes])
+        axis.set_xticks(range(n), labels=[str(c)[:24] for c in classes], rotation=90, parse_math=False)
+        axis.set_yticks(range(n), labels=[str(c)[:24] for c in classes], parse_math=False)
     if n <= 25:
         for (row, column), count in np.ndenumerate(matrix):
             if count:
@@ -55,7 +56,7 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
                 axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
     else:
         figure.colorbar(image, shrink=0.7)
-    figure.savefig(file, dpi=110)
+    _save(figure, file)
 
 
 def plot_predictions(
@@ -71,5 +72,11 @@ def plot_predictions(
         axis.set_axis_off()
     for axis, image, caption, fine in zip(axes.flat, images, captions, right, strict=False):
         axis.imshow(image, interpolation="nearest")
-        axis.set_title(caption, fontsize=8, color="black" if fine else "tab:red")
-    figure.savefig(file, dpi=110)
+        axis.set_title(caption, fontsize=8, color="black" if fine else "tab:red", parse_math=False)
+    _save(figure, file)
+
+
+def _save(figure: Figure, file: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, labels that leave little room
+        figure.savefig(file, dpi=110)
