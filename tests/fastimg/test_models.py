@@ -1,0 +1,151 @@
+"""Models by name, weights from files, freezing."""
+
+import json
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file, save_file
+
+from fastimg.checkpoint import MODEL, load_model
+from fastimg.models import build, freeze_backbone, load_weights, parse_kwargs, read_weights, train_mode
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+
+
+def same(one, other, names=None):
+    return all(one[name].equal(other[name]) for name in names or one)
+
+
+def trunk(tensors, head="fc."):
+    return [name for name in tensors if not name.startswith(head)]
+
+
+def test_arguments():
+    given = ("a=1", "b=0.5", "c=same", "d=(1, 2)", "e=None", "f=x=y", "g=")
+    expected = {"a": 1, "b": 0.5, "c": "same", "d": (1, 2), "e": None, "f": "x=y", "g": ""}
+    assert parse_kwargs(given) == expected
+
+
+def test_arguments_reach_the_model_and_its_checkpoint(trained, tmp_path, fast, cli):
+    flags = ("--model-kwargs", "stem_width=8", "block_args={'attn_layer': 'se'}", "--drop-path", "0.2")
+    ran = cli("train", trained.images, *fast, *flags, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    model, card = load_model(tmp_path / "run")
+    assert card.kwargs == {"stem_width": 8, "block_args": {"attn_layer": "se"}, "drop_path_rate": 0.2}
+    assert any(".se." in name for name in state(model)) and model.module.conv1[0].out_channels == 8
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"state_dict": t}, lambda t: {"model": t, "epoch": 3}])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module.model."])
+def test_wrappers_are_undone(wrap, prefix, tmp_path):
+    tensors = {"a": torch.ones(2), "b.c": torch.zeros(1)}
+    torch.save(wrap({prefix + name: tensor for name, tensor in tensors.items()}), tmp_path / "w.pth")
+    found, metadata = read_weights(tmp_path / "w.pth")
+    assert found.keys() == tensors.keys() and same(found, tensors) and metadata == {}
+
+
+def test_an_old_checkpoint_loads_into_the_model(tmp_path):
+    source = build("test_resnet", 3)
+    tensors = {f"module.{name}": tensor for name, tensor in state(source).items()}
+    torch.save({"state_dict": tensors, "epoch": 3, "arch": "x"}, tmp_path / "old.pth.tar")
+    assert same(state(build("test_resnet", 3, weights=tmp_path / "old.pth.tar")), state(source))
+
+
+def test_a_classifier_of_another_width_begins_anew(tmp_path):
+    source = build("test_resnet", 1000)
+    save_file(state(source), tmp_path / "w.safetensors")
+    made = state(build("test_resnet", 3, weights=tmp_path / "w.safetensors"))
+    assert same(made, state(source), trunk(made)) and made["fc.weight"].shape == (3, made["fc.weight"].shape[1])
+    assert not made["fc.weight"].any() and not made["fc.bias"].any()
+
+
+def test_a_file_without_a_classifier(tmp_path):
+    source = state(build("test_resnet", 3))
+    save_file({name: source[name] for name in trunk(source)}, tmp_path / "w.safetensors")
+    assert same(state(build("test_resnet", 3, weights=tmp_path / "w.safetensors")), source, trunk(source))
+
+
+def test_counters_of_batches_may_be_missing():
+    model = build("test_resnet", 3)
+    tensors = {name: tensor for name, tensor in state(model).items() if not name.endswith("num_batches_tracked")}
+    load_weights(model, tensors, "origin")
+
+
+def test_a_run_directory_is_weights_too(trained, tmp_path):
+    there = load_file(trained.run / "best" / MODEL)
+    for path in (trained.run, (trained.run / "best").resolve(), trained.run / "best" / MODEL):
+        assert same(state(build("test_resnet", 3, weights=path)), there)
+    (tmp_path / "last").symlink_to((trained.run / "last").resolve())  # stopped before its first validation
+    assert same(read_weights(tmp_path)[0], load_file(trained.run / "last" / MODEL))
+
+
+def test_weights_state_their_preprocessing(tmp_path):
+    tensors = state(build("test_resnet", 3))
+    save_file(tensors, tmp_path / "w.safetensors", metadata={"mean": "0.1,0.2,0.3", "std": "1, 1,x"})
+    pre = build("test_resnet", 3, weights=tmp_path / "w.safetensors").preprocessing
+    assert pre.mean == (0.1, 0.2, 0.3) and pre.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("arch", ["test_resnet", "test_vit"])
+def test_frozen_is_frozen(arch, trained, tmp_path, cli):
+    """Not a bit of the backbone changes, batch norm's statistics included; the classifier learns."""
+    source = build(arch, 3, img_size=32)
+    save_file(state(source), tmp_path / "w.safetensors")
+    flags = ("--arch", arch, "--img-size", "32", "-b", "8", "-j", "1", "--epochs", "1", "--hflip", "0.5")
+    weights = ("--weights", tmp_path / "w.safetensors", "--freeze", "backbone")
+    ran = cli("train", trained.images, *flags, *weights, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    head = "fc." if arch == "test_resnet" else "head."
+    before, after = state(source), load_file(tmp_path / "run" / "last" / MODEL)
+    assert before.keys() == after.keys() and same(before, after, trunk(before, head))
+    assert not same(before, after, [name for name in before if name.startswith(head)])
+    assert f"({sum(t.numel() for n, t in before.items() if n.startswith(head)):,} trained)" in ran.out
+
+
+def test_frozen_modules_are_in_eval_mode():
+    model = build("test_resnet", 3)
+    freeze_backbone(model)
+    train_mode(model.module)
+    assert not any(m.training for m in model.module.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    assert model.module.fc.training
+    model.module.requires_grad_(True)
+    train_mode(model.module)
+    assert all(m.training for m in model.module.modules())
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_a_transformer_of_another_image_size(size, trained, tmp_path, cli):
+    flags = ("--arch", "test_vit", "--img-size", size, "-b", "8", "-j", "1", "--epochs", "1", "--no-amp")
+    assert cli("train", trained.images, *flags, "-o", tmp_path, "--name", "run").code == 0
+    model, card = load_model(tmp_path / "run")
+    assert card.kwargs["img_size"] == size == card.preprocessing.val_size
+    assert model.module.pos_embed.shape[1] >= (size // 16) ** 2
+    assert cli("eval", tmp_path / "run", trained.images).code == 0
+
+
+def test_torchvisions_models(trained, tmp_path, cli):
+    """A published state_dict of 1000 classes, for three: the trunk is kept, trained, saved and loaded."""
+    source = torchvision.models.resnet18(weights=None).state_dict()
+    torch.save(source, tmp_path / "resnet18.pth")
+    flags = ("--arch", "torchvision/resnet18", "--img-size", "32", "-b", "12", "-j", "1", "--epochs", "1")
+    weights = ("--weights", tmp_path / "resnet18.pth", "--freeze", "backbone")
+    ran = cli("train", trained.images, *flags, *weights, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    after = load_file(tmp_path / "run" / "last" / MODEL)
+    assert same(source, after, trunk(source)) and after["fc.weight"].shape == (3, 512) and after["fc.weight"].any()
+    ran = cli("eval", tmp_path / "run", trained.images, "--json")
+    assert ran.code == 0 and json.loads(ran.out)["images"] == 12
+    ran = cli("train", trained.images, *flags, "-o", tmp_path, "--name", "whole")
+    assert ran.code == 0
+    assert not same(after, load_file(tmp_path / "whole" / "last" / MODEL), ["conv1.weight"])
+
+
+def test_more_outputs_than_classes(trained, tmp_path, fast, cli):
+    ran = cli("train", trained.images, *fast, "--num-classes", "7", "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    assert load_model(tmp_path / "run")[0].module.fc.out_features == 7
+    ran = cli("predict", tmp_path / "run", trained.images / "val" / "red" / "0.jpg", "--json", "--topk", "9")
+    assert sum(json.loads(ran.out)["probabilities"]) == pytest.approx(1, abs=1e-5)
