@@ -13,11 +13,13 @@ from .convert import convert, print_report
 from .digits import COUNT, write_digits
 from .errors import UsageError, UserError
 from .evaluate import evaluate_checkpoint
+from .loaders import open_dataset
 from .plots import plot_predictions
 from .predict import Answer, classify
+from .splits import stratified_split
 from .train import train
 
-ARCH, SIZE, SHOWN, GOAL = "test_resnet", 32, 12, 0.97
+ARCH, SIZE, VAL_FRACTION, SHOWN, GOAL = "test_resnet", 32, 0.2, 12, 0.97
 _MARK = ".fastimg-demo"
 
 
@@ -32,8 +34,10 @@ def demo(config: Demo, console: Console) -> int:
     write_digits(images)
     console.print(f"{images}/0 to {images}/9, 8 x 8 pixels each", highlight=False)
 
-    _step(console, f"fastimg convert {images} {shards} --val-fraction 0.2")
-    print_report(convert(Convert(src=images, dst=shards, val_fraction=0.2, seed=config.seed), console), console)
+    _step(console, f"fastimg convert {images} {shards} --val-fraction {VAL_FRACTION}")
+    print_report(
+        convert(Convert(src=images, dst=shards, val_fraction=VAL_FRACTION, seed=config.seed), console), console
+    )
 
     flags = f"--arch {ARCH} --img-size {SIZE} --crop-pct 1 --hflip 0 --scale 0.6 1 --lr 4e-3 --epochs {config.epochs}"
     _step(console, f"fastimg train {shards} {flags} --output {folder / 'runs'} --name digits")
@@ -59,7 +63,7 @@ def demo(config: Demo, console: Console) -> int:
     if score.top1 < GOAL:
         console.print(f"[yellow]below the {GOAL:.0%} that this demo reaches with its default settings")
 
-    files = sorted(images.glob("*/*.png"), key=lambda file: file.name)[:: COUNT // SHOWN][:SHOWN]
+    files = _held_out(images, config.seed)
     _step(console, f"fastimg predict {checkpoint} {files[0]} ...")
     answers = classify(Predict(checkpoint=checkpoint, sources=tuple(files)), files, console)
     _show(console, files, answers, folder / "predictions.png")
@@ -70,7 +74,7 @@ def demo(config: Demo, console: Console) -> int:
         (shards, "the shards: tar, DALI index, dataset.json"),
         (folder / "runs/digits", "the run: config.yaml, metrics.jsonl, curves.png, best and last checkpoint"),
         (Path(score.plot), "the confusion matrix"),
-        (folder / "predictions.png", "a few predictions"),
+        (folder / "predictions.png", "predictions for a few held-out digits"),
     ):
         console.print(f"  {path}  {what}", highlight=False, soft_wrap=True)
     _step(console, "try next")
@@ -94,6 +98,13 @@ def _begin(folder: Path) -> None:
         (folder / _MARK).touch()
     except OSError as error:
         raise UserError(f"--output {folder}: {error.strerror}; give a folder that can be made") from error
+
+
+def _held_out(images: Path, seed: int) -> list[Path]:
+    """Some of the images that `convert --val-fraction` held out, of all classes."""
+    dataset = open_dataset(images)
+    _, held_out = stratified_split(dataset.labels, VAL_FRACTION, seed)
+    return [Path(dataset.sample_name(int(i))) for i in held_out[:: len(held_out) // SHOWN][:SHOWN]]
 
 
 def _step(console: Console, title: str) -> None:

@@ -27,11 +27,12 @@ def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
         ("images_per_second", "images per second", False),
     )
     for axis, (key, title, validated) in zip(axes.flat, panels, strict=True):
-        axis.plot(x, [r[key] for r in train], label="training (running)", linewidth=1.2)
+        axis.plot(x, [r[key] for r in train], label="training (running mean of the epoch)", linewidth=1.2)
         if validated and val:
             axis.plot(vx, [r[key] for r in val], "o-", label="validation", markersize=3)
             axis.legend(frameon=False)
         axis.set(title=title, xlabel="epoch")
+        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     _save(figure, file)
 
