@@ -1,0 +1,149 @@
+"""`fastimg predict`: every file gets its line, whatever it is."""
+
+import csv
+import io
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def run(trained):
+    return trained.run
+
+
+def answers(ran):
+    return [json.loads(line) for line in ran.out.splitlines()]
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """The same red picture in many ways; EXIF asks for a quarter turn, under which it was stored turned back."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(40, 90, (36, 60, 3), dtype=np.uint8)
+    pixels[:18, :, 0] += 150
+    image = Image.fromarray(pixels)
+    image.save(folder / "plain.png")
+    image.quantize(64).save(folder / "palette.png")
+    image.convert("RGBA").save(folder / "alpha.png")
+    image.convert("CMYK").save(folder / "cmyk.jpg", quality=95)
+    image.convert("L").save(folder / "gray.png")
+    Image.fromarray((pixels[:, :, 0].astype(np.uint16) << 8) + 7).save(folder / "sixteen.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored turned by a quarter to the left, shown turned to the right
+    image.transpose(Image.Transpose.ROTATE_90).save(folder / "rotated.png", exif=exif)
+    return folder
+
+
+def test_odd_images(odd, run, cli):
+    ran = cli("predict", run, odd, "--json", "--no-amp")
+    found = {os.path.basename(answer["file"]): answer for answer in answers(ran)}
+    assert ran.code == 0 and len(found) == 7 and not any(answer["error"] for answer in found.values())
+    assert [os.path.basename(answer["file"]) for answer in answers(ran)] == sorted(found)
+
+    def shares(name):
+        return dict(zip(found[name]["classes"], found[name]["probabilities"], strict=True))
+
+    for name in ("alpha.png", "rotated.png"):  # the same pixels
+        assert shares(name) == pytest.approx(shares("plain.png"), abs=2e-6), name
+    assert shares("palette.png") == pytest.approx(shares("plain.png"), abs=0.05)
+    assert shares("cmyk.jpg") == pytest.approx(shares("plain.png"), abs=0.2)
+
+
+def test_good_and_bad_together(trained, run, tmp_path, cli):
+    good = trained.images / "val" / "red" / "0.jpg"
+    cut, text, empty, gone = (tmp_path / name for name in ("cut.jpg", "text.jpg", "empty.jpg", "gone.jpg"))
+    cut.write_bytes(good.read_bytes()[:-100])
+    text.write_text("no image")
+    empty.touch()
+    files = (good, cut, text, empty, gone, good)
+    ran = cli("predict", run, *files, "--json", "-b", "2")
+    assert ran.code == 0 and "4 of 6 files could not be read" in ran.err and "Traceback" not in ran.err
+    told = answers(ran)
+    assert [answer["file"] for answer in told] == [str(file) for file in files]
+    for answer, reason in zip(told[1:5], ("truncated", "not an image", "empty", "No such file"), strict=True):
+        assert reason in answer["error"] and answer["classes"] == [] == answer["probabilities"]
+    assert told[0] == told[5] and told[0]["error"] is None and len(told[0]["classes"]) == 3
+    ran = cli("predict", run, *files)
+    assert ran.code == 0 and ran.out.count("not read: ") == 4 and all(str(file) in ran.out for file in files)
+
+
+def test_nothing_could_be_read(run, tmp_path, cli):
+    (tmp_path / "text.jpg").write_text("no image")
+    ran = cli("predict", run, tmp_path / "text.jpg", tmp_path / "gone.jpg")
+    assert ran.code == 1 and "2 of 2 files could not be read" in ran.err and ran.out.count("not read: ") == 2
+
+
+def test_max_pixels(trained, run, cli):
+    ran = cli("predict", run, trained.images / "val" / "red" / "0.jpg", "--max-pixels", "1000")
+    assert ran.code == 1 and "more than --max-pixels 1000" in ran.out
+
+
+def test_probabilities_do_not_depend_on_the_batch(trained, run, cli):
+    folder = trained.images / "val"
+    alone, together = (answers(cli("predict", run, folder, "--json", "--no-amp", "-b", size)) for size in ("1", "64"))
+    for one, other in zip(alone, together, strict=True):
+        assert one["file"] == other["file"] and one["classes"] == other["classes"]
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+        assert sum(one["probabilities"]) == pytest.approx(1, abs=1e-5)
+        assert one["probabilities"] == sorted(one["probabilities"], reverse=True)
+
+
+@pytest.mark.parametrize(("topk", "shown"), [("1", 1), ("2", 2), ("9", 3)])
+def test_topk(topk, shown, trained, run, cli):
+    (answer,) = answers(cli("predict", run, trained.images / "val" / "red" / "0.jpg", "--json", "--topk", topk))
+    assert len(answer["classes"]) == len(answer["probabilities"]) == shown
+
+
+@pytest.mark.parametrize("target", ["-", "out.csv"])
+def test_csv(target, trained, run, tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(trained.images / "val" / "red" / "0.jpg", 'a,"b".jpg')
+    (tmp_path / "text.jpg").write_text("no image")
+    ran = cli("predict", run, 'a,"b".jpg', "text.jpg", "--csv", target, "--topk", "2")
+    assert ran.code == 0
+    content = ran.out if target == "-" else (tmp_path / "out.csv").read_text()
+    assert target == "-" or ran.out == ""
+    good, bad = csv.DictReader(io.StringIO(content))
+    assert list(good) == ["file", "error", "class1", "probability1", "class2", "probability2"]
+    assert good["file"] == 'a,"b".jpg' and good["error"] == ""
+    assert {good["class1"], good["class2"]} < {"blue", "green", "red"}
+    assert float(good["probability1"]) >= float(good["probability2"])
+    assert bad["file"] == "text.jpg" and "not an image" in bad["error"] and not bad["class1"]
+
+
+def test_a_csv_that_cannot_be_written(trained, run, tmp_path, cli):
+    ran = cli("predict", run, trained.images / "val", "--csv", tmp_path / "no" / "out.csv")
+    assert ran.code == 1 and "--csv" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--topk", "0"), "--topk 0"),
+        (("--json", "--csv", "x.csv"), "--json and --csv"),
+        (("--max-pixels", "0"), "--max-pixels 0"),
+    ],
+)
+def test_flags_that_make_no_sense(flags, text, trained, run, cli):
+    ran = cli("predict", run, trained.images / "val", *flags)
+    assert ran.code == 2 and text in ran.err and ran.out == ""
+
+
+def test_no_sources(run, tmp_path, cli):
+    ran = cli("predict", run)
+    assert ran.code == 2 and "no images given" in ran.err
+    (tmp_path / "notes.txt").touch()
+    ran = cli("predict", run, tmp_path)
+    assert ran.code == 1 and f"{tmp_path}: no images in this folder (1 other files)" in ran.err
+
+
+def test_a_pipe_is_not_waited_for(run, tmp_path, cli):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    ran = cli("predict", run, tmp_path / "pipe.jpg")
+    assert ran.code == 1 and "neither a file nor a folder" in ran.err
