@@ -102,7 +102,7 @@ def odd(trained, tmp_path, monkeypatch):
     """A data folder, classes and files whose names look like markup, in the current directory."""
     root = tmp_path / "[/bold] a&b"
     for split in ("train", "val"):
-        for old, new in (("blue", "[red]x[/red]"), ("green", "[/]"), ("red", "two words")):
+        for old, new in (("blue", "[red]x"), ("green", "[bold]"), ("red", "two words")):
             shutil.copytree(trained.images / split / old, root / split / new)
         (root / split / "two words" / "0.jpg").rename(root / split / "two words" / "[bold]x.jpg")
     monkeypatch.chdir(tmp_path)
@@ -118,17 +118,17 @@ def test_names_that_look_like_markup_are_printed_as_they_are(odd, fast, cli):
     ran = cli("eval", "runs/[b]run", odd)
     assert ran.code == 0, ran.err
     assert f"{odd} (val), 12 images" in ran.out and "runs/[b]run/best/confusion-val.png" in ran.out
-    assert all(f" {name} " in ran.out for name in ("[red]x[/red]", "[/]", "two words"))
+    assert all(f" {name} " in ran.out for name in ("[red]x", "[bold]", "two words"))
     file = odd / "val" / "two words" / "[bold]x.jpg"
     ran = cli("predict", "runs/[b]run", file)
-    assert ran.code == 0 and f" {file} " in ran.out and "[red]x[/red] " in ran.out
+    assert ran.code == 0 and f" {file} " in ran.out and "[red]x " in ran.out
     ran = cli("predict", "runs/[b]run", odd / "[i]none")
     assert ran.code == 1 and "[i]none" in ran.out
     ran = cli("convert", odd, "[i]out")
     assert ran.code == 0 and "[i]out" in ran.out and "[link]y.jpg: not an image" in ran.out
     assert sorted(json.loads(Path("[i]out/dataset.json").read_text())["classes"]) == [
-        "[/]",
-        "[red]x[/red]",
+        "[bold]",
+        "[red]x",
         "two words",
     ]
 
