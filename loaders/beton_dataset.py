@@ -1,0 +1,93 @@
+"""A .beton as a dataset of labelled images."""
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .beton import BetonReader
+from .beton_fields import RAW
+from .errors import DataError, ShardError
+from .scratch import Scratch
+
+MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
+_USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}  # where there are several
+
+
+class BetonDataset:
+    """The rgb field's images and the int field's labels, which may be any 64-bit numbers from -1 (unknown) on.
+
+    Of several fields of a kind the one that has a usual name is taken. A raw image is read as a PPM: its pixels behind
+    a line that tells their size, lossless and known to every decoder. Raises ShardError, or DataError where no field
+    can be chosen.
+    """
+
+    def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
+        self.name = str(path)
+        self._reader = reader = BetonReader(path)
+        try:
+            image = _choose(reader, "rgb")
+            if image is None:
+                raise DataError(f"{path}: none of its fields ({', '.join(reader.fields)}) holds images")
+            label = _choose(reader, "int")
+            self._offsets, self._sizes = reader.extents(image)
+            column = reader.column(image)
+            self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
+            self.labels = np.full(len(reader), -1, np.int64)
+            if label is not None:
+                self.labels[:] = reader.column(label)
+            top = int(self.labels.max(initial=-1))
+            if self.labels.min(initial=0) < -1 or top >= (MAX_CLASSES if classes is None else len(classes)):
+                among = "are no class indices" if classes is None else f"are not all among its {len(classes)} classes"
+                raise ShardError(f"{path}: the numbers in {label}, up to {top}, {among}; convert it again")
+            self.classes = tuple(map(str, range(top + 1)) if classes is None else classes)
+            stat = path.stat()
+            stamp = checksum or f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+            self.fingerprint = hashlib.sha256(stamp.encode()).hexdigest()
+        except BaseException:
+            reader.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The JPEG's bytes, or a PPM. Raises ShardError where the file shrank."""
+        head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
+        view = scratch.encoded(len(head) + int(self._sizes[index]))
+        view[: len(head)] = head
+        self._reader.fill(view[len(head) :], int(self._offsets[index]))
+        return view
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Ask the system to read these samples ahead."""
+        for offset, size in zip(self._offsets[indices].tolist(), self._sizes[indices].tolist(), strict=True):
+            self._reader.will_need(offset, size)
+
+    def sample_name(self, index: int) -> str:
+        """`train.beton: sample 17 (cats/a.jpg)`, the last where a json field has kept its original path."""
+        for name, field in self._reader.fields.items():
+            if field.kind == "json":
+                with contextlib.suppress(ShardError, KeyError, TypeError):
+                    return f"{self.name}: sample {index} ({self._reader.value(name, index)['path']})"
+        return f"{self.name}: sample {index}"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+
+def _choose(reader: BetonReader, kind: str) -> str | None:
+    """The field of a kind, None where there is none. Raises DataError where it could be several."""
+    names = [name for name, field in reader.fields.items() if field.kind == kind]
+    if len(names) > 1:
+        usual = [name for name in names if name.lower() in _USUAL[kind]]
+        if len(usual) != 1:
+            raise DataError(
+                f"{reader.path}: {', '.join(names)} are all {kind} fields; name the one to train on {_USUAL[kind][0]}"
+            )
+        return usual[0]
+    return names[0] if names else None
