@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 _Int = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 _Float = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -118,7 +118,7 @@ class Train:
     """Probability of a horizontal flip. Default: 0.5."""
     vflip: _Float = None
     """Probability of a vertical flip. Default: 0."""
-    no_aug: bool = False
+    no_aug: FlagCreatePairsOff[bool] = False
     """Train on the same resized centre crops that validation sees."""
 
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64

@@ -30,14 +30,14 @@ from rich.text import Text
 from fastimg import __version__
 from fastimg.check import AHEAD, Check, Checked, in_order
 from fastimg.config import Convert
-from fastimg.errors import UsageError, UserError
+from fastimg.errors import UsageError, UserError, printable
 from fastimg.journal import Finished, Journal, State, clear, journal_options, locked, state_of
 from fastimg.loaders.cpus import available_cpus
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, open_dataset, read_description
 from fastimg.loaders.tar import ShardWriter, replace_file
 from fastimg.plan import Shard, parse_size, plan_shards
-from fastimg.sources import Columns, Entry, Source, printable, read_source
+from fastimg.sources import Columns, Entry, Source, read_source
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SCHEMA = {

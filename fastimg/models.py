@@ -75,8 +75,9 @@ def build(
     weights: Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
     img_size: int | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Model:
-    """Create a model on the CPU.
+    """Create a model on the CPU. `weights` of a model with other `classes` bring their trunk alone.
 
     Raises UsageError for an unknown name or argument, UserError where weights cannot be had or do not fit.
     """
@@ -87,6 +88,8 @@ def build(
         model = _timm(arch, num_classes, pretrained, kwargs, img_size)
     if weights is not None:
         tensors, metadata = read_weights(weights)
+        if classes is not None and _stated_classes(metadata) not in (None, classes):
+            tensors = {name: value for name, value in tensors.items() if not name.startswith(_head_prefixes(model))}
         load_weights(model, tensors, str(weights))
         model = replace(model, preprocessing=_stated_preprocessing(model.preprocessing, metadata))
     return model
@@ -250,18 +253,16 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str, *, strict_head: bool = False) -> None:
-    """Copy weights into the model. A classifier of another width begins anew; anything else must fit."""
+    """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit."""
     own = model.module.state_dict()
-    in_head = tuple(f"{name}." for name in model.classifier)
-    tensors = dict(tensors)
-    if not strict_head and any(
-        name in own and name.startswith(in_head) and tensors[name].shape != own[name].shape for name in list(tensors)
-    ):
+    in_head = _head_prefixes(model)
+    head = [name for name in own if name.startswith(in_head)]
+    if not strict_head and not all(name in tensors and tensors[name].shape == own[name].shape for name in head):
         tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
         init_head(model.module, model.classifier)
     optional = {name for name in own if name.endswith("num_batches_tracked")}
     if not strict_head:
-        optional |= {name for name in own if name.startswith(in_head)}
+        optional |= set(head)
     missing = [name for name in own if name not in tensors and name not in optional]
     unknown = [name for name in tensors if name not in own]
     shapes = [
@@ -282,6 +283,10 @@ def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str,
     model.module.load_state_dict(tensors, strict=False)
 
 
+def _head_prefixes(model: Model) -> tuple[str, ...]:
+    return tuple(f"{name}." for name in model.classifier)
+
+
 def init_head(module: nn.Module, classifier: str | Iterable[str]) -> None:
     """Zeros for a new classifier on a trained trunk, as Big Transfer does (Kolesnikov et al., 2019).
 
@@ -290,6 +295,11 @@ def init_head(module: nn.Module, classifier: str | Iterable[str]) -> None:
     for name in (classifier,) if isinstance(classifier, str) else classifier:
         for parameter in module.get_submodule(name).parameters():
             nn.init.zeros_(parameter)
+
+
+def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The classes that a weights file of ours states."""
+    return tuple(json.loads(metadata["fastimg"])["classes"]) if "fastimg" in metadata else None
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:

@@ -46,7 +46,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     _set_backends(config, ranks)
     part, val_part, data = _open_data(config, ranks, console, stack)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
-    model, preprocessing = _build_model(config, ranks, len(part.dataset.classes))
+    model, preprocessing = _build_model(config, ranks, part.dataset.classes)
     resolved = effective.resolve(config, data, model, preprocessing, val_part, ranks)
     base = f"{display_name(data)}-{config.arch.replace('/', '-')}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
@@ -108,10 +108,10 @@ def _open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) 
     return part, val_part, data.resolve()
 
 
-def _build_model(config: Train, ranks: Ranks, classes: int) -> tuple[Model, Preprocessing]:
-    num_classes = config.num_classes or classes
-    if num_classes < classes:
-        raise UsageError(f"--num-classes {num_classes}: the dataset has {classes} classes; give that many or more")
+def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple[Model, Preprocessing]:
+    num_classes = config.num_classes or len(classes)
+    if num_classes < len(classes):
+        raise UsageError(f"--num-classes {num_classes}: the dataset has {len(classes)} classes; give that many or more")
     kwargs = parse_kwargs(config.model_kwargs)
     if config.drop_path is not None:
         kwargs["drop_path_rate"] = config.drop_path
@@ -124,6 +124,7 @@ def _build_model(config: Train, ranks: Ranks, classes: int) -> tuple[Model, Prep
             weights=config.weights,
             kwargs=kwargs,
             img_size=config.train_crop_size or config.img_size,
+            classes=classes,
         )
     preprocessing = effective.preprocessing(config, model.preprocessing)
     check_input(model, preprocessing.train_size, num_classes, "--img-size")

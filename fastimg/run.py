@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from . import checkpoint, rundir
 from .augment import Policy
 from .config import Train
+from .errors import UserError
 from .loaders import Loader
 from .metrics import Meter, Score
 from .models import Model, Preprocessing, read_weights
@@ -99,11 +101,17 @@ def save(run: Run, best: bool = False) -> None:
             "stale": run.stale,
             "seconds": run.seconds,
         }
-        saved = checkpoint.save(run.directory, card, run.model.module, training)
-        checkpoint.point(run.directory, "last", saved)
-        if best:
-            checkpoint.point(run.directory, "best", saved)
-        checkpoint.prune(run.directory, run.config.checkpoint_hist)
+        try:
+            saved = checkpoint.save(run.directory, card, run.model.module, training)
+            checkpoint.point(run.directory, "last", saved)
+            if best:
+                checkpoint.point(run.directory, "best", saved)
+            checkpoint.prune(run.directory, run.config.checkpoint_hist)
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library says it
+            raise UserError(
+                f"{run.directory}: the checkpoint of step {run.step} could not be written ({error}); make room, then "
+                "go on from the one before it with --resume auto"
+            ) from error
     run.ranks.barrier()
 
 

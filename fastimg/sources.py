@@ -120,11 +120,6 @@ def read_source(src: Path, columns: Columns) -> Source:
         raise DataError(f"{src}: the manifest cannot be read ({reason}); check or write it again") from error
 
 
-def printable(text: str) -> str:
-    """Text that any terminal and any json takes; file names need not be utf-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _read_folder(src: Path) -> Source:
     if (src / "dataset.json").exists() or foreign_shards(src):
         raise DataError(f"{src}: holds tar shards already; `fastimg train {src}` reads them as they are")

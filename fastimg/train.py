@@ -19,6 +19,7 @@ from .augment import apply, draw
 from .config import Train
 from .errors import UserError
 from .interrupt import Interrupt
+from .loaders import Loader
 from .metrics import Meter, Score, evaluate, shows_top5
 from .models import train_mode
 from .optim import set_lr
@@ -164,8 +165,9 @@ def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
             f"--warmup-fraction or set --clip-grad{kept}"
         )
     if score.samples == 0 and run.step_in_epoch == run.steps_per_epoch:
-        first = next((f" ({run.loader.dataset.sample_name(i)}: {r})" for i, r in run.loader.unreadable.items()), "")
-        raise UserError(f"{run.config.data}: none of the training images could be decoded{first}; replace them")
+        raise UserError(
+            f"{run.config.data}: no training image could be decoded ({_first_fault(run.loader)}); replace them"
+        )
     speed, waited = rate.read(run.loader.wait_seconds)
     speed *= ranks.world_size
     if display is not None and run.log is not None:
@@ -188,6 +190,9 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     due = run.epoch % run.config.val_interval == 0 or run.epoch == run.config.epochs
     if run.val_loader is not None and due:
         score = evaluate(run.model.module, run.val_loader, run.policy, run.precision, run.ranks)
+        if score.samples == 0:
+            fault = _first_fault(run.val_loader)
+            raise UserError(f"{run.config.data}: no validation image could be decoded ({fault}); replace them")
         is_best = run.best is None or score.top1 > run.best.score.top1
         run.stale = 0 if is_best else run.stale + 1
         if is_best:
@@ -198,6 +203,12 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
             display.say(f"epoch {run.epoch}/{run.config.epochs}  {text}")
             run.log.add("val", epoch=run.epoch, step=run.step, **score.as_dict(len(run.classes)))
     save(run, best=is_best)
+
+
+def _first_fault(loader: Loader) -> str:
+    """One of the images that could not be decoded, and why; another rank may have met them all."""
+    faults = (f"{loader.dataset.sample_name(index)}: {reason}" for index, reason in loader.unreadable.items())
+    return next(faults, "see the other ranks")
 
 
 def _out_of_patience(run: Run) -> bool:

@@ -91,22 +91,31 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def find_images(folder: Path) -> tuple[list[str], int]:
-    """Image files below `folder`, sorted, and how many others there are. Links are followed, loops are not."""
+    """Image files below `folder`, sorted, and how many others there are. Follows links, not loops; takes no pipe."""
     extensions = image_extensions()
-    found, other, seen = [], 0, set()
-    for here, folders, names in os.walk(folder, followlinks=True):
+    found: list[str] = []
+    other, seen, todo = 0, set(), [str(folder)]
+    while todo:
+        here = todo.pop()
         real = os.path.realpath(here)
         if real in seen:
-            folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in extensions:
-                found.append(os.path.join(here, name))
+        for entry in os.scandir(here):
+            if entry.is_dir():
+                if not entry.name.startswith("."):
+                    todo.append(entry.path)
+            elif entry.name.startswith(".") or _extension(entry.name) not in extensions:
+                other += 1
+            elif entry.is_file() or not os.path.exists(entry.path):  # a link to nothing is named when it is read
+                found.append(entry.path)
             else:
                 other += 1
     return sorted(found), other
+
+
+def _extension(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
 
 
 class FilesDataset:

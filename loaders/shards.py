@@ -73,9 +73,9 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
     """
     path = Path(path)
     if not path.is_dir():
-        raise DataError(
-            f"{path}: {'not a folder' if path.exists() else 'no such folder'}; give shards or an image folder"
-        )
+        if path.exists():
+            raise DataError(f"{path}: a file, not a folder; `fastimg convert {path} DST` makes shards of a manifest")
+        raise DataError(f"{path}: no such folder; give a folder of shards or of images")
     if (path / "dataset.json").exists():
         return _open_converted(path, split)
     _refuse_unfinished(path)  # before its finished shards pass for somebody else's
@@ -242,7 +242,7 @@ class TarDataset:
             header = os.pread(file, BLOCK, at - BLOCK)
             member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
             found = _octal(memoryview(header)[124:136]) if len(header) == BLOCK else None
-            if found is None or split_name(member)[0] != split_name(name)[0]:
+            if found is None or found < 0 or split_name(member)[0] != split_name(name)[0]:
                 break
             size = found
             if member.endswith(".json"):
@@ -274,11 +274,13 @@ class TarDataset:
 
 
 def _octal(field: memoryview) -> int | None:
-    """A tar number, None for what is not octal (base-256 sizes of huge members)."""
+    """A tar number; None for a base-256 one, of a huge member; -1 for what is neither."""
+    if field[0] & 0x80:
+        return None
     try:
         return int(bytes(field).rstrip(b"\0 ") or b"0", 8)
     except ValueError:
-        return None
+        return -1
 
 
 def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:

@@ -1,9 +1,13 @@
 """torchrun with two ranks on one machine (gloo) against one process."""
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +19,16 @@ from fastimg import cli, rundir
 from fastimg.errors import UsageError
 from fastimg.parallel import Ranks, agree_on_buffers, choose_device
 
-pytestmark = pytest.mark.slow
+
+def command(ranks: int, *arguments: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, "-m", "fastimg", *arguments]
 
 
 def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `fastimg` under torchrun on a free port."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return subprocess.run(
-        [*command, "-m", "fastimg", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(ranks, *arguments), capture_output=True, text=True, timeout=300, env=environment)
 
 
 def arguments(data: Path, output: Path, arch: str, batch_size: int) -> list[str]:
@@ -41,6 +42,7 @@ def losses(run: Path) -> list[tuple[str, int, float, int]]:
     return [(r["kind"], r["step"], r["loss"], r["samples"]) for r in rundir.read_log(run)]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_like_one_process_without_batch_norm(
     make_image_folder: Callable[[int], Path], tmp_path: Path
 ) -> None:
@@ -59,23 +61,41 @@ def test_two_ranks_train_like_one_process_without_batch_norm(
     assert "Warning" not in done.stderr.replace("OMP_NUM_THREADS", "")
 
 
-def test_ranks_agree_on_batch_norm_buffers_and_resume(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_sigterm_to_torchrun_saves_and_resume_goes_on(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
     data = make_image_folder(9)
-    command = arguments(data, tmp_path / "runs", "test_resnet", 4)
-    done = torchrun(2, *command)
-    assert done.returncode == 0, done.stderr
-    weights = load_file(tmp_path / "runs/run/last/model.safetensors")
-    assert all(torch.isfinite(value).all() for value in weights.values())
-    again = torchrun(2, *command, "--resume")
+    flags = [*arguments(data, tmp_path / "runs", "test_resnet", 4), "--epochs", "12"]
+    run = tmp_path / "runs/run"
+    process = subprocess.Popen(command(2, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for _ in range(12000):
+            if process.poll() is not None or len(rundir.read_log(run)) >= 5:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert "stopped after step" in out, out
+    saved = torch.load(run / "last/training.pt", weights_only=True)
+    assert 0 < saved["step"] < 12 * 3
+    again = torchrun(2, *flags, "--resume")
     assert again.returncode == 0, again.stderr
-    assert "resuming" in again.stdout
+    assert f"after step {saved['step']} of 36" in again.stdout
+    steps = [r["step"] for r in rundir.read_log(run) if r["kind"] == "train"]
+    assert steps == list(range(1, 37))  # none twice, none missing
+    weights = load_file(run / "last/model.safetensors")
+    assert all(torch.isfinite(value).all() for value in weights.values())
 
 
+@pytest.mark.slow
 def test_more_ranks_than_samples_is_refused(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
     data = make_image_folder(1)
-    done = torchrun(4, *arguments(data, tmp_path / "runs", "test_vit", 4), "--val-fraction", "0")
+    for name in ("blue", "red"):
+        shutil.rmtree(data / name)
+    done = torchrun(2, *arguments(data, tmp_path / "runs", "test_vit", 4), "--val-fraction", "0")
     assert done.returncode != 0
-    assert "3 samples for 4 ranks" in done.stderr
+    assert "1 samples for 2 ranks" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -87,6 +107,24 @@ def test_one_process_has_nothing_to_agree_on() -> None:
     assert norm.running_mean.tolist() == [1.0, 2.0]
     assert ranks.sum(torch.ones(2)).tolist() == [1.0, 1.0]
     assert ranks.broadcast("x") == "x"
+
+
+@dataclass(frozen=True)
+class TwoRanks(Ranks):
+    """This process and another one, whose tensors are known."""
+
+    other: tuple[float, ...] = ()
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.add_(torch.tensor(self.other))
+
+
+def test_running_statistics_become_the_mean_over_ranks() -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    norm.running_mean, norm.running_var = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
+    agree_on_buffers(norm, TwoRanks(0, 2, 2, torch.device("cpu"), "gloo", other=(3.0, 2.0, 2.0, 5.0)))
+    assert norm.running_mean.tolist() == [2.0, 2.0]
+    assert norm.running_var.tolist() == [1.5, 4.0]
 
 
 @pytest.mark.parametrize("name", ["mps", "nonsense", "cuda:99"])

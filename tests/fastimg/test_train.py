@@ -143,3 +143,40 @@ def test_a_second_ctrl_c_is_obeyed() -> None:
         assert interrupt.signal == 2
         with pytest.raises(KeyboardInterrupt):
             interrupt._note(2, None)
+
+
+def test_weights_of_a_model_with_other_classes_bring_their_trunk_alone(image_folder: Path, tmp_path: Path) -> None:
+    assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "1")) == 0
+    (image_folder / "blue").rename(image_folder / "azure")
+    more = ["--weights", str(tmp_path / "runs/run"), "--freeze", "backbone", "--epochs", "1", "--lr", "1e-9"]
+    assert cli.run(flags(image_folder, tmp_path / "other", *more)) == 0
+    before, after = (load_file(tmp_path / name / "run/last/model.safetensors") for name in ("runs", "other"))
+    assert torch.equal(before["conv1.0.weight"], after["conv1.0.weight"])
+    assert after["fc.weight"].abs().max() < 1e-4  # began at zero
+    assert before["fc.weight"].abs().max() > 1e-3
+
+
+def test_no_readable_validation_image_stops_the_run(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("blue", "green", "red"):
+        (tmp_path / "split/train").mkdir(parents=True, exist_ok=True)
+        (image_folder / name).rename(tmp_path / "split/train" / name)
+        (tmp_path / "split/val" / name).mkdir(parents=True)
+        (tmp_path / "split/val" / name / "broken.jpg").write_bytes(b"nothing")
+    base = ["train", str(tmp_path / "split"), "--arch", "test_resnet", "--img-size", "32", "-o", str(tmp_path / "runs")]
+    assert cli.run(base) == 1
+    assert "no validation image could be decoded" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_full_disk_is_a_sentence(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "1")) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "No space left on device" in message
+    assert "--resume auto" in message

@@ -236,7 +236,7 @@ def test_a_conversion_that_did_not_finish(dataset_folder):
 
 def test_paths_that_are_no_dataset(tmp_path):
     (tmp_path / "file").touch()
-    for name, message in (("file", "not a folder"), ("nowhere", "no such folder")):
+    for name, message in (("file", "a file, not a folder"), ("nowhere", "no such folder")):
         with pytest.raises(DataError, match=message):
             open_dataset(tmp_path / name)
 
