@@ -1,0 +1,206 @@
+"""Lossless tiled JPEG: an ordinary JPEG whose restart interval divides its MCUs per row (ITU T.81 E.1.4, F.1.2.3).
+
+Every tile of that many MCUs begins on a byte boundary with fresh DC predictors, so a crop needs only the tiles that it
+touches: `splice` makes a smaller JPEG of them. The quantised coefficients are the original's, so every decoder gives
+the original's pixels.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .coefficients import planes, scan_words
+from .decode import MAX_PIXELS
+from .huffman import OK, RANGE, Ints, Words, lookups, walk
+from .jpeg import (
+    BASELINE,
+    DHT,
+    DQT,
+    DRI,
+    EOI,
+    EXTENDED,
+    PROGRESSIVE,
+    SOI,
+    SOS,
+    Frame,
+    Parser,
+    Reason,
+    Scan,
+    Segment,
+    Table,
+    Untileable,
+    table_body,
+)
+from .recode import recode
+from .restarts import count_dc, emit, optimal_table
+from .splice import row_index, splice
+
+__all__ = ["Reason", "Tiled", "row_index", "splice", "tile"]
+
+MAX_COST = 0.04  # of the scan's bytes that restarts may take, estimated
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """What became of a file."""
+
+    jpeg: bytes
+    kept: Reason | None = None  # why `jpeg` is the file as it was; None where it was rewritten
+    left_out: int = 0  # bytes behind EOI that a rewritten file no longer has
+    recoded: bool = False  # it had several scans (a progressive JPEG, say) and has one now
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """The blocks of an interleaved sequential scan, in its order."""
+
+    words: Words
+    dc: npt.NDArray[np.int32]
+    begins: Ints  # bit in `words` where a block's AC bits begin
+    lengths: npt.NDArray[np.int32]  # how many they are
+
+
+def tile(jpeg: bytes | memoryview, width_px: int = 64, max_pixels: int = MAX_PIXELS) -> Tiled:
+    """Rewrite a JPEG with tiles of up to `width_px` pixels across, one MCU high, with the same coefficients.
+
+    Where the width has no such divisor, or restarts so dense would cost more than 4 % of the scan, tiles are wider, at
+    most a whole row of MCUs.
+
+    Huffman-coded JPEGs of 8 bits are rewritten: sequential ones with one scan by copying their AC bits under new DC
+    tables; those with several scans and progressive ones, up to `max_pixels`, by coding their coefficients anew as
+    baseline. APPn and COM segments, quantisation tables and component ids are kept byte for byte; fill bytes between
+    segments are not, nor is data behind EOI (further pictures of an MPO, a trailer of a camera). What is not fully
+    understood is given back as it is, with the reason: nothing is raised. Tiling a tiled JPEG gives it back.
+    """
+    data = bytes(jpeg)
+    try:
+        return _tile(data, width_px, max_pixels)
+    except Untileable as refusal:
+        return Tiled(data, refusal.reason)
+
+
+def _tile(data: bytes, width_px: int, max_pixels: int) -> Tiled:
+    parser = Parser(memoryview(data))
+    array = np.frombuffer(data, np.uint8)
+    scans = parser.scans()
+    scan = next(scans)
+    frame = parser.frame
+    assert frame is not None
+    if frame.marker == PROGRESSIVE or len(scan.components) < len(frame.components):
+        return _recoded(data, array, width_px, max_pixels)
+    coded, end = _walked(array, frame, scan)
+    parser.resume(end)
+    if next(scans, None) is not None:
+        raise Untileable(Reason.UNUSUAL)
+    interval = _interval(frame, coded, width_px)
+    if scan.interval == interval:
+        raise Untileable(Reason.TILED)
+    ac = {key: table for key, table in scan.tables.items() if key[0] == 1 and key[1] in scan.ac}
+    out = _written(parser, frame, scan.body, ac, scan.dc, coded, interval)
+    return Tiled(out, left_out=len(data) - parser.end)
+
+
+def _recoded(data: bytes, array: npt.NDArray[np.uint8], width_px: int, max_pixels: int) -> Tiled:
+    parser = Parser(memoryview(data))
+    found = planes(array, parser, max_pixels)
+    frame = parser.frame
+    assert frame is not None
+    if len(frame.owners) > 10:
+        raise Untileable(Reason.UNUSUAL)
+    words, dc, begins, lengths, tables = recode(found, frame)
+    coded = _Coded(words, dc, begins, lengths)
+    numbers = tuple(min(i, 1) for i in range(len(frame.components)))
+    selectors = b"".join(bytes((c.id, n << 4 | n)) for c, n in zip(frame.components, numbers, strict=True))
+    body = bytes((len(frame.components),)) + selectors + bytes((0, 63, 0))
+    ac = {(1, i): table for i, table in enumerate(tables)}
+    out = _written(parser, frame, body, ac, numbers, coded, _interval(frame, coded, width_px))
+    return Tiled(out, left_out=len(data) - parser.end, recoded=True)
+
+
+def _walked(array: npt.NDArray[np.uint8], frame: Frame, scan: Scan) -> tuple[_Coded, int]:
+    """The blocks of the one scan, and where its data ends."""
+    if (scan.first, scan.last, scan.high, scan.low) != (0, 63, 0, 0):
+        raise Untileable(Reason.UNUSUAL)
+    columns, rows = frame.mcus
+    owners = np.array(frame.owners)
+    blocks = columns * rows * len(owners)
+    if blocks > 4 * (array.size - scan.begin):  # a block takes two bits at least: bounds what is allocated
+        raise Untileable(Reason.DAMAGED)
+    interval = scan.interval or columns * rows
+    words, bounds, end = scan_words(array, scan.begin, -(-columns * rows // interval))
+    try:
+        dc_rows = lookups([scan.tables[0, t] for t in scan.dc])
+        ac_rows = lookups([scan.tables[1, t] for t in scan.ac])
+    except KeyError as error:
+        raise Untileable(Reason.UNUSUAL) from error
+    coded = _Coded(words, np.empty(blocks, np.int32), np.empty(blocks, np.int64), np.empty(blocks, np.int32))
+    _check(walk(words, bounds, interval, owners, dc_rows, ac_rows, coded.dc, coded.begins, coded.lengths))
+    return coded, end
+
+
+def _interval(frame: Frame, coded: _Coded, width_px: int) -> int:
+    """MCUs per tile. It depends only on what tiling does not change: tiling twice is tiling once."""
+    columns, rows = frame.mcus
+    divisors = [k for k in range(1, columns + 1) if columns % k == 0]
+    fitting = max([k for k in divisors if k * frame.mcu_size[0] <= width_px], default=1)
+    restart = 2.5 + 0.5 * len(frame.components)  # bytes: marker, padding, a DC value in place of a difference
+    per_mcu = (int(coded.lengths.sum()) / 8 + 0.6 * coded.lengths.size) / (columns * rows)
+    for k in divisors:
+        if k >= fitting and restart <= MAX_COST * k * per_mcu:
+            return k
+    raise Untileable(Reason.COSTLY)
+
+
+def _written(
+    parser: Parser,
+    frame: Frame,
+    scan_body: bytes,
+    ac: dict[tuple[int, int], Table],
+    dc_numbers: tuple[int, ...],
+    coded: _Coded,
+    interval: int,
+) -> bytes:
+    """The file: its segments, tables, and the scan with restarts."""
+    owners = np.array(frame.owners)
+    tables = np.array(dc_numbers)  # of each component
+    counts = np.zeros((4, 12), np.int64)
+    _check(count_dc(coded.dc, owners, tables, interval, counts))
+    codes, sizes = np.zeros((4, 12), np.int64), np.zeros((4, 12), np.int64)
+    dht = b"".join(table_body(*key, table) for key, table in sorted(ac.items()))
+    for number in sorted(set(dc_numbers)):
+        table, codes[number], sizes[number] = optimal_table(counts[number])
+        dht += table_body(0, number, table)
+    marker = frame.marker
+    if marker == PROGRESSIVE:  # baseline has quantisation tables of 8 bits only
+        wide = any(s.marker == DQT and any(b >> 4 for b in _table_heads(s.body)) for s in parser.head)
+        marker = EXTENDED if wide else BASELINE
+    head = b"".join(Segment(marker, s.body).encoded() if s.marker == frame.marker else s.encoded() for s in parser.head)
+    head = bytes((0xFF, SOI)) + head
+    head += b"".join(Segment(*s).encoded() for s in ((DHT, dht), (DRI, interval.to_bytes(2, "big")), (SOS, scan_body)))
+    tail = b"".join(s.encoded() for s in parser.tail) + bytes((0xFF, EOI))
+    restarts = coded.dc.size // owners.size // interval
+    bits = int(coded.lengths.sum()) + int((counts * (sizes + np.arange(12))).sum())
+    out = np.empty(len(head) + 2 * (bits // 8 + 1) + 4 * restarts + len(tail) + 16, np.uint8)
+    size = emit(
+        coded.words, coded.dc, coded.begins, coded.lengths, owners, tables, codes, sizes, interval, out[len(head) :]
+    )
+    stop = len(head) + int(size)
+    out[: len(head)] = np.frombuffer(head, np.uint8)
+    out[stop : stop + len(tail)] = np.frombuffer(tail, np.uint8)
+    return out[: stop + len(tail)].tobytes()
+
+
+def _table_heads(dqt: bytes) -> list[int]:
+    """The first byte of each quantisation table of a segment."""
+    heads, at = [], 0
+    while at < len(dqt):
+        heads.append(dqt[at])
+        at += 129 if dqt[at] >> 4 else 65
+    return heads
+
+
+def _check(status: Any) -> None:
+    if status != OK:
+        raise Untileable(Reason.RANGE if status == RANGE else Reason.DAMAGED)
