@@ -238,6 +238,8 @@ class BetonReader:
     def _check_table(self, table: npt.NDArray[Any], start: int, end: int) -> None:
         """The regions, sorted, must lie between metadata and table, and apart."""
         ptr, size = table["ptr"], table["size"]
+        if (table["sample_id"] >= self._samples).any():
+            raise ShardError(f"{self.path}: its allocation table has more samples than its header: {_AGAIN}")
         inside = (ptr >= start) & (ptr <= end) & (size <= end)  # so that their sum is less than 2^64
         if not inside.all() or (ptr + size > np.append(ptr[1:], np.uint64(end))[: len(ptr)]).any():
             raise ShardError(f"{self.path}: regions of its allocation table leave the data, or overlap: {_AGAIN}")
@@ -262,7 +264,7 @@ class BetonReader:
             sizes = np.full(len(metadata), min(field.nbytes, 2**63), np.uint64)
         else:
             sizes = metadata["size"]
-        bad |= sizes > available
+        bad |= (sizes != available) & (sizes > 0)  # the pointer of an empty value means nothing
         if self.custom:  # an empty value, which may point anywhere, is no evidence
             bad |= available == 0
         if bad.any():
