@@ -76,7 +76,8 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     settings: Any = _parse(command, rest)
     # Imported when needed: torch takes seconds, and `--help` should not.
     if command == "convert":
-        from .convert import convert, print_report
+        from .conversion import print_report
+        from .convert import convert
 
         report = convert(settings, console)
         if settings.json:

@@ -17,19 +17,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from fastimg import __version__
 from fastimg.check import AHEAD, Check, Checked, in_order
 from fastimg.config import Convert
+from fastimg.conversion import Report, Skipped
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.journal import Finished, Journal, State, clear, journal_options, locked, state_of
 from fastimg.loaders.cpus import available_cpus
@@ -45,33 +43,6 @@ _SCHEMA = {
     "cls": {"kind": "scalar", "dtype": "int64", "encoding": "ascii"},
     "json": {"kind": "text", "encoding": "json"},
 }
-
-
-class Skipped(NamedTuple):
-    """An image that was left out."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a conversion did."""
-
-    dst: str
-    images: int
-    classes: int
-    splits: dict[str, int]
-    bytes_in: int  # of the images that were stored
-    bytes_out: int  # of shards and their indexes
-    skipped: list[Skipped]
-    ignored: int  # files that are no images by their names
-    seconds: float
-    images_per_second: float  # read and checked in this run; what an earlier run finished does not count
-
-    def to_json(self) -> str:
-        """The report as one json object."""
-        return json.dumps(asdict(self) | {"skipped": [skipped._asdict() for skipped in self.skipped]}, indent=2)
 
 
 def convert(config: Convert, console: Console) -> Report:
@@ -120,26 +91,6 @@ def convert(config: Convert, console: Console) -> Report:
             with contextlib.suppress(OSError):
                 path.rmdir()
     return _report(source, folder, description, began, checked)
-
-
-def print_report(report: Report, console: Console) -> None:
-    """The report as a table, and at most ten of the images that were left out."""
-    table = Table(show_header=False, box=None)
-    counts = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
-    for name, value in (
-        ("dataset", report.dst),
-        ("images", f"{report.images:,} of {report.classes:,} classes ({counts})"),
-        ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
-        ("skipped", f"{len(report.skipped):,} that cannot be decoded"),
-        ("ignored", f"{report.ignored:,} files that are no images by their names"),
-        ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} img/s"),
-    ):
-        table.add_row(name, Text(value))
-    console.print(table)
-    for path, reason in report.skipped[:10]:
-        console.print(Text(f"skipped {path}: {reason}"), soft_wrap=True)
-    if len(report.skipped) > 10:
-        console.print(Text(f"... and {len(report.skipped) - 10:,} more"))
 
 
 def _check_usage(config: Convert) -> None:

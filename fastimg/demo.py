@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.rule import Rule
 
 from .config import Convert, Demo, Eval, Predict, Train
-from .convert import convert, print_report
+from .conversion import print_report
+from .convert import convert
 from .digits import COUNT, write_digits
 from .errors import UsageError, UserError
 from .evaluate import evaluate_checkpoint

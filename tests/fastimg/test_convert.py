@@ -18,7 +18,8 @@ from rich.console import Console
 import fastimg.check
 import fastimg.journal
 from fastimg.config import Convert
-from fastimg.convert import Report, Skipped, convert, print_report
+from fastimg.conversion import Report, Skipped, print_report
+from fastimg.convert import convert
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError
