@@ -10,7 +10,11 @@ missing is an error then; otherwise they are passed over, and the summary says s
 
 from pathlib import Path
 
+import hypothesis.internal.observability  # noqa: F401  see below
 import pytest
+
+# Hypothesis' plugin imports it at the very end, when FFCV has run and CPython 3.11 sometimes fails to compile anything
+# (SystemError: AST constructor recursion depth mismatch).
 
 HERE = Path(__file__).parent
 
