@@ -77,6 +77,23 @@ def _fill_row(counts: Any, symbols: Any, row: Any) -> None:
 
 
 @compiled
+def skip(data: Any, begin: int) -> Any:
+    """Where the first byte of 255 stands from `begin` on; the end of the data where there is none."""
+    at, size = uint64(begin), uint64(data.size)  # unsigned: no test for negative indices
+    while at + uint64(8) <= size:
+        word = uint64(0)
+        for i in range(8):  # becomes one load
+            word |= uint64(data[at + uint64(i)]) << uint64(8 * i)
+        inverse = ~word
+        if (inverse - uint64(0x0101010101010101)) & word & uint64(0x8080808080808080):
+            break
+        at += uint64(8)
+    while at < size and data[at] != 255:
+        at += uint64(1)
+    return int64(at)
+
+
+@compiled
 def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
     """Copy a scan's bytes from `data[at]` to `clean`, without stuffing and restart markers, and PAD zeros behind.
 
@@ -86,23 +103,12 @@ def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
     size, n, intervals = data.size, 0, 0
     bounds[0] = 0
     while True:
-        while at + 32 <= size:  # 32 bytes without a marker: the loops become vector instructions
-            high = np.uint8(0)
-            for i in range(32):
-                high = max(high, data[at + i])
-            if high == 255:
-                break
-            for i in range(32):
-                clean[n + i] = data[at + i]
-            at += 32
-            n += 32
-        stop = min(at + 32, size)
-        while at < stop and data[at] != 255:
-            clean[n] = data[at]
-            at += 1
-            n += 1
-        if at == stop and at < size:
-            continue
+        stop = skip(data, at)
+        source, target = data[at:stop], clean[n : n + stop - at]
+        for i in range(stop - at):
+            target[i] = source[i]
+        n += stop - at
+        at = stop
         if at + 2 > size:
             return 0, at
         marker = data[at + 1]
@@ -132,8 +138,8 @@ def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
 @compiled
 def window(words: Any, position: int) -> Any:
     """The 64 bits that begin at bit `position`."""
-    word, shift = position >> 6, uint64(position & 63)
-    return (words[word] << shift) | ((words[word + 1] >> uint64(1)) >> (uint64(63) - shift))
+    word, shift = uint64(position) >> uint64(6), uint64(position & 63)
+    return (words[word] << shift) | ((words[word + uint64(1)] >> uint64(1)) >> (uint64(63) - shift))
 
 
 @compiled

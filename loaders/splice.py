@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .compiled import compiled, int64
+from .huffman import skip
 
 Box = tuple[int, int, int, int]  # x, y, width, height in stored pixels: before any EXIF orientation
 Index = npt.NDArray[np.int64]
@@ -149,25 +150,24 @@ def _read(data: Any, layout: Any, kept: Any) -> bool:
 def _next_marker(data: Any, at: int) -> Any:
     """Where the marker stands that ends the tile at `at`; the end of the data where there is none."""
     size = data.size
-    while at < size:
-        while at + 32 <= size:  # becomes vector instructions
-            high = np.uint8(0)
-            for i in range(32):
-                high = max(high, data[at + i])
-            if high == 255:
-                break
-            at += 32
-        stop = min(at + 32, size)
-        while at < stop and data[at] != 255:
-            at += 1
-        if at == stop:
-            continue
-        if at + 1 == size:
+    while True:
+        at = skip(data, at)
+        if at + 1 >= size:
             return size
         if data[at + 1]:
             return at
         at += 2
-    return size
+
+
+@compiled
+def _copy(data: Any, begin: int, end: int, out: Any, at: int) -> int:
+    """Append data[begin:end] to `out` at `at`: where it then ends, -1 where there is no room."""
+    if at + end - begin > out.size:
+        return -1
+    source, target = data[begin:end], out[at : at + end - begin]  # views: the loop becomes a copy of whole vectors
+    for i in range(end - begin):
+        target[i] = source[i]
+    return at + end - begin
 
 
 @compiled
@@ -224,13 +224,11 @@ def _splice(
     out[0], out[1] = 0xFF, 0xD8
     for i in range(layout[_KEPT]):
         begin, end = kept[i, 0], kept[i, 1]
-        if size + end - begin > out.size:
-            return 0, 0, 0
         if begin + 4 == layout[_SOF]:
             sof = size + 4
-        for j in range(end - begin):
-            out[size + j] = data[begin + j]
-        size += end - begin
+        size = _copy(data, begin, end, out, size)
+        if size < 0:
+            return 0, 0, 0
     crop_width = min(full_width, right * across) - left * across
     crop_height = min(full_height, bottom * down) - top * down
     out[sof + 1], out[sof + 2] = crop_height >> 8, crop_height & 255
@@ -248,11 +246,9 @@ def _splice(
             begin = at
             at = _next_marker(data, begin)
             if wanted and left <= column < right:
-                if size + at - begin + 4 > out.size:
+                size = _copy(data, begin, at, out, size)
+                if size < 0 or size + 2 > out.size:
                     return 0, 0, 0
-                for j in range(at - begin):
-                    out[size + j] = data[begin + j]
-                size += at - begin
                 out[size], out[size + 1] = 0xFF, 0xD0 | written & 7
                 size += 2
                 written += 1
