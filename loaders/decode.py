@@ -12,7 +12,7 @@ what is merely odd (extraneous bytes, a wrong ICC profile) and refuses what is t
 import io
 import struct
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
 from .scratch import Scratch
+from .splice import Box, splice
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
 
@@ -50,6 +51,7 @@ class Header:
     height: int
     orientation: int  # EXIF, 1 to 8, still to be undone; 1 for TIFF, which Pillow turns upright itself
     turbo: bool  # libjpeg-turbo may decode it
+    restarts: bool = False  # it has a restart interval: it may be tiled
 
     @property
     def size(self) -> tuple[int, int]:
@@ -93,6 +95,34 @@ def decode(data: bytes | memoryview, header: Header | None = None, scratch: Scra
     if (width, height) != (header.width, header.height):  # a crop was drawn from the header
         raise ImageError(f"the header says {header.width} x {header.height} pixels, there are {width} x {height}")
     return upright(pixels, header.orientation)
+
+
+def decode_box(
+    data: bytes | memoryview, header: Header, box: Box, scratch: Scratch | None = None
+) -> tuple[Pixels, Box]:
+    """Upright pixels that hold `box` (x, y, width, height, upright), and where `box` lies in them.
+
+    The pixels in it are those of the whole image. Of a tiled JPEG only the tiles that the box touches are decoded.
+    """
+    if header.turbo and header.restarts and (box[2], box[3]) != header.size:
+        x, y, width, height = stored_box(box, header)
+        room = scratch.spliced(len(data) + 2) if scratch else None
+        part, (left, top) = splice(data, (x, y, width, height), buffer=room)
+        pixels = _turbo(part, header, scratch)
+        if pixels is not None and pixels.shape[0] >= y - top + height and pixels.shape[1] >= x - left + width:
+            cut = pixels[y - top : y - top + height, x - left : x - left + width]
+            return upright(cut, header.orientation), (0, 0, box[2], box[3])
+    return decode(data, header, scratch), box
+
+
+def stored_box(box: Box, header: Header) -> Box:
+    """Where a box of the upright image lies in the stored one."""
+    x, y, width, height = box
+    if header.orientation in (3, 4, 7, 8):
+        y = header.size[1] - y - height
+    if header.orientation in (2, 3, 6, 7):
+        x = header.size[0] - x - width
+    return (y, x, height, width) if header.orientation >= 5 else (x, y, width, height)
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
@@ -160,24 +190,29 @@ def _pillow_orientation(image: Image.Image) -> int:
 
 def _jpeg_header(data: bytes | memoryview) -> Header | None:
     """The header of a JPEG (ITU T.81 annex B), None where the markers make no sense and Pillow shall judge."""
-    orientation = 1
+    orientation, restarts = 1, False
+    header: Header | None = None  # once the frame's is read, what follows can only add restarts to it
     at, end = 2, len(data)
     while at + 4 <= end:
         if data[at] != 0xFF:
-            return None
+            return header
         marker = data[at + 1]
         if marker == 0xFF:  # fill byte
             at += 1
             continue
         if marker == 0x01 or 0xD0 <= marker <= 0xD9:
-            return None
+            return header
         length = data[at + 2] << 8 | data[at + 3]
         body = data[at + 4 : at + 2 + length]
         if length < 2 or len(body) != length - 2 or marker == 0xDA:
-            return None
-        if marker == 0xE1 and orientation == 1 and bytes(body[:6]) == b"Exif\0\0":
+            return header
+        if marker == 0xDD and header is not None:
+            return replace(header, restarts=any(body[:2]))
+        if header is None and marker == 0xE1 and orientation == 1 and bytes(body[:6]) == b"Exif\0\0":
             orientation = _exif_orientation(body[6:])
         elif marker in _SOF:
+            if header is not None:
+                return header
             if len(body) < 6 or len(body) < 6 + 3 * body[5]:
                 return None
             precision, height, width, components = struct.unpack_from(">BHHB", body)
@@ -192,9 +227,11 @@ def _jpeg_header(data: bytes | memoryview) -> Header | None:
                     or (components == 3 and factors[1:] == [(1, 1)] * 2 and factors[0] in _TURBO_SAMPLING)
                 )
             )
-            return Header("jpeg", width, height, orientation, turbo)
+            header = Header("jpeg", width, height, orientation, turbo, restarts)
+        elif marker == 0xDD:
+            restarts = any(body[:2])
         at += 2 + length
-    return None
+    return header
 
 
 def _exif_orientation(tiff: bytes | memoryview) -> int:

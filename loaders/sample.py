@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .counter import uniforms
 from .crop import Crop
-from .decode import MAX_PIXELS, decode, read_header
+from .decode import MAX_PIXELS, decode_box, read_header
 from .errors import ImageError
 from .resample import resample
 from .scratch import Scratch
@@ -71,4 +71,5 @@ class ImageDecoder:
         window = self.crop.window(*header.size, draws)
         if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
             raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
-        resample(decode(data, header, scratch), window, self.crop.interpolation, row["inputs"])
+        pixels, box = decode_box(data, header, window.box, scratch)
+        resample(pixels, window._replace(box=box), self.crop.interpolation, row["inputs"])

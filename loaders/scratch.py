@@ -2,10 +2,11 @@
 
 
 class Scratch:
-    """Two buffers that only grow. A buffer that is too small is replaced, so views of the old one stay valid."""
+    """Buffers that only grow. A buffer that is too small is replaced, so views of the old one stay valid."""
 
     def __init__(self) -> None:
         self._encoded = bytearray()
+        self._spliced = bytearray()
         self._pixels = bytearray()
 
     def encoded(self, nbytes: int) -> memoryview:
@@ -13,6 +14,12 @@ class Scratch:
         if len(self._encoded) < nbytes:
             self._encoded = bytearray(_rounded(nbytes))
         return memoryview(self._encoded)[:nbytes]
+
+    def spliced(self, nbytes: int) -> bytearray:
+        """Room for at least `nbytes` of a JPEG that is cut out of the encoded one."""
+        if len(self._spliced) < nbytes:
+            self._spliced = bytearray(_rounded(nbytes))
+        return self._spliced
 
     def pixels(self, nbytes: int) -> bytearray:
         """Room for at least `nbytes` of decoded pixels."""
@@ -23,7 +30,7 @@ class Scratch:
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return len(self._encoded) + len(self._pixels)
+        return len(self._encoded) + len(self._spliced) + len(self._pixels)
 
 
 def _rounded(nbytes: int) -> int:
