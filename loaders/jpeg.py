@@ -13,7 +13,7 @@ from typing import NamedTuple
 SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2
 
-_DC, _AC = 0, 1
+_DC = 0  # class of a table
 _CODING = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "LOSSLESS"),
     **dict.fromkeys((0xC9, 0xCA, 0xCD, 0xCE), "ARITHMETIC"),
@@ -264,7 +264,7 @@ def split_tables(body: bytes) -> dict[tuple[int, int], Table]:
         if len(counts) != 16 or total > 256 or len(symbols) != total or kind > 1 or number > 3:
             raise Untileable(Reason.DAMAGED)
         space = sum(count << (15 - i) for i, count in enumerate(counts))
-        if space > 1 << 16:  # more codes than fit (Kraft)
+        if space > 1 << 16 or (kind == _DC and max(symbols, default=0) > 15):  # more codes than fit (Kraft)
             raise Untileable(Reason.DAMAGED)
         tables[kind, number] = (counts, symbols)
         at += 17 + total

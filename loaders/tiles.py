@@ -39,7 +39,7 @@ from .splice import row_index, splice
 
 __all__ = ["Reason", "Tiled", "row_index", "splice", "tile"]
 
-MAX_COST = 0.04  # of the scan's bytes that restarts may take, estimated
+MAX_COST = 0.05  # of the scan's bytes that restarts may take, estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class _Coded:
     lengths: npt.NDArray[np.int32]  # how many they are
 
 
-def tile(jpeg: bytes | memoryview, width_px: int = 64, max_pixels: int = MAX_PIXELS) -> Tiled:
+def tile(jpeg: bytes | memoryview, width_px: int = 32, max_pixels: int = MAX_PIXELS) -> Tiled:
     """Rewrite a JPEG with tiles of up to `width_px` pixels across, one MCU high, with the same coefficients.
 
-    Where the width has no such divisor, or restarts so dense would cost more than 4 % of the scan, tiles are wider, at
+    Where the width has no such divisor, or restarts so dense would cost more than 5 % of the scan, tiles are wider, at
     most a whole row of MCUs.
 
     Huffman-coded JPEGs of 8 bits are rewritten: sequential ones with one scan by copying their AC bits under new DC

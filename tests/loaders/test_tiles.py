@@ -250,6 +250,7 @@ def test_what_stays_as_it_is():
     good = turbo(131, 67, "420")
     progressive = pillow(131, 67, progressive=True)
     sof = good.index(b"\xff\xc0")
+    dht = good.index(b"\xff\xc4")
     last_scan = progressive.rindex(b"\xff\xda")
     cases = {
         b"": Reason.NOT_JPEG,
@@ -263,6 +264,7 @@ def test_what_stays_as_it_is():
         good[:sof] + b"\xff\xc5" + good[sof + 2 :]: Reason.HIERARCHICAL,
         good[: sof + 4] + b"\x0c" + good[sof + 5 :]: Reason.PRECISION,
         good[: sof + 5] + bytes(2) + good[sof + 7 :]: Reason.UNUSUAL,  # DNL
+        good[: dht + 21] + b"\x10" + good[dht + 22 :]: Reason.DAMAGED,  # a DC difference of 16 bits
         progressive[:last_scan] + b"\xff\xd9": Reason.INCOMPLETE,
     }
     for data, reason in cases.items():
@@ -281,7 +283,7 @@ def test_tables_are_legal():
         table, codes, lengths = optimal_table(counts)
         assert ((lengths > 0) == (counts > 0)).all() and lengths.max() <= 16
         assert sum(2.0 ** -int(n) for n in lengths if n) < 1
-        assert split_tables(bytes((0,)) + table[0] + table[1])[0, 0] == table
+        assert split_tables(bytes((0x10,)) + table[0] + table[1])[1, 0] == table
         texts = [f"{c:0{n}b}" for c, n in zip(codes, lengths, strict=True) if n]
         assert not any(a != b and b.startswith(a) for a in texts for b in texts)
 
