@@ -28,6 +28,7 @@ class Report:
     bytes_in: int  # of the images that were stored
     bytes_out: int  # of shards and their indexes
     skipped: list[Skipped]
+    tiling: dict[str, int]  # images by what --tile made of them; empty with --tile off
     ignored: int  # files that are no images by their names
     seconds: float
     images_per_second: float  # read and checked in this run; what an earlier run finished does not count
@@ -45,6 +46,7 @@ def print_report(report: Report, console: Console) -> None:
         ("dataset", report.dst),
         ("images", f"{report.images:,} of {report.classes:,} classes ({counts})"),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
+        *(("tiling", f"{count:,} {what}") for what, count in report.tiling.items()),
         ("skipped", f"{len(report.skipped):,} that cannot be decoded"),
         ("ignored", f"{report.ignored:,} files that are no images by their names"),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} img/s"),

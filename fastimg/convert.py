@@ -107,6 +107,15 @@ def _check_usage(config: Convert) -> None:
         raise UsageError(f"{config.dst}: the destination lies in the source {config.src}; give a folder outside of it")
 
 
+def _tile_px(text: str) -> int | None:
+    """Width of a tile in pixels, None for none."""
+    if text in ("off", "auto"):
+        return {"off": None, "auto": 64}[text]
+    if not text.isascii() or not text.isdigit() or not 8 <= int(text) <= 65_535:
+        raise UsageError(f"--tile {text}: give auto, off or a width of 8 to 65535 pixels")
+    return int(text)
+
+
 def _workers(text: str) -> int:
     if text == "auto":
         return available_cpus()
@@ -140,6 +149,7 @@ def _options(source: Source, config: Convert, shard_size: int) -> dict[str, Any]
         "shuffle": config.shuffle,
         "seed": config.seed,
         "max_pixels": config.max_pixels,
+        "tile": _tile_px(config.tile) or 0,
         "on_error": config.on_error,
     }
 
@@ -235,7 +245,7 @@ def _write(source: Source, plan: list[Shard], journal: Journal, config: Convert,
         ThreadPoolExecutor(workers, "check") as pool,
     ):
         warnings.simplefilter("ignore")  # what Pillow finds odd and yet decodes
-        checks = in_order(pool, Check(source, config.max_pixels), entries, workers * AHEAD)
+        checks = in_order(pool, Check(source, config.max_pixels, _tile_px(config.tile)), entries, workers * AHEAD)
         results = _counted(checks, progress, total)
         for shard in todo:
             journal.add(_write_shard(source, shard, results, config))
@@ -255,6 +265,7 @@ class _Empty(Exception):
 
 def _write_shard(source: Source, shard: Shard, checks: Iterator[Checked | str], config: Convert) -> Finished:
     counts: Counter[int] = Counter()
+    tiling: Counter[str] = Counter()
     skipped, source_bytes = [], 0
     with contextlib.suppress(_Empty), ShardWriter(config.dst / shard.name) as writer:
         for number, (entry, checked) in enumerate(zip(shard.entries, checks, strict=False), shard.start):
@@ -269,7 +280,9 @@ def _write_shard(source: Source, shard: Shard, checks: Iterator[Checked | str], 
                 {checked.extension: checked.data, "cls": str(entry.label).encode(), "json": note.encode()},
             )
             counts[entry.label] += 1
-            source_bytes += len(checked.data)
+            source_bytes += checked.source_bytes
+            if checked.tiling:
+                tiling[checked.tiling] += 1
         if not writer.samples:
             raise _Empty
     return Finished(
@@ -284,18 +297,21 @@ def _write_shard(source: Source, shard: Shard, checks: Iterator[Checked | str], 
         source_bytes=source_bytes,
         class_counts=dict(sorted(counts.items())),
         skipped=skipped,
+        tiling=dict(sorted(tiling.items())),
     )
 
 
 def _describe(source: Source, plan: list[Shard], journal: Journal, options: dict[str, Any]) -> dict[str, Any]:
     """dataset.json. Raises DataError where too little is left to train on."""
     splits: dict[str, Any] = {}
+    tiling: Counter[str] = Counter()
     skipped = []
     for split in sorted({shard.split for shard in plan}):
         shards = [journal.finished[shard.split, shard.number] for shard in plan if shard.split == split]
         counts: Counter[int] = Counter()
         for shard in shards:
             counts.update(shard.class_counts)
+            tiling.update(shard.tiling)
             skipped += [{"split": split, "path": path, "reason": reason} for path, reason in shard.skipped]
         if not counts:
             raise DataError(f"{source.src}: no image of the split {split} can be decoded{_example(skipped)}")
@@ -321,6 +337,7 @@ def _describe(source: Source, plan: list[Shard], journal: Journal, options: dict
         "classes": source.classes,
         "splits": splits,
         "skipped": skipped,
+        "tiling": dict(sorted(tiling.items())),
         "options": options,
     }
 
@@ -357,6 +374,7 @@ def _report(source: Source, folder: Path, description: dict[str, Any], began: fl
         bytes_in=sum(split["source_bytes"] for split in splits.values()),
         bytes_out=sum(s["bytes"] + s["index_bytes"] for split in splits.values() for s in split["shards"]),
         skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
+        tiling=description["tiling"],
         ignored=source.ignored,
         seconds=seconds,
         images_per_second=checked / seconds,

@@ -51,6 +51,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     source_bytes: int = 0
     class_counts: dict[int, int] = {}  # by label
     skipped: list[tuple[str, str]] = []  # (path, reason)
+    tiling: dict[str, int] = {}  # images by what tiling made of them
 
     def on_disk(self, folder: Path) -> bool:
         """Whether its files still are what they were when they were written, by sizes and the index's checksum."""

@@ -576,6 +576,7 @@ def test_report(console):
         bytes_in=5_000_000,
         bytes_out=6_000_000,
         skipped=[Skipped(f"a/{i}.jpg", "the file is empty") for i in range(14)],
+        tiling={"tiled": 1100},
         ignored=3,
         seconds=2.0,
         images_per_second=600.0,
