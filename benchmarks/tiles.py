@@ -1,4 +1,4 @@
-"""Tiled JPEG on one thread (rewriting also on two): rewriting, cutting, and what a training crop costs with and without it.
+"""Tiled JPEG: rewriting, cutting, and what a training crop costs with and without it. One thread unless said.
 
     python benchmarks/tiles.py --data FOLDER
 
@@ -9,6 +9,7 @@ crop of every variant is checked to have the same pixels before anything is time
 """
 
 import argparse
+import importlib.metadata
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,7 @@ def main() -> None:
 
     spread = measure.interleaved({name: every(name) for name in rounds[0]}, args.repeats)
     base = spread["whole"].median
-    environment = measure.environment() | {"numba": measure._version("numba")}
+    environment = measure.environment() | {"numba": importlib.metadata.version("numba")}
     shared = {"benchmark": "tiles", "data": args.data.resolve().name, "images": count, "tile_px": args.width}
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []

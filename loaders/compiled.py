@@ -21,6 +21,9 @@ def compiled(function: F) -> F:
     The code is kept beside the source or in the user's cache directory (NUMBA_CACHE_DIR decides). Where neither can be
     written, or the disk is full, every process compiles for itself: slower to start, no error. numba notices an edited
     file, but not an edited function that another file calls: remove `__pycache__` after editing one of those.
+
+    On one core of a shared server (numba 0.68) the first `tile` takes 5 s, of a progressive file 2 s more, the first
+    `splice` 2 s; with the kept code 0.8 s, once per process.
     """
     try:
         dispatcher: Any = njit(nogil=True, cache=True)(function)
