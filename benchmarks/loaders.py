@@ -7,10 +7,13 @@ same number of threads or processes. Epochs of all loaders are interleaved; the 
 """
 
 import argparse
+import atexit
 import math
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from torchvision.transforms import v2
 from fastimg.augment import Policy, draw
 from fastimg.augment.reference import flip
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders.tiles import tile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,17 @@ def native(work: Work) -> Epoch:
         return count
 
     return epoch
+
+
+def native_tiled(work: Work) -> Epoch:
+    """fastimg's loader over the same photographs, tiled as `fastimg convert --tile auto` does."""
+    folder = Path(tempfile.mkdtemp(prefix="fastimg-tiled-"))
+    atexit.register(shutil.rmtree, folder)
+    names = [work.data.sample_name(i) for i in range(len(work.data))]
+    copies = {name: folder / f"{i}.jpg" for i, name in enumerate(dict.fromkeys(names))}
+    for name, copy in copies.items():
+        copy.write_bytes(tile(Path(name).read_bytes()).jpeg)
+    return native(replace(work, data=FilesDataset(folder, [copies[name].name for name in names])))
 
 
 class _PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
@@ -86,6 +101,7 @@ def torch_loader(work: Work) -> Epoch:
 # A new peer is a function of Work that returns an Epoch, and a line here.
 PEERS: dict[str, Callable[[Work], Epoch]] = {
     "fastimg": native,
+    "fastimg, tiled": native_tiled,
     "torch": torch_loader,
 }
 BASE = "torch"  # ratios are to it

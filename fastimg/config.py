@@ -40,7 +40,7 @@ class Convert:
     split_column: _Str = None
     """Manifest column with split names. Default: split, where there is one."""
     tile: str = "off"
-    """Rewrite JPEGs losslessly with tiles that can be decoded alone, so that a training crop costs less: auto (64
+    """Rewrite JPEGs losslessly with tiles that can be decoded alone, so that a training crop costs less: auto (32
     pixels wide), a width in pixels, or off (every image is stored as it is)."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that read and check images: a number, or auto for one per core."""

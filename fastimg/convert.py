@@ -34,6 +34,7 @@ from fastimg.loaders.cpus import available_cpus
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, open_dataset, read_description
 from fastimg.loaders.tar import ShardWriter, replace_file
+from fastimg.loaders.tiles import DEFAULT_TILE_PX
 from fastimg.plan import Shard, parse_size, plan_shards
 from fastimg.sources import Columns, Entry, Source, read_source
 
@@ -110,7 +111,7 @@ def _check_usage(config: Convert) -> None:
 def _tile_px(text: str) -> int | None:
     """Width of a tile in pixels, None for none."""
     if text in ("off", "auto"):
-        return {"off": None, "auto": 64}[text]
+        return {"off": None, "auto": DEFAULT_TILE_PX}[text]
     if not text.isascii() or not text.isdigit() or not 8 <= int(text) <= 65_535:
         raise UsageError(f"--tile {text}: give auto, off or a width of 8 to 65535 pixels")
     return int(text)

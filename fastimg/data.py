@@ -20,7 +20,7 @@ from .loaders import (
     open_dataset,
 )
 from .loaders.crop import Crop
-from .loaders.shards import foreign_shards
+from .loaders.shards import foreign_betons, foreign_shards, is_beton
 from .models import Preprocessing
 from .parallel import Ranks
 from .splits import stratified_split
@@ -65,7 +65,7 @@ def open_parts(
         if val_fraction is not None:
             raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
         val = open_dataset(path, val_split)
-        if val.classes != train.classes:
+        if val.classes != train.classes[: len(val.classes)]:  # fewer where nobody named them and the last have none
             raise UserError(
                 f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
             )
@@ -84,7 +84,8 @@ def open_parts(
 
 def is_plain_folder(path: Path) -> bool:
     """Whether DATA is a folder of image files, not shards."""
-    return not (path / "dataset.json").exists() and not foreign_shards(path)
+    known = (path / "dataset.json").exists() or is_beton(path) or foreign_shards(path) or foreign_betons(path)
+    return not known
 
 
 def worker_count(workers: str, ranks: Ranks) -> int:

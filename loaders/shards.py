@@ -20,9 +20,10 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .beton_dataset import BetonDataset
 from .decode import read_header
 from .errors import DataError, ImageError, ShardError
-from .folder import FilesDataset, image_extensions, list_folder
+from .folder import SPLIT_FOLDERS, FilesDataset, image_extensions, list_folder
 from .scratch import Scratch
 from .tar import BLOCK, Member, index_path, parse_index, replace_file, scan, split_name
 
@@ -67,11 +68,13 @@ class Dataset(Protocol):
 
 
 def open_dataset(path: str | Path, split: str = "train") -> Dataset:
-    """Open one split of shards or of a plain image folder.
+    """Open one split of shards, of a folder of .beton files or of a plain image folder; or a lone .beton, as `train`.
 
     Raises DataError naming what is missing, cut short or altered.
     """
     path = Path(path)
+    if is_beton(path):
+        return BetonDataset(_pick(path, {"train": path}, split))
     if not path.is_dir():
         if path.exists():
             raise DataError(f"{path}: a file, not a folder; `fastimg convert {path} DST` makes shards of a manifest")
@@ -81,6 +84,8 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
     _refuse_unfinished(path)  # before its finished shards pass for somebody else's
     if shards := foreign_shards(path):
         return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
+    if betons := foreign_betons(path):
+        return BetonDataset(_pick(path, betons, split))
     listing = list_folder(path)
     files = _pick(path, listing.files, split)
     return FilesDataset(path, [name for name, _ in files], listing.classes, [label for _, label in files])
@@ -89,11 +94,13 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
 def list_splits(path: str | Path) -> dict[str, int]:
     """Split names and their numbers of samples; -1 where counting means opening."""
     path = Path(path)
+    if is_beton(path):
+        return {"train": -1}
     if (path / "dataset.json").exists():
         return {name: split["samples"] for name, split in read_description(path)["splits"].items()}
     _refuse_unfinished(path)
-    if path.is_dir() and (shards := foreign_shards(path)):
-        return dict.fromkeys(shards, -1)
+    if path.is_dir() and (others := foreign_shards(path) or foreign_betons(path)):
+        return dict.fromkeys(others, -1)
     return {name: len(files) for name, files in list_folder(path).files.items()}
 
 
@@ -129,10 +136,20 @@ def foreign_shards(path: Path) -> dict[str, list[Path]]:
     shards: dict[str, list[Path]] = {}
     for tar in sorted(path.glob("*.tar")):
         split = tar.stem.rstrip("0123456789").rstrip("-_.") or "train"
-        shards.setdefault({"validation": "val", "valid": "val"}.get(split, split), []).append(tar)
+        shards.setdefault(SPLIT_FOLDERS.get(split, split), []).append(tar)
     if len(shards) == 1 and "train" not in shards:
         return {"train": next(iter(shards.values()))}
     return shards
+
+
+def is_beton(path: Path) -> bool:
+    """Whether a path is a file of FFCV's container, by its name."""
+    return path.suffix == ".beton" and path.is_file()
+
+
+def foreign_betons(path: Path) -> dict[str, Path]:
+    """The .beton files of a folder, by split: their names."""
+    return {SPLIT_FOLDERS.get(file.stem, file.stem): file for file in sorted(path.glob("*.beton"))}
 
 
 def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:

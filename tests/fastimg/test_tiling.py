@@ -75,10 +75,10 @@ def test_pixels_stay_and_what_cannot_be_tiled_is_counted(folder: Path, tmp_path:
 
 def test_tiling_is_deterministic_and_recorded(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path / "one", "auto", workers="1")
-    run(folder, tmp_path / "four", "64", workers="4")
+    run(folder, tmp_path / "four", "32", workers="4")
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "four" / path.name).read_bytes(), path.name
-    assert json.loads((tmp_path / "one/dataset.json").read_text())["options"]["tile"] == 64
+    assert json.loads((tmp_path / "one/dataset.json").read_text())["options"]["tile"] == 32
 
 
 def test_without_it_bytes_are_stored_as_they_are(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from fastimg import checkpoint, cli, configfile, rundir
 from fastimg.config import Convert, Train
 from fastimg.convert import convert
 from fastimg.interrupt import Interrupt
+from fastimg.loaders.beton import BetonWriter
+from fastimg.loaders.beton_fields import Field
 
 
 def flags(data: Path, output: Path, *more: str) -> list[str]:
@@ -180,3 +182,19 @@ def test_a_full_disk_is_a_sentence(
     message = " ".join(capsys.readouterr().err.split())
     assert "No space left on device" in message
     assert "--resume auto" in message
+
+
+def test_a_beton_trains_and_evaluates(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "betons").mkdir()
+    fields = {"image": Field("rgb"), "label": Field("int")}
+    for split in ("train", "val"):
+        with BetonWriter(tmp_path / f"betons/{split}.beton", fields) as writer:
+            for label, name in enumerate(("blue", "green", "red")):
+                for file in sorted((image_folder / name).glob("*.jpg")):
+                    writer.add({"image": file.read_bytes(), "label": label})
+    base = ["--arch", "test_resnet", "--img-size", "32", "-b", "8", "--epochs", "1", "-o", str(tmp_path / "runs")]
+    assert cli.run(["train", str(tmp_path / "betons"), *base]) == 0
+    assert cli.run(["eval", str(tmp_path / "runs/betons-test_resnet"), str(tmp_path / "betons"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["images"] == 27
+    assert cli.run(["train", str(tmp_path / "betons/train.beton"), *base]) == 0  # a lone file: some are held out
+    assert "plain folder" not in capsys.readouterr().out
