@@ -1,0 +1,81 @@
+"""DALI and webdataset read our shards: the same samples, and the tiled JPEGs' pixels are the originals'."""
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+from nvidia.dali import fn, pipeline_def
+from PIL import Image
+from rich.console import Console
+
+from fastimg.config import Convert
+from fastimg.convert import convert
+from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.shards import open_dataset
+
+COUNT = 12
+
+
+@pytest.fixture(params=["off", "auto"])
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A shard of photograph-like JPEGs, as they are and tiled."""
+    draws = np.random.default_rng(1)
+    for i in range(COUNT):
+        y, x = np.mgrid[: 160 + 9 * i, : 210 + 7 * i]
+        pixels = np.stack([120 + 80 * np.sin(x / 11), draws.integers(0, 50, y.shape) + y / 2, (x + y) % 256], axis=2)
+        folder = tmp_path / "images" / "ab"[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.jpg", quality=90, subsampling=i % 3)
+    convert(Convert(src=tmp_path / "images", dst=tmp_path / "D", tile=request.param), Console(quiet=True))
+    return tmp_path / "D/train-00000.tar"
+
+
+@pipeline_def(batch_size=COUNT, num_threads=2, device_id=None)
+def pipeline(tar: str, index: str) -> Any:
+    jpeg, label, note = fn.readers.webdataset(
+        paths=[tar], index_paths=[index], ext=["jpg", "cls", "json"], missing_component_behavior="error"
+    )
+    return jpeg, fn.decoders.image(jpeg, device="cpu"), label, note
+
+
+def original(shard: Path, note: bytes) -> np.ndarray[Any, Any]:
+    with Image.open(shard.parent.parent / "images" / json.loads(note)["path"]) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def test_dali_reads_the_shard_and_its_index(shard: Path) -> None:
+    pipe = pipeline(str(shard), str(shard.with_suffix(".idx")))
+    pipe.build()
+    jpegs, images, labels, notes = pipe.run()
+    dataset, scratch = open_dataset(shard.parent), Scratch()
+    for i in range(COUNT):
+        assert bytes(np.array(jpegs[i])) == bytes(dataset.read(i, scratch))
+        assert int(bytes(np.array(labels[i]))) == dataset.labels[i]
+        np.testing.assert_array_equal(np.array(images[i]), original(shard, bytes(np.array(notes[i]))))
+    dataset.close()
+
+
+def test_dalis_own_index_of_the_shard_equals_ours(shard: Path, tmp_path: Path) -> None:
+    tool = Path(sys.executable).parent / "wds2idx"
+    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, str(tool), str(shard), str(tmp_path / "own.idx")], check=True, env=environment)
+    assert (tmp_path / "own.idx").read_text() == shard.with_suffix(".idx").read_text()
+
+
+def test_webdataset_iterates_the_shard(shard: Path) -> None:
+    samples = list(itertools.islice(webdataset.WebDataset(str(shard), shardshuffle=False), COUNT + 1))
+    dataset = open_dataset(shard.parent)
+    assert len(samples) == COUNT
+    assert [int(sample["cls"]) for sample in samples] == dataset.labels.tolist()
+    for sample in samples:
+        with Image.open(io.BytesIO(sample["jpg"])) as image:
+            np.testing.assert_array_equal(np.asarray(image.convert("RGB")), original(shard, sample["json"]))
+    dataset.close()
