@@ -17,9 +17,14 @@ def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
 def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:
     """Mirror the images [B, 3, H, W] that the plan names: left-right, then top-bottom."""
     for chosen, axis in ((plan.hflip, 3), (plan.vflip, 2)):
-        mask = chosen.to(images.device)[:, None, None, None]
+        mask = _sent(chosen, images.device)[:, None, None, None]
         images = torch.where(mask, images.flip(axis), images)
     return images
+
+
+def _sent(flags: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On the device, without waiting for what is enqueued there."""
+    return flags.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flags.to(device)
 
 
 def normalise(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

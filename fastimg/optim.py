@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -28,7 +29,8 @@ def build_optimizer(
     fused = next(model.parameters()).is_cuda
     if opt == "sgd":
         nesterov = momentum is not None and momentum > 0
-        return torch.optim.SGD(groups, lr=lr, momentum=momentum or 0.0, nesterov=nesterov, fused=fused)
+        sharded = any(isinstance(p, DTensor) for p in model.parameters())  # torch has no fused SGD for those
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum or 0.0, nesterov=nesterov, fused=fused and not sharded)
     return torch.optim.AdamW(groups, lr=lr, fused=fused)
 
 

@@ -134,7 +134,8 @@ def _settle(run: Run, parameters: list[nn.Parameter], rows: int, signal: int) ->
         if rows != nominal:
             torch._foreach_mul_(gradients, nominal / max(rows, 1))
     else:
-        counted = ranks.sum(torch.tensor([float(rows), float(signal)], device=ranks.device))
+        # Filled on the device: a tensor made of a list would be copied there, and wait for all that is enqueued.
+        counted = ranks.sum(torch.stack([torch.full((), float(n), device=ranks.device) for n in (rows, signal)]))
         torch._foreach_mul_(gradients, nominal * ranks.world_size / counted[0].clamp(min=1.0))
         # On a GPU no sync: there the wish to stop is heard when the meter is read.
         signal = _agreed(int(counted[1])) if ranks.device.type == "cpu" else 0
