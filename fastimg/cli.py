@@ -22,6 +22,7 @@ _T = TypeVar("_T")
 _COMMANDS: dict[str, type] = {
     "demo": config.Demo,
     "convert": config.Convert,
+    "verify": config.Verify,
     "train": config.Train,
     "eval": config.Eval,
     "predict": config.Predict,
@@ -85,6 +86,10 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         else:
             print_report(report, Console())
         return 0
+    if command == "verify":
+        from .verify import verify
+
+        return verify(settings, Console(), console)
     if command == "train":
         from .train import train
 

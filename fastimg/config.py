@@ -57,6 +57,20 @@ class Convert:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Check that a dataset is whole: sizes, checksums, indexes against tars, labels; every fault is named."""
+
+    data: Positional[Path]
+    """Shards made by `fastimg convert`, somebody's tars or .beton files, or an image folder."""
+    deep: bool = False
+    """Decode every image too."""
+    max_pixels: int = 89_478_485
+    """With --deep: images with more pixels than this are a fault."""
+    json: bool = False
+    """Print the result as json."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """Train an image classifier. Start it with torchrun to train data-parallel."""
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": config.Demo,
     "convert": config.Convert,
     "train": config.Train,
+    "verify": config.Verify,
     "eval": config.Eval,
     "predict": config.Predict,
 }

@@ -1,0 +1,170 @@
+"""`fastimg verify`: whether a dataset still is what its conversion wrote. Every fault is named; nothing is changed."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from .config import Verify
+from .errors import UsageError, UserError, printable
+from .loaders import DataError, Dataset, list_splits, open_dataset
+from .loaders.cpus import available_cpus
+from .loaders.decode import decode, read_header
+from .loaders.scratch import Scratch
+from .loaders.shards import foreign_shards, read_description
+from .loaders.tar import index_path, parse_index, scan
+
+_CHUNK = 1 << 22  # bytes hashed at a time
+
+
+class Fault(NamedTuple):
+    """Something that is not as it should be."""
+
+    name: str
+    fault: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was looked at, and what was wrong with it."""
+
+    data: str
+    deep: bool
+    shards: int
+    images: int  # that were decoded; 0 unless deep
+    faults: list[Fault]
+
+
+def verify(config: Verify, out: Console, err: Console) -> int:
+    """Verify and print. Returns 0 where all is well, else 1. Raises UsageError and UserError, each a sentence."""
+    if config.max_pixels < 1:
+        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
+    if not config.data.exists():
+        raise UserError(f"{config.data}: no such file or folder; check the path")
+    faults: list[Fault] = []
+    shards = 0
+    if (config.data / "dataset.json").exists():
+        description = read_description(config.data)
+        entries = [shard for split in description["splits"].values() for shard in split["shards"]]
+        shards = len(entries)
+        for entry in track(entries, "checksums", console=err, transient=True):
+            faults += _shard_faults(config.data, entry)
+    elif config.data.is_dir():
+        for tar in (tar for tars in foreign_shards(config.data).values() for tar in tars):
+            shards += 1
+            faults += _index_faults(tar)
+    images = 0
+    for split in list_splits(config.data):
+        try:
+            dataset = open_dataset(config.data, split)
+        except DataError as error:
+            faults.append(Fault(str(config.data), str(error)))
+            continue
+        try:
+            faults += _label_faults(dataset)
+            if config.deep:
+                images += len(dataset)
+                faults += _image_faults(dataset, config.max_pixels, err)
+        finally:
+            dataset.close()
+    result = Verification(
+        data=str(config.data),
+        deep=config.deep,
+        shards=shards,
+        images=images,
+        faults=[Fault(printable(name), printable(fault)) for name, fault in dict.fromkeys(faults)],
+    )
+    if config.json:
+        print(json.dumps(asdict(result) | {"faults": [fault._asdict() for fault in result.faults]}))
+    else:
+        _print(result, out)
+    return 1 if result.faults else 0
+
+
+def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
+    """A converted shard and its index against dataset.json: there, of their sizes, with their checksums, agreeing."""
+    tar = folder / entry["name"]
+    whole = True
+    for file, size, sha256 in (
+        (tar, entry["bytes"], entry["sha256"]),
+        (index_path(tar), entry["index_bytes"], entry["index_sha256"]),
+    ):
+        try:
+            found = file.stat().st_size
+            fault = f"{found} bytes, not {size}: cut short or altered" if found != size else ""
+            if not fault and _sha256(file) != sha256:
+                fault = "its content was altered: another checksum than when it was converted"
+        except OSError as error:
+            fault = f"{error.strerror or error}"
+        if fault:
+            whole = False
+            yield Fault(str(file), fault)
+    if whole:
+        yield from _index_faults(tar)
+
+
+def _index_faults(tar: Path) -> Iterator[Fault]:
+    """Whether an index, where there is one, names the members that a scan of the tar finds."""
+    try:
+        members = scan(tar)
+        index = index_path(tar)
+        if not index.exists():
+            return
+        stated = parse_index(index, tar.stat().st_size)
+        named = [[(m.offset, m.size) for m in sample] for sample in stated]
+        if named != [[(m.offset, m.size) for m in sample] for sample in members]:
+            yield Fault(str(index), f"does not fit {tar.name}: delete it to have the tar scanned")
+    except DataError as error:
+        yield Fault(str(tar), str(error))
+
+
+def _label_faults(dataset: Dataset) -> Iterator[Fault]:
+    beyond = int(np.count_nonzero((dataset.labels < -1) | (dataset.labels >= len(dataset.classes))))
+    if beyond:
+        yield Fault(dataset.name, f"{beyond} labels are not among its {len(dataset.classes)} classes")
+
+
+def _image_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
+    """Decode every image once, in chunks on all cores."""
+    chunks = [range(at, min(at + 64, len(dataset))) for at in range(0, len(dataset), 64)]
+
+    def faults_of(chunk: range) -> list[Fault]:
+        scratch, faults = Scratch(), []
+        for index in chunk:
+            try:
+                data = dataset.read(index, scratch)
+                decode(data, read_header(data, max_pixels), scratch)
+            except DataError as error:
+                faults.append(Fault(dataset.sample_name(index), str(error)))
+        return faults
+
+    with ThreadPoolExecutor(available_cpus(), "verify") as pool:
+        steps = track(pool.map(faults_of, chunks), "images", len(chunks), console=err, transient=True)
+        return [fault for faults in steps for fault in faults]
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as handle:
+        while block := handle.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _print(result: Verification, out: Console) -> None:
+    for name, fault in result.faults[:100]:
+        out.print(f"{name}: {fault}", markup=False, highlight=False, soft_wrap=True)
+    if len(result.faults) > 100:
+        out.print(f"... and {len(result.faults) - 100} more, see --json", highlight=False)
+    looked = f"{result.shards} shards" + (
+        f", {result.images:,} images decoded" if result.deep else "; --deep decodes every image"
+    )
+    verdict = f"{len(result.faults)} faults" if result.faults else "no fault"
+    out.print(f"{result.data}: {verdict} ({looked})", markup=False, highlight=False, soft_wrap=True)
