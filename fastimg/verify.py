@@ -166,5 +166,6 @@ def _print(result: Verification, out: Console) -> None:
     looked = f"{result.shards} shards" + (
         f", {result.images:,} images decoded" if result.deep else "; --deep decodes every image"
     )
-    verdict = f"{len(result.faults)} faults" if result.faults else "no fault"
+    count = len(result.faults)
+    verdict = f"{count} fault{'s' * (count > 1)}" if count else "no fault"
     out.print(f"{result.data}: {verdict} ({looked})", markup=False, highlight=False, soft_wrap=True)
