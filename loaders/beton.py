@@ -9,7 +9,6 @@ import struct
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -34,14 +33,14 @@ from .beton_fields import (
     sample_dtype,
 )
 from .errors import ShardError
-from .tar import sync_folder, temporary
+from .tar import WholeFile, sync_folder, temporary
 
 _CHUNK = 1 << 20  # bytes; divides every page
 _CUSTOM_SIZES = (np.dtype("<u8"), SPAN, RGB, *map(np.dtype, ("<u4", "<u2", *(f"V{size}" for size in range(1, 65)))))
 _AGAIN = "cut short or altered; copy or convert it again"
 
 
-class BetonWriter:
+class BetonWriter(WholeFile):
     """`with BetonWriter(path, {"image": Field("rgb"), "label": Field("int")}) as beton: beton.add({...})`.
 
     The file appears when the block ends without an error; before that, and after an error, nothing does. Its bytes
@@ -102,20 +101,6 @@ class BetonWriter:
         """Of the published file."""
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._publish()
-        finally:  # gone already where all went well
-            temporary(self.path).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
-                self._file.close()
 
     def _head_size(self, samples: int) -> int:
         return HEADER.itemsize + self._descriptors.nbytes + samples * self._dtype.itemsize

@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import os
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
 from .errors import ShardError
 
@@ -91,7 +92,32 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-class ShardWriter:
+class WholeFile(ABC):
+    """A file that appears under its name when its `with` block ends without an error, and else not at all."""
+
+    path: Path
+    _file: BinaryIO  # open at `temporary(path)`
+
+    @abstractmethod
+    def _publish(self) -> None:
+        """Finish the temporary file and rename it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._publish()
+        finally:  # gone already where all went well
+            temporary(self.path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
+                self._file.close()
+
+
+class ShardWriter(WholeFile):
     """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
 
     Both files appear under their names when the block ends without an error, the tar last; before that, and after an
@@ -122,20 +148,6 @@ class ShardWriter:
         self._file.write(data)
         self._hash.update(data)
         self.bytes += len(data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._publish()
-        finally:  # gone already where all went well
-            temporary(self.path).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
-                self._file.close()
 
     def _publish(self) -> None:
         self._write(bytes(2 * BLOCK))
