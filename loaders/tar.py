@@ -68,7 +68,7 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes | bytearray) -> None:
     """Write a whole file so that it appears complete or not at all."""
     part = temporary(path)
     try:
@@ -121,18 +121,25 @@ class ShardWriter(WholeFile):
     """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
 
     Both files appear under their names when the block ends without an error, the tar last; before that, and after an
-    error, nothing does. Afterwards `samples`, `bytes`, `sha256`, `index_bytes`, `index_sha256` say what was written.
+    error, nothing does. Afterwards `count`, `bytes`, `sha256`, `index_bytes`, `index_sha256` say what was written.
+    Held in memory: the index's text.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.samples: list[Sample] = []
+        self.count = 0  # samples
         self.bytes = self.index_bytes = 0
         self.sha256 = self.index_sha256 = ""
         self._hash = hashlib.sha256()
+        self._index = bytearray()
         self._file = temporary(path).open("wb")
 
-    def add(self, stem: str, fields: Mapping[str, bytes]) -> Sample:
+    @property
+    def samples(self) -> range:
+        """The numbers of the samples."""
+        return range(self.count)
+
+    def add(self, stem: str, fields: Mapping[str, bytes]) -> None:
         """Append one sample, its members in the order given."""
         members = []
         for ext, data in fields.items():
@@ -141,8 +148,8 @@ class ShardWriter(WholeFile):
             self._write(member_header(name, len(data)))
             self._write(data)
             self._write(bytes(-len(data) % BLOCK))
-        self.samples.append(tuple(members))
-        return self.samples[-1]
+        self._index += _index_line(tuple(members)).encode()
+        self.count += 1
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)
@@ -155,10 +162,10 @@ class ShardWriter(WholeFile):
         os.fsync(self._file.fileno())
         self._file.close()
         self.sha256 = self._hash.hexdigest()
-        index = format_index(self.samples).encode()
-        self.index_bytes = len(index)
-        self.index_sha256 = hashlib.sha256(index).hexdigest()
-        replace_file(index_path(self.path), index)
+        self._index[:0] = _index_head(self.count).encode()
+        self.index_bytes = len(self._index)
+        self.index_sha256 = hashlib.sha256(self._index).hexdigest()
+        replace_file(index_path(self.path), self._index)
         temporary(self.path).replace(self.path)
         sync_folder(self.path.parent)
 
@@ -170,8 +177,16 @@ def index_path(shard: Path) -> Path:
 
 def format_index(samples: Iterable[Sample]) -> str:
     """DALI's v1.2 index as text."""
-    lines = [" ".join(f"{m.ext} {m.offset} {m.size} {m.name}" for m in sample) for sample in samples]
-    return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
+    lines = [_index_line(sample) for sample in samples]
+    return _index_head(len(lines)) + "".join(lines)
+
+
+def _index_head(count: int) -> str:
+    return f"v1.2 {count}\n"
+
+
+def _index_line(sample: Sample) -> str:
+    return " ".join(f"{m.ext} {m.offset} {m.size} {m.name}" for m in sample) + "\n"
 
 
 def parse_index(path: Path, tar_size: int) -> list[Sample]:

@@ -40,7 +40,7 @@ def dataset_folder(tmp_path, images):
             for i in range(start, min(start + PER_SHARD, len(images))):
                 note = json.dumps({"path": f"class{i % 2}/{i}.jpg"}).encode()
                 shard.add(f"{i:09d}", {"jpg": images[i], "cls": str(i % 2).encode(), "json": note})
-        written = vars(shard) | {"name": name, "samples": len(shard.samples)}
+        written = vars(shard) | {"name": name, "samples": shard.count}
         described.append({key: written[key] for key in SHARD_KEYS})
     description = {
         "format": FORMAT,

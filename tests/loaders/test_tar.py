@@ -4,6 +4,7 @@ import hashlib
 import io
 import re
 import tarfile
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -86,8 +87,18 @@ def test_index_and_scan_agree_on_every_byte(shard):
         assert [split_name(m.name) for m in sample] == [(stem, ext) for ext in fields]
 
 
-def test_the_writer_describes_what_it_wrote(tmp_path, shard):
+def test_the_writer_holds_no_more_than_the_indexs_text(tmp_path):
+    with ShardWriter(tmp_path / "a.tar") as writer:
+        tracemalloc.start()
+        for i in range(5000):
+            writer.add(f"{i:09d}", {"jpg": b"", "cls": b"", "json": b""})
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert writer.count == 5000 and held < 2 * writer.index_bytes < 2_000_000
+    assert index_path(writer.path).read_text() == format_index(scan(writer.path))
 
+
+def test_the_writer_describes_what_it_wrote(tmp_path, shard):
     with ShardWriter(tmp_path / "again.tar") as writer:
         for stem, fields in SAMPLES.items():
             writer.add(stem, fields)
