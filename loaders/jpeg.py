@@ -1,7 +1,8 @@
 """The markers of a JPEG file (ITU T.81 annex B): its frame, tables and scans, as far as lossless rewriting needs them.
 
 Stricter than a decoder: what a decoder would merely warn of is refused here, since only what is fully understood is
-rewritten.
+rewritten. What libjpeg-turbo refuses or warns of in headers is refused: who rewrote a file need not decode it to
+know that it can be decoded. `tests/loaders/test_tiles_fuzz.py` holds that.
 """
 
 import struct
@@ -19,7 +20,9 @@ _CODING = {
     **dict.fromkeys((0xC9, 0xCA, 0xCD, 0xCE), "ARITHMETIC"),
     **dict.fromkeys((0xC5, 0xC6, 0xDE, 0xDF), "HIERARCHICAL"),
 }
-_OTHER = frozenset({0xFE, 0xCC, *range(0xE0, 0xF0)})  # comments, arithmetic conditioning (unused here), APP0-15
+_JFIF, _ICC, _ADOBE = 0xE0, 0xE2, 0xEE
+_OTHER = frozenset({0xFE, *range(0xE0, 0xF0)})  # comments, APP0-15
+_MOST_PIXELS_ACROSS = 65500  # libjpeg's limit, and down
 
 
 class Reason(StrEnum):
@@ -141,6 +144,7 @@ class Parser:
     _at: int = 2
     _interval: int = 0
     _tables: dict[tuple[int, int], Table] = field(default_factory=dict)
+    _quantisers: set[int] = field(default_factory=set)
     _scans: int = 0
 
     def scans(self) -> Iterator[Scan]:
@@ -198,9 +202,14 @@ class Parser:
                 raise Untileable(Reason.UNUSUAL)
             self.frame = _frame(marker, body)
             self.head.append(Segment(marker, body))
-        elif marker == DQT and self._scans:  # decoders disagree about when it takes effect
-            raise Untileable(Reason.UNUSUAL)
-        elif marker == DQT or marker in _OTHER:
+        elif marker == DQT:
+            if self._scans:  # decoders disagree about when it takes effect
+                raise Untileable(Reason.UNUSUAL)
+            self._quantisers.update(_quantisers(body))
+            self.head.append(Segment(marker, body))
+        elif marker in _OTHER:
+            if marker == _JFIF and len(body) >= 14 and body[:5] == b"JFIF\0" and body[5] != 1:
+                raise Untileable(Reason.UNUSUAL)
             (self.tail if self._scans else self.head).append(Segment(marker, body))
         else:  # DNL, reserved codes
             raise Untileable(Reason.UNUSUAL)
@@ -209,6 +218,8 @@ class Parser:
         frame = self.frame
         if frame is None or len(body) < 1 or len(body) != 4 + 2 * body[0] or body[0] == 0:
             raise Untileable(Reason.DAMAGED)
+        if self._scans == 0:
+            self._judge(frame)
         count = body[0]
         ids = [c.id for c in frame.components]
         chosen = list(body[1 : 1 + 2 * count : 2])
@@ -235,6 +246,23 @@ class Parser:
             body,
         )
 
+    def _judge(self, frame: Frame) -> None:
+        """Refuse headers that a decoder would refuse or warn of."""
+        if any(c.quantisation not in self._quantisers for c in frame.components):
+            raise Untileable(Reason.DAMAGED)
+        transforms = {1: range(256), 3: (0, 1), 4: (0, 2)}.get(len(frame.components), ())
+        pieces: list[bytes] = []  # of a colour profile
+        for marker, body in self.head:
+            if marker == _ADOBE and body[:5] == b"Adobe" and len(body) >= 12 and body[11] not in transforms:
+                raise Untileable(Reason.UNUSUAL)
+            if marker == _ICC and body[:12] == b"ICC_PROFILE\0" and len(body) >= 14:
+                pieces.append(body)
+        if pieces:
+            numbered = sorted(body[12] for body in pieces) == list(range(1, len(pieces) + 1))
+            agreed = all(body[13] == len(pieces) for body in pieces)
+            if not numbered or not agreed or all(len(body) == 14 for body in pieces):
+                raise Untileable(Reason.UNUSUAL)
+
 
 def _frame(marker: int, body: bytes) -> Frame:
     if len(body) < 6 or len(body) != 6 + 3 * body[5]:
@@ -247,6 +275,8 @@ def _frame(marker: int, body: bytes) -> Frame:
     )
     if width == 0 or height == 0 or not 1 <= count <= 4:  # height 0: a DNL marker tells it later
         raise Untileable(Reason.UNUSUAL)
+    if width > _MOST_PIXELS_ACROSS or height > _MOST_PIXELS_ACROSS:
+        raise Untileable(Reason.LARGE)
     if len({c.id for c in components}) != count or any(not (1 <= c.h <= 4 and 1 <= c.v <= 4) for c in components):
         raise Untileable(Reason.DAMAGED)
     return Frame(marker, width, height, components)
@@ -264,11 +294,23 @@ def split_tables(body: bytes) -> dict[tuple[int, int], Table]:
         if len(counts) != 16 or total > 256 or len(symbols) != total or kind > 1 or number > 3:
             raise Untileable(Reason.DAMAGED)
         space = sum(count << (15 - i) for i, count in enumerate(counts))
-        if space > 1 << 16 or (kind == _DC and max(symbols, default=0) > 15):  # more codes than fit (Kraft)
+        # More codes than fit (Kraft), or one of all ones: it is reserved (C.2), and libjpeg refuses it.
+        if space >= 1 << 16 or (kind == _DC and max(symbols, default=0) > 15):
             raise Untileable(Reason.DAMAGED)
         tables[kind, number] = (counts, symbols)
         at += 17 + total
     return tables
+
+
+def _quantisers(body: bytes) -> Iterator[int]:
+    """Which quantisation tables a DQT segment defines. Raises Untileable."""
+    at = 0
+    while at < len(body):
+        precision, number = body[at] >> 4, body[at] & 15
+        at += 65 + 64 * precision
+        if precision > 1 or number > 3 or at > len(body):
+            raise Untileable(Reason.DAMAGED)
+        yield number
 
 
 def table_body(kind: int, number: int, table: Table) -> bytes:

@@ -1,5 +1,7 @@
 """Mutated JPEGs: given back as they are, or tiled to the same pixels; never a crash, never a read out of bounds.
 
+What was tiled, or was found tiled, libjpeg-turbo decodes without a warning: `convert` decodes no image that it tiles.
+
 python tests/loaders/test_tiles_fuzz.py COUNT SEED        more of it
 """
 
@@ -16,8 +18,11 @@ from PIL import Image
 
 from fastimg.loaders import tiles
 from fastimg.loaders.compiled import compiled
+from fastimg.loaders.decode import read_header
+from fastimg.loaders.errors import ImageError
 
 COUNT = 6000
+STRUCTURED = 9000
 
 
 def corpus():
@@ -58,12 +63,139 @@ def mutated(data, rng):
     return bytes(data)
 
 
+def segments(data):
+    """A JPEG's parts: [marker, body] of each segment, and of each scan's data under the marker None."""
+    at, parts = 2, []
+    while data[at + 1] != 0xD9:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        parts.append([data[at + 1], bytearray(data[at + 4 : end])])
+        at = end
+        if parts[-1][0] == 0xDA:
+            while data[end] != 0xFF or data[end + 1] == 0 or 0xD0 <= data[end + 1] <= 0xD7:
+                end += 1
+            parts.append([None, bytearray(data[at:end])])
+            at = end
+    return parts
+
+
+def joined(parts):
+    out = b"\xff\xd8"
+    for marker, body in parts:
+        out += bytes(body) if marker is None else bytes((255, marker)) + (len(body) + 2).to_bytes(2, "big") + body
+    return out + b"\xff\xd9"
+
+
+EXTRA = [
+    (0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0"),
+    (0xE0, b"JFIF\0\2\1\0\0\1\0\1\0\0"),
+    (0xE0, b"JFXX\0\x13"),
+    *((0xEE, b"Adobe\0\x64\0\0\0\0" + bytes([t])) for t in (0, 1, 2, 3)),
+    (0xEE, b"Adobe\0"),
+    *((0xE2, b"ICC_PROFILE\0" + bytes(b)) for b in ((1, 1, 7), (1, 2, 7), (2, 2, 7), (0, 1, 7), (1, 1), (1, 0), (1,))),
+    (0xE1, b"Exif\0\0MM\0*\0\0\0\x08\0\0"),
+    (0xDD, b"\0\0"),
+    (0xDD, b"\0\2"),
+    (0xCC, b"\x10\5"),
+    (0xCC, b"\xff\xff"),
+    (0xDC, b"\0\x18"),
+    (0xFE, b""),
+    (0xC4, b"\x13\2" + bytes(15) + b"\1\2"),
+    (0xDB, b"\2" + bytes(64)),
+    (0xDB, b"\x13" + bytes(128)),
+    (0xF5, b""),
+]
+
+
+def restructured(data, rng):
+    """Segments moved, doubled, dropped, put in; fields, code lengths and bits of the scans changed."""
+    parts = segments(data)
+    for _ in range(rng.integers(1, 3)):
+        if not parts:
+            break
+        at = int(rng.integers(0, len(parts)))
+        kind = rng.integers(0, 13)
+        if kind == 0:
+            parts.append(parts.pop(at))
+        elif kind == 1:
+            parts.insert(int(rng.integers(0, len(parts))), parts.pop(at))
+        elif kind == 2:
+            parts.insert(int(rng.integers(0, len(parts))), [parts[at][0], parts[at][1][:]])
+        elif kind == 3:
+            del parts[at]
+        elif kind <= 5:
+            marker, body = EXTRA[int(rng.integers(0, len(EXTRA)))]
+            parts.insert(int(rng.integers(0, len(parts) + 1)), [marker, bytearray(body)])
+        else:
+            wanted = {6: (0xC0, 0xC2), 7: (0xC4,), 8: (0xDB,), 9: (0xDA,)}.get(int(kind), (None,))
+            chosen = [i for i, part in enumerate(parts) if part[0] in wanted and len(part[1]) > 2]
+            if not chosen:
+                continue
+            at = chosen[int(rng.integers(0, len(chosen)))]
+            body = parts[at][1]
+            if kind >= 10:
+                parts[at][1] = shuffled_scan(body, rng)
+            elif kind == 7 and rng.random() < 0.7:  # one code moved to another length; or the table completed
+                i, j = rng.integers(1, 17, 2)
+                if body[i] and body[j] < 255:
+                    body[i] -= 1
+                    body[j] += 1
+            elif rng.random() < 0.1:
+                body += bytes([int(rng.integers(0, 256))])
+            else:
+                i = int(rng.integers(0, min(len(body), 20)))
+                body[i] = int(rng.choice([0, 1, 2, 3, 8, 0x11, 0x12, 0x21, 0x22, 0x3F, 255, *rng.integers(0, 256, 6)]))
+    return joined(parts)
+
+
+def shuffled_scan(body, rng):
+    """A scan's data with a few bits, bytes or restart markers changed."""
+    at = int(rng.integers(0, len(body)))
+    kind = rng.integers(0, 7)
+    if kind == 0:
+        body[at] ^= 1 << int(rng.integers(0, 8))
+    elif kind == 1:
+        body += bytes(rng.integers(0, 255, int(rng.integers(1, 4)), dtype=np.uint8))
+    elif kind == 2:
+        del body[-int(rng.integers(1, 4)) :]
+    elif kind == 3:
+        body[-1] ^= 1 << int(rng.integers(0, 8))
+    else:
+        marks = [i for i in range(len(body) - 1) if body[i] == 255 and 0xD0 <= body[i + 1] <= 0xD7]
+        if marks and kind == 4:
+            body[marks[int(rng.integers(0, len(marks)))] + 1] = 0xD0 + int(rng.integers(0, 8))
+        elif marks and kind == 5:
+            i = marks[int(rng.integers(0, len(marks)))]
+            body[i:i] = (b"\xff", b"\0", b"\x7f", b"\xff\0", b"\xff\xff")[rng.integers(0, 5)]
+        elif marks:
+            i = marks[int(rng.integers(0, len(marks)))]
+            del body[i : i + 2]
+        else:
+            body[at:at] = (b"\xff\xd0", b"\xff", b"\xff\0", b"\0")[rng.integers(0, 4)]
+    return body
+
+
 def strictly(data):
     """libjpeg-turbo's pixels, None where it warns."""
     try:
         return simplejpeg.decode_jpeg(data, "RGB", strict=True)
     except ValueError:
         return None
+
+
+def judged(data, made, name):
+    """Whether it was tiled. libjpeg-turbo must decode what was accepted, without a warning, to the same pixels."""
+    if made.kept not in (None, tiles.Reason.TILED):
+        return False
+    try:
+        turbo = read_header(data).turbo
+    except ImageError:
+        turbo = False
+    before = strictly(data)
+    assert before is not None or not turbo, name
+    if before is not None and made.kept is None:
+        after = strictly(made.jpeg)
+        assert after is not None and np.array_equal(before, after), name
+    return made.kept is None
 
 
 def fuzz(count, seed):
@@ -76,12 +208,7 @@ def fuzz(count, seed):
     for number in range(count):
         data = mutated(seeds[number % len(seeds)], rng)
         made = tiles.tile(data, 16, max_pixels=1 << 20)
-        if made.kept is None:
-            tiled += 1
-            before = strictly(data[: len(data) - made.left_out])
-            if before is not None:
-                after = strictly(made.jpeg)
-                assert after is not None and np.array_equal(before, after), f"seed {seed}, number {number}"
+        tiled += judged(data, made, f"seed {seed}, number {number}")
         index = tiles.row_index(data)
         assert (index is None) or (index.size and (np.diff(index) >= 0).all() and index[-1] <= len(data))
         box = (int(rng.integers(0, 40)), int(rng.integers(0, 24)), int(rng.integers(1, 20)), int(rng.integers(1, 20)))
@@ -106,6 +233,25 @@ def test_mutated_jpegs(monkeypatch):
     monkeypatch.setattr(tiles, "MAX_COST", tiles.MAX_COST)
     tiled = fuzz(COUNT, 0)
     assert COUNT // 10 < tiled < COUNT
+
+
+def structured(count, seed):
+    """As `fuzz`, of whole segments and fields."""
+    tiles.MAX_COST = float("inf")
+    rng = np.random.default_rng(seed)
+    seeds = list(corpus())
+    seeds += [tiles.tile(data, 16).jpeg for data in seeds]
+    tiled = 0
+    for number in range(count):
+        data = restructured(seeds[number % len(seeds)], rng)
+        tiled += judged(data, tiles.tile(data, 16, max_pixels=1 << 20), f"structured, seed {seed}, number {number}")
+    return tiled
+
+
+def test_what_is_accepted_decodes_without_a_warning(monkeypatch):
+    monkeypatch.setattr(tiles, "MAX_COST", tiles.MAX_COST)
+    tiled = structured(STRUCTURED, 0)
+    assert STRUCTURED // 20 < tiled < STRUCTURED
 
 
 def test_within_bounds(tmp_path):
@@ -138,4 +284,4 @@ if __name__ == "__main__":
     if os.environ.get("NUMBA_BOUNDSCHECK"):
         with pytest.raises(IndexError):
             peek(np.zeros(4), 4)
-    print(fuzz(int(sys.argv[1]), int(sys.argv[2])))
+    print(fuzz(int(sys.argv[1]), int(sys.argv[2])), structured(int(sys.argv[1]), int(sys.argv[2])))
