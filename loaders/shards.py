@@ -1,31 +1,31 @@
-"""Datasets: what the loader reads from, how a path becomes one, and the compact index that makes opening instant.
+"""Datasets: what the loader reads from, and how a path becomes one.
 
 A dataset directory holds `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits,
-counts, sizes and checksums of every shard, and the options that made it. `<split>.fidx` is derived: one record per
-sample, stamped with what it was derived from, rebuilt when it is missing or stale, and kept in the user's cache where
-the data is read-only.
+counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived (compact.py). Tars
+without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
 """
 
 import errno
 import hashlib
 import json
 import os
-import struct
-import sys
+import re
+import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from . import compact
 from .beton_dataset import BetonDataset
-from .decode import read_header
-from .errors import DataError, ImageError, ShardError
-from .folder import SPLIT_FOLDERS, FilesDataset, image_extensions, list_folder
+from .errors import DataError, ShardError
+from .folder import SPLIT_FOLDERS, FilesDataset, list_folder
 from .scratch import Scratch
-from .tar import BLOCK, Member, index_path, parse_index, replace_file, scan, split_name
+from .tar import index_path, split_name
+from .ustar import BLOCK, stated_size
 
 _T = TypeVar("_T")
 
@@ -33,12 +33,8 @@ FORMAT = "fastimg dataset"
 FORMAT_VERSION = 1
 SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of every shard in dataset.json
 
-_MAGIC = b"FIMGIDX1"
-_HEAD = struct.Struct("<8s32sQ")  # magic, stamp (sha256), records
-_HEAD_BYTES = 32 * 1024  # of a JPEG, read first; few have longer metadata
-RECORD = np.dtype(
-    [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
-)
+_NOTE_BYTES = 1 << 20  # of a sample's json, to name it
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Dataset(Protocol):
@@ -123,18 +119,33 @@ def read_description(path: Path) -> dict[str, Any]:
             raise KeyError("format")
         if description["version"] > FORMAT_VERSION:
             raise ShardError(f"{file}: written by a newer fastimg; update this one")
+        if not all(type(name) is str for name in [*description["splits"], *description["classes"]]):
+            raise TypeError("classes")
         for split in description["splits"].values():
-            _ = split["samples"], [[shard[key] for key in SHARD_KEYS] for shard in split["shards"]]
-        _ = description["classes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            _check_entries(split["samples"], split["shards"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
     return description
+
+
+def _check_entries(samples: Any, shards: Any) -> None:
+    """Raises LookupError, TypeError or ValueError where a split is not described as it has to be."""
+    counts = [samples] + [shard[key] for shard in shards for key in ("samples", "bytes", "index_bytes")]
+    if not all(type(count) is int for count in counts) or samples != sum(shard["samples"] for shard in shards):
+        raise ValueError(f"samples: {samples!r}")
+    for shard in shards:
+        if b"\0" in os.fsencode(shard["name"]) or not all(
+            _SHA256.fullmatch(shard[key]) for key in ("sha256", "index_sha256")
+        ):
+            raise ValueError(f"shard {shard['name']!r}")
 
 
 def foreign_shards(path: Path) -> dict[str, list[Path]]:
     """Tars that somebody else made, by split: the name before the shard number."""
     shards: dict[str, list[Path]] = {}
     for tar in sorted(path.glob("*.tar")):
+        if tar.name.startswith("."):
+            continue
         split = tar.stem.rstrip("0123456789").rstrip("-_.") or "train"
         shards.setdefault(SPLIT_FOLDERS.get(split, split), []).append(tar)
     if len(shards) == 1 and "train" not in shards:
@@ -164,7 +175,10 @@ def _open_converted(path: Path, split: str) -> "TarDataset":
     for shard in shards:
         tar = path / shard["name"]
         for file, size in ((tar, shard["bytes"]), (index_path(tar), shard["index_bytes"])):
-            found = file.stat().st_size if file.exists() else None
+            try:
+                found = file.stat().st_size
+            except OSError:
+                found = None
             if found != size:
                 state = (
                     "missing"
@@ -191,7 +205,10 @@ def _open_converted(path: Path, split: str) -> "TarDataset":
 
 
 class TarDataset:
-    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS."""
+    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS.
+
+    `notes` are sentences for the person who owns the data: which index was not believed.
+    """
 
     def __init__(
         self,
@@ -206,7 +223,8 @@ class TarDataset:
         self._files: dict[int, int] = {}
         self._lock = threading.Lock()
         self.fingerprint = _fingerprint(shards, checksums)
-        self.records = _records(shards, self.fingerprint, cache_name, checksums)
+        self.notes: list[str]
+        self.records, self.notes = compact.records(shards, self.fingerprint, cache_name, checksums)
         self.labels = self.records["label"].astype(np.int64)
         if classes is None:
             classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
@@ -229,7 +247,7 @@ class TarDataset:
             BLOCK + size - got
         ):
             raise ShardError(f"{self._shards[shard]}: shrank while it was in use; copy it again and --resume")
-        if _octal(view[124:136]) not in (size, None):
+        if stated_size(view[:BLOCK]) != size:
             raise ShardError(
                 f"{self._shards[shard]}: byte {record['offset']} is no member of {size} bytes: the shard was altered "
                 "while it was in use, or its index belongs to another one; copy both again"
@@ -258,14 +276,13 @@ class TarDataset:
             at += size + -size % BLOCK + BLOCK
             header = os.pread(file, BLOCK, at - BLOCK)
             member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
-            found = _octal(memoryview(header)[124:136]) if len(header) == BLOCK else None
-            if found is None or found < 0 or split_name(member)[0] != split_name(name)[0]:
+            size = stated_size(header) if len(header) == BLOCK else -1
+            if not 0 <= size <= _NOTE_BYTES or split_name(member)[0] != split_name(name)[0]:
                 break
-            size = found
             if member.endswith(".json"):
                 try:
                     return f"{label} ({json.loads(os.pread(file, size, at))['path']})"
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, LookupError, TypeError, RecursionError):
                     break
         return label
 
@@ -290,109 +307,15 @@ class TarDataset:
             return self._files[shard]
 
 
-def _octal(field: memoryview) -> int | None:
-    """A tar number; None for a base-256 one, of a huge member; -1 for what is neither."""
-    if field[0] & 0x80:
-        return None
-    try:
-        return int(bytes(field).rstrip(b"\0 ") or b"0", 8)
-    except ValueError:
-        return -1
-
-
 def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
     if checksums is None:
-        stats = [shard.stat() for shard in shards]
-        checksums = [f"{shard.name} {s.st_size} {s.st_mtime_ns}" for shard, s in zip(shards, stats, strict=True)]
-    return hashlib.sha256("\n".join(checksums).encode()).hexdigest()
-
-
-def _records(shards: list[Path], stamp: str, cache_name: str, checksums: list[str] | None) -> npt.NDArray[np.void]:
-    """The compact index: read where it is fresh, else derived from the shards and kept for the next time."""
-    beside = shards[0].parent / f"{cache_name}.fidx"
-    key = hashlib.sha256(str(shards[0].resolve().parent).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key / beside.name
-    for path in (beside, cache):
-        records = _read_records(path, stamp)
-        if records is not None:
-            return records
-    records = np.concatenate(
-        [_shard_records(number, shard, checksums[number] if checksums else None) for number, shard in enumerate(shards)]
-    )
-    content = _HEAD.pack(_MAGIC, bytes.fromhex(stamp), len(records)) + records.tobytes()
-    for path in (beside, cache):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
-            break
-        except OSError:  # read-only data, then a read-only home: the index is derived again next time
-            continue
-    return records
-
-
-def _read_records(path: Path, stamp: str) -> npt.NDArray[np.void] | None:
-    try:
-        with path.open("rb") as file:
-            magic, stamped, count = _HEAD.unpack(file.read(_HEAD.size))
-            if magic != _MAGIC or stamped.hex() != stamp:
-                return None
-            records = np.fromfile(file, RECORD)
-    except (OSError, struct.error):
-        return None
-    return records if len(records) == count else None
-
-
-def _shard_records(number: int, shard: Path, checksum: str | None) -> npt.NDArray[np.void]:
-    size = shard.stat().st_size
-    index = index_path(shard)
-    if checksum is not None:
-        _check_index(index, checksum[64:])
-    samples = parse_index(index, size) if index.exists() else scan(shard)
-    extensions = image_extensions()
-    records = np.zeros(len(samples), RECORD)
-    with shard.open("rb") as file:
-
-        def member(m: Member) -> bytes:
-            file.seek(m.offset)
-            return file.read(m.size)
-
-        for record, sample in zip(records, samples, strict=True):
-            image = next((m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions), None)
-            if image is None:
-                raise ShardError(
-                    f"{shard}: {sample[0].name or sample[0].offset}: a sample without an image; convert it again"
-                )
-            label = next((member(m) for m in sample if m.ext == "cls"), b"-1").strip()
-            if not label.lstrip(b"-").isdigit():
-                raise ShardError(
-                    f"{shard}: {sample[0].name}: the label {label[:20]!r} is no class index; convert it again"
-                )
-            width, height = _size(file, image)
-            record["offset"], record["size"], record["shard"] = image.offset, image.size, number
-            record["label"], record["width"], record["height"] = int(label), width, height
-    return records
-
-
-def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
-    """(width, height) of an image in a tar, (0, 0) where it has no header: the loader names it when it gets there."""
-    file.seek(image.offset)
-    data = file.read(min(image.size, _HEAD_BYTES))
-    try:
-        if data[:2] == b"\xff\xd8":  # a JPEG's header comes before its pixels
-            return read_header(data, sys.maxsize).size
-    except ImageError:  # or goes on after what was read
-        pass
-    data += file.read(image.size - len(data))
-    try:
-        return read_header(data, sys.maxsize).size
-    except ImageError:
-        return 0, 0
-
-
-def _check_index(index: Path, sha256: str) -> None:
-    try:
-        content = index.read_bytes()
-    except OSError as error:
-        raise ShardError(f"{index}: {error.strerror}; copy it again, or convert again with --overwrite") from error
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise ShardError(f"{index}: cut short or altered; copy it again, or convert again with --overwrite")
+        checksums = []
+        for shard in shards:
+            try:
+                status = shard.stat()
+            except OSError as error:
+                raise ShardError(f"{shard}: {error.strerror}; copy it again, or take it away") from error
+            if not stat.S_ISREG(status.st_mode):
+                raise ShardError(f"{shard}: not a file; rename it, or take it away")
+            checksums.append(f"{shard.name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256(os.fsencode("\n".join(checksums))).hexdigest()

@@ -3,13 +3,14 @@
 A shard is a plain ustar archive whose members come in runs of one stem: `000000017.jpg`, `000000017.cls`,
 `000000017.json`. Its index (DALI's readers.webdataset, v1.2) is text: `v1.2 <samples>`, then a line per sample with
 `<ext> <offset> <size> <filename>` per member, joined by spaces; `offset` is where the member's data starts. v1.1 is the
-same without `<filename>`. A foreign tar without an index is scanned: PAX headers and GNU long names included.
+same without `<filename>`. A foreign tar is scanned; ustar.py reads its headers.
 """
 
 import contextlib
 import hashlib
 import os
-import tarfile
+import posixpath
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,9 +18,9 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from .errors import ShardError
+from .ustar import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, Entry, entries, member_header
 
-BLOCK = 512
-_MAX_OCTAL_SIZE = 8**11
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Member(NamedTuple):
@@ -39,28 +40,6 @@ def split_name(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, _, ext = base.partition(".")
     return folder + slash + stem, ext
-
-
-def member_header(name: str, size: int) -> bytes:
-    """A ustar header of 512 bytes: the same bytes for the same name and size, whoever writes it and when."""
-    encoded = name.encode()
-    if len(encoded) > 100 or size >= _MAX_OCTAL_SIZE:
-        raise ValueError(f"{name}: a ustar member has a name of at most 100 bytes and a size under 8 GiB")
-    header = bytearray(BLOCK)
-    for at, field in (
-        (0, encoded),
-        (100, b"0000644\0"),  # mode
-        (108, b"0000000\0"),  # uid
-        (116, b"0000000\0"),  # gid
-        (124, b"%011o\0" % size),
-        (136, b"%011o\0" % 0),  # mtime
-        (148, b" " * 8),  # checksum, as it is summed
-        (156, b"0"),  # a regular file
-        (257, b"ustar\x0000"),
-    ):
-        header[at : at + len(field)] = field
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
 
 
 def temporary(path: Path) -> Path:
@@ -144,6 +123,8 @@ class ShardWriter(WholeFile):
         members = []
         for ext, data in fields.items():
             name = f"{stem}.{ext}"
+            if name.split() != [name]:
+                raise ValueError(f"{name!r}: an index holds no name with spaces")
             members.append(Member(ext, self.bytes + BLOCK, len(data), name))
             self._write(member_header(name, len(data)))
             self._write(data)
@@ -192,12 +173,12 @@ def _index_line(sample: Sample) -> str:
 def parse_index(path: Path, tar_size: int) -> list[Sample]:
     """Samples of a DALI v1.1 or v1.2 index. Raises ShardError unless every member lies in a tar of `tar_size` bytes."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ShardError(f"{path}: the index cannot be read ({error}); delete it to have the shard scanned") from error
-    version, _, count = (lines[0] if lines else "").partition(" ")
+    version, _, count = lines[0].partition(" ")
     width = {"v1.1": 3, "v1.2": 4}.get(version)
-    if width is None or not count.isdigit():
+    if width is None or not _NUMBER.fullmatch(count):
         raise ShardError(f"{path}: not a DALI index of version 1.1 or 1.2; delete it to have the shard scanned")
     if len(lines) - 1 != int(count):
         raise ShardError(
@@ -207,13 +188,13 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
     for number, line in enumerate(lines[1:], start=2):
         words = line.split(" ")
         try:
-            if not words or len(words) % width:
+            if len(words) % width or not all(map(_NUMBER.fullmatch, words[1::width] + words[2::width])):
                 raise ValueError
             sample = tuple(
                 Member(words[i], int(words[i + 1]), int(words[i + 2]), words[i + 3] if width == 4 else "")
                 for i in range(0, len(words), width)
             )
-            if any(m.offset % BLOCK or m.offset < BLOCK or m.size < 0 or m.offset + m.size > tar_size for m in sample):
+            if any(m.offset % BLOCK or m.offset < BLOCK or m.offset + m.size > tar_size for m in sample):
                 raise ValueError
         except ValueError:
             raise ShardError(
@@ -225,31 +206,60 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
 
 
 def scan(path: Path) -> list[Sample]:
-    """Samples of a tar that has no index, by reading its headers. Links and folders are passed over."""
+    """Samples of a tar that anybody made, by reading its headers. A hard link is the data that it links to.
+
+    Folders, hidden files (as DALI and webdataset do) and links or devices without an extension are passed over. Raises
+    ShardError for whatever else is not plain data, for two members of a sample with one extension, and for a tar that
+    is damaged, cut short, or followed by another.
+    """
     samples: list[Sample] = []
-    stem = ""
     members: list[Member] = []
+    stem = ""
+    places: dict[str, tuple[int, int]] | None = None  # (offset, size) by name, once there is a hard link
     try:
-        with tarfile.open(path, "r:") as archive:
-            for info in archive:
-                if not info.isreg() or info.issparse():
-                    continue
-                this, ext = split_name(info.name)
-                if members and this != stem:
-                    samples.append(tuple(members))
-                    members = []
-                stem = this
-                members.append(Member(ext, info.offset_data, info.size, info.name))
-            end = archive.offset  # tarfile takes a header that it cannot read for the end; the end is a block of zeros
-        with path.open("rb") as file:
-            file.seek(end)
-            if any(file.read(BLOCK)):
-                raise tarfile.ReadError(f"byte {end} is no header")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise ShardError(f"{path}: not a complete tar ({error}); copy or convert it again") from error
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is an error, not a wait
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror}; check the path and its permissions") from error
+    try:
+        for entry in entries(file):
+            this, ext = split_name(entry.name)
+            if entry.kind in (FOLDER, VOLUME) or not this or this.endswith("/"):
+                continue
+            offset, size = entry.offset, entry.size
+            if entry.kind == HARD_LINK:
+                if places is None:
+                    places = {posixpath.normpath(m.name): m[1:3] for sample in [*samples, members] for m in sample}
+                if (place := places.get(posixpath.normpath(entry.link))) is None:
+                    raise ShardError(f"{path}: {_unusable(entry)}")
+                offset, size = place
+            elif entry.kind != FILE or entry.sparse:
+                if ext or entry.sparse:
+                    raise ShardError(f"{path}: {_unusable(entry)}")
+                continue
+            if this != stem and members:
+                samples.append(tuple(members))
+                members = []
+            stem = this
+            if any(m.ext.lower() == ext.lower() for m in members):
+                raise ShardError(f"{path}: {entry.name}: the second .{ext} of one sample; keep one of them")
+            members.append(Member(ext, offset, size, entry.name))
+            if places is not None:
+                places[posixpath.normpath(entry.name)] = offset, size
+    except (ValueError, OSError) as error:
+        raise ShardError(f"{path}: not a complete tar: {error}; copy or make it again") from error
+    finally:
+        os.close(file)
     if members:
         samples.append(tuple(members))
-    size = path.stat().st_size
-    if samples and max(m.offset + m.size for m in samples[-1]) > size:
-        raise ShardError(f"{path}: cut short: its last member ends beyond the file; copy or convert it again")
     return samples
+
+
+def _unusable(entry: Entry) -> str:
+    """Why a member is no data, and the remedy."""
+    if entry.kind == HARD_LINK:
+        return f"{entry.name}: a hard link to {entry.link}, which is not before it in the tar; make the tar again"
+    if entry.kind == SYMLINK:
+        return f"{entry.name}: a symbolic link to {entry.link}; make the tar again with --dereference"
+    if entry.sparse:
+        return f"{entry.name}: a sparse file; make the tar again without --sparse"
+    return f"{entry.name}: neither a file nor a link (type {entry.kind!r}); take it out of the tar"

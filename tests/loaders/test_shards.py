@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastimg.loaders import shards as shards_module
+from fastimg.loaders import compact
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, list_splits, open_dataset
-from fastimg.loaders.tar import ShardWriter, index_path
+from fastimg.loaders.tar import ShardWriter, format_index, index_path, scan
 
 PER_SHARD = 4
 
@@ -107,31 +107,32 @@ def test_splits(dataset_folder):
 
 
 def test_the_compact_index_is_used_and_rebuilt(dataset_folder, monkeypatch):
-    compact = dataset_folder / "train.fidx"
+    derived = dataset_folder / "train.fidx"
     open_dataset(dataset_folder).close()
-    fresh = compact.read_bytes()
-    monkeypatch.setattr(shards_module, "_shard_records", None)
+    fresh = derived.read_bytes()
+    monkeypatch.setattr(compact, "_shard_records", None)
     open_dataset(dataset_folder).close()  # nothing is derived a second time
     monkeypatch.undo()
-    for spoilt in (None, b"", fresh[:40], fresh[:-5], fresh[:8] + bytes(32) + fresh[40:], b"X" + fresh[1:]):
-        compact.unlink() if spoilt is None else compact.write_bytes(spoilt)
+    stale, foreign, flipped = fresh[:8] + bytes(32) + fresh[40:], b"X" + fresh[1:], fresh[:-20] + b"\1" + fresh[-19:]
+    for spoilt in (None, b"", fresh[:40], fresh[:-5], fresh + b"more", stale, foreign, flipped):
+        derived.unlink() if spoilt is None else derived.write_bytes(spoilt)
         open_dataset(dataset_folder).close()
-        assert compact.read_bytes() == fresh
+        assert derived.read_bytes() == fresh
 
 
 def test_data_that_is_read_only_uses_the_cache(dataset_folder, cache, monkeypatch):
-    replace_file = shards_module.replace_file
+    replace_file = compact.replace_file
 
     def read_only(path, content):
         if path.parent == dataset_folder:
             raise PermissionError(13, "Permission denied")
         replace_file(path, content)
 
-    monkeypatch.setattr(shards_module, "replace_file", read_only)
+    monkeypatch.setattr(compact, "replace_file", read_only)
     first = open_dataset(dataset_folder)
     (kept,) = cache.rglob("train.fidx")
     assert not (dataset_folder / "train.fidx").exists()
-    monkeypatch.setattr(shards_module, "_shard_records", None)
+    monkeypatch.setattr(compact, "_shard_records", None)
     again = open_dataset(dataset_folder)
     assert (again.records == first.records).all() and kept.is_file()
     first.close()
@@ -142,7 +143,7 @@ def test_a_home_that_is_read_only_too(dataset_folder, monkeypatch):
     def read_only(path, content):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(shards_module, "replace_file", read_only)
+    monkeypatch.setattr(compact, "replace_file", read_only)
     dataset = open_dataset(dataset_folder)
     assert len(dataset) == 10
     dataset.close()
@@ -219,12 +220,43 @@ def test_a_label_beyond_the_classes(dataset_folder):
         ('{"format": "x"}', "not a dataset description"),
         (json.dumps({"format": FORMAT, "version": 99}), "written by a newer fastimg; update"),
         (json.dumps({"format": FORMAT, "version": 1, "splits": {"train": {}}}), "not a dataset description"),
+        (json.dumps({"format": FORMAT, "version": 1, "splits": []}), "not a dataset description"),
+        (json.dumps({"format": FORMAT, "version": 1, "splits": {}}), "not a dataset description"),
+        (json.dumps({"format": FORMAT, "version": 1, "splits": {}, "classes": 5}), "not a dataset description"),
+        ("[" * 100_000, "not a dataset description"),
     ],
 )
 def test_a_description_that_is_none(dataset_folder, content, message):
     (dataset_folder / "dataset.json").write_text(content)
     with pytest.raises(ShardError, match=f"dataset.json: {message}"):
         open_dataset(dataset_folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", 5),
+        ("name", "a\0b"),
+        ("name", "\ud800"),
+        ("samples", "4"),
+        ("samples", 5),
+        ("bytes", None),
+        ("index_bytes", [1]),
+        ("sha256", "x" * 64),
+        ("index_sha256", 7),
+    ],
+)
+def test_a_shard_that_is_described_wrongly(dataset_folder, key, value):
+    damage(dataset_folder, lambda description: description["splits"]["train"]["shards"][1].update({key: value}))
+    with pytest.raises(ShardError, match=r"dataset.json: not a dataset description \(.*\); convert again"):
+        open_dataset(dataset_folder)
+
+
+def test_a_split_of_which_nothing_is_left(dataset_folder):
+    damage(dataset_folder, lambda description: description["splits"].update(val={"samples": 0, "shards": []}))
+    dataset = open_dataset(dataset_folder, "val")
+    assert len(dataset) == 0 and dataset.classes == ("even", "odd")
+    dataset.close()
 
 
 def test_a_conversion_that_did_not_finish(dataset_folder):
@@ -279,11 +311,120 @@ def test_foreign_tars_that_changed_are_read_anew(tmp_path, images):
     second.close()
 
 
+@pytest.fixture
+def foreign(tmp_path, images):
+    """A tar that somebody else made, with the index that fits it."""
+    tar = tmp_path / "foreign" / "train-0.tar"
+    tar.parent.mkdir()
+    write_foreign(tar, {f"{i}.{ext}": data for i in range(4) for ext, data in (("jpg", images[i]), ("cls", b"%d" % i))})
+    index_path(tar).write_text(format_index(scan(tar)))
+    return tar
+
+
+def opened_notes(tar, images):
+    """What is noted; the samples must be right."""
+    for _ in range(2):  # derived, and then as it was kept
+        dataset = open_dataset(tar.parent)
+        assert [bytes(dataset.read(i, Scratch())) for i in range(len(dataset))] == images[:4]
+        assert dataset.labels.tolist() == [0, 1, 2, 3]
+        dataset.close()
+    return dataset.notes
+
+
+def test_a_foreign_index_that_fits(foreign, images):
+    assert opened_notes(foreign, images) == []
+    words = [line.split(" ") for line in index_path(foreign).read_text().splitlines()[1:]]
+    short = [" ".join(word for i, word in enumerate(line) if i % 4 < 3) for line in words]
+    swapped = [" ".join(line[3:] + line[:3]) for line in (line.split(" ") for line in short)]
+    for lines in (short, swapped):
+        index_path(foreign).write_text("\n".join(["v1.1 4", *lines, ""]))
+        assert opened_notes(foreign, images) == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: "",
+        lambda text: "v1.2 4\n",
+        lambda text: "v1.2 \u00b2\n",
+        lambda text: text.replace("v1.2 4", f"v1.2 {'9' * 5000}"),
+        lambda text: text.replace("0.jpg", "x.jpg"),
+        lambda text: text.replace("jpg 512", "jpg 1024"),
+        lambda text: text.replace("cls", "json"),
+        lambda text: "v1.2 3\n" + "\n".join(text.splitlines()[1:4]) + "\n",  # a sample is not there
+        lambda text: "v1.2 4\n" + "\n".join(sorted(text.splitlines()[1:], reverse=True)) + "\n",
+        lambda text: text.replace(" cls", "\ncls").replace("v1.2 4", "v1.2 8"),  # and torn apart
+        lambda text: re.sub(r"jpg (\d+) (\d+) 2.jpg", lambda m: f"jpg {m[1]} {int(m[2]) - 1} 2.jpg", text),
+    ],
+)
+def test_a_foreign_index_that_does_not_fit(foreign, images, spoil):
+    index = index_path(foreign)
+    index.write_text(spoil(index.read_text()))
+    (note,) = opened_notes(foreign, images)
+    assert note.startswith(f"{index} does not fit train-0.tar: the tar was scanned; ")
+
+
+def test_a_foreign_index_that_came_later(foreign, images):
+    assert opened_notes(foreign, images) == []
+    first = open_dataset(foreign.parent)
+    index_path(foreign).write_text("v1.2 0\n")
+    assert len(opened_notes(foreign, images)) == 1
+    index_path(foreign).unlink()
+    assert opened_notes(foreign, images) == []
+    second = open_dataset(foreign.parent)
+    assert first.fingerprint == second.fingerprint
+    first.close()
+    second.close()
+
+
+def test_names_that_are_not_utf8(tmp_path, images):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    tar = folder / os.fsdecode(b"train-\xff0.tar")
+    write_foreign(tar, {os.fsdecode(b"\xe9.jpg"): images[0], os.fsdecode(b"\xe9.cls"): b"0"})
+    index_path(tar).write_bytes(b"\xff")
+    for _ in range(2):
+        dataset = open_dataset(folder)
+        assert bytes(dataset.read(0, Scratch())) == images[0]
+        assert dataset.sample_name(0) == f"{tar}: ?.jpg"  # as tarfile has it in front of a PAX header
+        assert len(dataset.notes) == 1 and str(tar.with_suffix(".idx")) in dataset.notes[0]
+        dataset.close()
+
+
+def test_the_plain_extension_is_the_image(tmp_path, images):
+    write_foreign(tmp_path / "a.tar", {"0.CLS": b" 7\n", "0.depth.png": images[1], "0.JPG": images[0]})
+    dataset = open_dataset(tmp_path)
+    assert bytes(dataset.read(0, Scratch())) == images[0] and dataset.labels.tolist() == [7]
+    dataset.close()
+
+
+def test_hidden_tars_are_none(foreign, images):
+    (foreign.parent / "._train-0.tar").write_bytes(b"AppleDouble")
+    assert list_splits(foreign.parent) == {"train": -1} and opened_notes(foreign, images) == []
+
+
+@pytest.mark.parametrize("how", ["folder", "link", "pipe"])
+def test_a_tar_that_is_none(foreign, how):
+    other = foreign.with_name("train-1.tar")
+    {"folder": other.mkdir, "link": lambda: other.symlink_to("nowhere"), "pipe": lambda: os.mkfifo(other)}[how]()
+    with pytest.raises(ShardError, match=rf"^{re.escape(str(other))}: (not a file|No such file or directory); "):
+        open_dataset(foreign.parent)
+    with pytest.raises(ShardError, match=rf"^{re.escape(str(other))}: "):
+        scan(other)
+
+
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"0.cls": b"0"}, "a sample without an image"),
+        ({"0.cls": b"0"}, r"0.cls: a sample without an image \(cls\); make"),
+        ({"0.jpg": b"x", "0.png": b"x"}, r"0.jpg: several images \(jpg, png\); make"),
+        ({"0.a.jpg": b"x", "0.b.png": b"x"}, r"0.a.jpg: several images \(a.jpg, b.png\); make"),
         ({"0.cls": b"cat", "0.jpg": b"x"}, "the label b'cat' is no class"),
+        ({"0.cls": b"--1", "0.jpg": b"x"}, "the label b'--1' is no class"),
+        ({"0.cls": b"-2", "0.jpg": b"x"}, "the label b'-2' is no class"),
+        ({"0.cls": b"1048576", "0.jpg": b"x"}, "the label b'1048576' is no class"),
+        ({"0.cls": b"1" * 5000, "0.jpg": b"x"}, "the label b'1{20}' is no class"),
+        ({"0.cls": b"", "0.jpg": b"x"}, "the label b'' is no class"),
     ],
 )
 def test_foreign_samples_that_cannot_be_used(tmp_path, members, message):

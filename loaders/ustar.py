@@ -1,0 +1,159 @@
+"""The header of a tar's member, written as ustar and read whoever wrote it.
+
+Read: v7, ustar, PAX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header") and GNU's long names and
+base-256 numbers (GNU tar's manual, "Basic Tar Format"). What is not understood is an error, never passed over.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+BLOCK = 512
+FILE, HARD_LINK, SYMLINK, FOLDER, VOLUME = "0", "1", "2", "5", "V"  # kinds of members
+
+_MAX_OCTAL_SIZE = 8**11
+_MAX_NAMES = 1 << 20  # bytes of an extended header
+_NO_DATA = frozenset("123456")  # links, devices, folders, pipes: whatever size they state
+_FILES = {"\0": FILE, "7": FILE}  # of v7; contiguous
+
+
+class Entry(NamedTuple):
+    """A member of a tar: `data = tar[offset : offset + size]`. `name` and `link` may hold surrogates for odd bytes."""
+
+    name: str
+    kind: str  # the type flag
+    offset: int
+    size: int
+    link: str  # what a link points to
+    sparse: bool  # the data is a map and the pieces between holes
+
+
+def member_header(name: str, size: int) -> bytes:
+    """A ustar header of 512 bytes: the same bytes for the same name and size, whoever writes it and when."""
+    encoded = name.encode()
+    if len(encoded) > 100 or size >= _MAX_OCTAL_SIZE:
+        raise ValueError(f"{name}: a ustar member has a name of at most 100 bytes and a size under 8 GiB")
+    header = bytearray(BLOCK)
+    for at, field in (
+        (0, encoded),
+        (100, b"0000644\0"),  # mode
+        (108, b"0000000\0"),  # uid
+        (116, b"0000000\0"),  # gid
+        (124, b"%011o\0" % size),
+        (136, b"%011o\0" % 0),  # mtime
+        (148, b" " * 8),  # checksum, as it is summed
+        (156, b"0"),  # a regular file
+        (257, b"ustar\x0000"),
+    ):
+        header[at : at + len(field)] = field
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def stated_size(header: bytes | memoryview) -> int:
+    """The size in a header, -1 where there is none."""
+    return _number(bytes(header[124:136]))
+
+
+def entries(file: int) -> Iterator[Entry]:
+    """The members of an open tar, in turn. Raises ValueError where something is not as it has to be, OSError."""
+    total = os.fstat(file).st_size
+    at = 0
+    ours: dict[str, bytes] = {}  # extended headers of the next member
+    everyones: dict[str, bytes] = {}  # and of all that follow
+    while True:
+        header = os.pread(file, BLOCK, at)
+        if len(header) < BLOCK:
+            raise ValueError(f"it is cut short: no end mark at byte {at}")
+        if not any(header):
+            break
+        if not _is_header(header):
+            raise ValueError(f"byte {at} is no header")
+        kind, stated, begin = chr(header[156]), stated_size(header), at + BLOCK
+        if stated < 0:
+            raise ValueError(f"the header at byte {at} states no size")
+        if kind in "xgXLK":
+            if stated > _MAX_NAMES:
+                raise ValueError(f"the extended header at byte {at} is of {stated} bytes")
+            data = os.pread(file, stated, begin)
+            at = begin + _padded(stated)
+            if kind in "LK":
+                ours["path" if kind == "L" else "linkpath"] = data.split(b"\0")[0]
+            elif kind == "g":
+                everyones |= _records(data, at)
+            else:
+                ours |= _records(data, at)
+            continue
+        told = everyones | ours
+        size = _decimal(told["size"], at) if told.get("size") else stated
+        name, link = _text(told.get("path") or _name(header)), _text(told.get("linkpath") or _field(header, 157, 257))
+        kind = FOLDER if kind == "\0" and name.endswith("/") else _FILES.get(kind, kind)
+        if kind in _NO_DATA:
+            size = 0
+        if begin + size > total:
+            raise ValueError(f"it is cut short: {name} ends beyond it")
+        if size != stated and kind == FILE:  # `read` compares what is right before the data
+            raise ValueError(f"{name} has a size of {stated} bytes in its header and of {size} in its extended header")
+        sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in told)
+        yield Entry(name, kind, begin, size, link, sparse)
+        at, ours = begin + _padded(size), {}
+    if ours:
+        raise ValueError(f"it ends after an extended header at byte {at}")
+    while block := os.pread(file, 1 << 20, at):
+        if block.strip(b"\0"):
+            raise ValueError(f"something stands behind its end mark at byte {at}: another tar, perhaps")
+        at += len(block)
+
+
+def _is_header(header: bytes) -> bool:
+    stated = _number(header[148:156])
+    blank = header[:148] + b" " * 8 + header[156:]
+    return stated == sum(blank) or stated == sum(struct.unpack("512b", blank))  # signed, by old tars
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or base 256 where the first bit is set; -1 for what is neither, or is negative."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
+    digits = field.split(b"\0")[0].strip(b" ")
+    return -1 if digits.strip(b"01234567") else int(digits or b"0", 8)
+
+
+def _decimal(digits: bytes, at: int) -> int:
+    if not digits.isdigit() or len(digits) > 19:
+        raise ValueError(f"the extended header before byte {at} is none")
+    return int(digits)
+
+
+def _records(data: bytes, end: int) -> dict[str, bytes]:
+    """`<length> <key>=<value>\\n` of a PAX header that ends at `end`."""
+    found, at = {}, 0
+    data = data.rstrip(b"\0")
+    while at < len(data):
+        length = data[at : at + 20].partition(b" ")[0]
+        begin, until = at + len(length) + 1, at + _decimal(length, end)
+        key, equals, value = data[begin : until - 1].partition(b"=")
+        if until <= begin or not equals or data[until - 1 : until] != b"\n":
+            raise ValueError(f"the extended header before byte {end} is none")
+        found[_text(key)] = value
+        at = until
+    return found
+
+
+def _name(header: bytes) -> bytes:
+    name = _field(header, 0, 100)
+    prefix = _field(header, 345, 500) if header[257:263] == b"ustar\0" else b""  # GNU has dates there
+    return prefix + b"/" + name if prefix else name
+
+
+def _field(header: bytes, begin: int, end: int) -> bytes:
+    return header[begin:end].split(b"\0")[0]
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
