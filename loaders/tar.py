@@ -188,7 +188,8 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
     for number, line in enumerate(lines[1:], start=2):
         words = line.split(" ")
         try:
-            if len(words) % width or not all(map(_NUMBER.fullmatch, words[1::width] + words[2::width])):
+            numbers, names = words[1::width] + words[2::width], words[3::4] if width == 4 else ()
+            if len(words) % width or not all(map(_NUMBER.fullmatch, numbers)) or not all(names):
                 raise ValueError
             sample = tuple(
                 Member(words[i], int(words[i + 1]), int(words[i + 2]), words[i + 3] if width == 4 else "")

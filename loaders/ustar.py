@@ -79,11 +79,15 @@ def entries(file: int) -> Iterator[Entry]:
             data = os.pread(file, stated, begin)
             at = begin + _padded(stated)
             if kind in "LK":
-                ours["path" if kind == "L" else "linkpath"] = data.split(b"\0")[0]
-            elif kind == "g":
-                everyones |= _records(data, at)
+                found = {"path" if kind == "L" else "linkpath": data.split(b"\0")[0]}
             else:
-                ours |= _records(data, at)
+                found = _records(data, at)
+            if kind == "g":
+                everyones |= found
+            elif found.keys() & ours.keys():
+                raise ValueError(f"two extended headers before byte {at} contradict each other: a header is missing")
+            else:
+                ours |= found
             continue
         told = everyones | ours
         size = _decimal(told["size"], at) if told.get("size") else stated

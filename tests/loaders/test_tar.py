@@ -150,6 +150,9 @@ def test_index_of_version_1_1(tmp_path):
         ("v1.2 1\njpg 512 5 a.jpg\njpg 1536 5 b.jpg\n", "1 samples announced, 2 found"),
         ("v1.2 1\njpg 512 5\n", "line 2 does not fit"),
         ("v1.2 1\njpg 512 five a.jpg\n", "line 2 does not fit"),
+        ("v1.2 1\njpg 512 5 \n", "line 2 does not fit"),
+        ("v1.2 1\njpg 512 \u0665 a.jpg\n", "line 2 does not fit"),
+        ("v1.2 \u00b2\n", "not a DALI index"),
         ("v1.2 1\njpg 513 5 a.jpg\n", "line 2 does not fit"),
         ("v1.2 1\njpg 0 5 a.jpg\n", "line 2 does not fit"),
         ("v1.2 1\njpg 512 -5 a.jpg\n", "line 2 does not fit"),
@@ -331,6 +334,18 @@ def test_extended_headers_that_are_none(tmp_path, body):
     )
     with pytest.raises(ShardError, match=r"a.tar: not a complete tar: .*header"):
         scan(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_header_that_is_missing_behind_its_extension(tmp_path, kind):
+    tar = foreign_tar(tmp_path / "a.tar", {f"{'x' * 200}/{i}.jpg": b"" for i in range(2)}, kind)
+    whole = tar.read_bytes()
+    tar.write_bytes(whole[:1024] + whole[1536:])
+    with pytest.raises(ShardError, match=r"two extended headers before byte \d+ contradict each other"):
+        scan(tar)
+    tar.write_bytes(whole[:1024] + bytes(1024))
+    with pytest.raises(ShardError, match="ends after an extended header"):
+        scan(tar)
 
 
 def test_a_tar_without_its_end_or_with_another_behind_it(shard):
