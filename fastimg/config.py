@@ -18,36 +18,66 @@ _Path = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Turn a folder or a manifest of images into tar shards that DALI and WebDataset read too."""
+    """Turn images into shards: tars that DALI and WebDataset read too, or FFCV's .beton files."""
 
-    src: Positional[Path]
-    """A folder with one subfolder per class (with or without train/ val/ test/ above), or a csv, tsv, jsonl or parquet
-    manifest with a path and a label column."""
-    dst: Positional[Path]
+    src: Positional[Annotated[Path, arg(metavar="SRC")]]
+    """A folder with one subfolder per class (with or without train/ val/ test/ above); a csv, tsv, jsonl or parquet
+    manifest with a path and a label column; parquet files with image bytes (Hugging Face's layout); tar shards or
+    .beton files, anybody's; torchvision:NAME (CIFAR10, MNIST, ...); sklearn:digits."""
+    dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to make."""
+    more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]", help_behavior_hint="")]] = ()
+    """With --merge: further sources, the last path being DST."""
+    format: Annotated[Literal["tar", "beton"] | None, arg(metavar="{tar,beton}", help_behavior_hint="")] = None
+    """tar: WebDataset shards with DALI's index; beton: one FFCV file for each split. Default: tar; with --append the
+    dataset's own."""
+    append: bool = False
+    """Add SRC to the dataset in DST, whose shards stay as they are."""
+    merge: bool = False
+    """Several sources, as in `--merge A B DST`, become one dataset."""
     shard_size: str = "256MB"
-    """Source bytes per shard: a number with KB, MB or GB."""
+    """Size of a tar, by the sizes of its source images: a number with KB, MB or GB."""
     val_fraction: float = 0.0
     """Hold out this share of the training split, stratified by class and seeded."""
-    shuffle: bool = True
-    """Shuffle the training split once, seeded; class-sorted shards ruin windowed shuffling."""
+    shuffle: FlagCreatePairsOff[bool] = False
+    """Shuffle the training split once, seeded; class-sorted shards ruin windowed shuffling. Done without being asked
+    but for tars and .beton files, which keep their order unless they are merged."""
+    no_shuffle: FlagCreatePairsOff[bool] = False
+    """Keep the order of the source."""
     seed: int = 0
-    """Seed of the shuffle and of --val-fraction."""
+    """Seed of the shuffle, of --val-fraction and of --raw-fraction."""
     path_column: _Str = None
-    """Manifest column with image paths, relative to the manifest. Default: path, file, filename or image."""
+    """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
+    file, filename or image."""
     label_column: _Str = None
     """Manifest column with labels. Default: label, class or target."""
     split_column: _Str = None
     """Manifest column with split names. Default: split, where there is one."""
-    tile: str = "off"
+    tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded alone, so that a training crop costs less: auto (32
-    pixels wide), a width in pixels, or off (every image is stored as it is)."""
+    pixels wide), a width in pixels, or off."""
+    max_size: Annotated[int | None, arg(aliases=["--max-resolution"], metavar="INT", help_behavior_hint="")] = None
+    """Shrink images whose longer side has more pixels than this to it (antialiased), and store them as JPEGs."""
+    quality: _Int = None
+    """Quality, 1 to 100, of JPEGs that are encoded. Default: 95."""
+    jpeg: Literal["keep", "reencode"] = "keep"
+    """reencode: store every image as a JPEG of --quality. keep: every image keeps its coefficients or its bytes."""
+    raw_fraction: _Float = None
+    """With --format beton: store this share of the images as raw pixels, drawn by the seed. Default: 0."""
+    originals: Annotated[
+        Literal["keep", "drop", "refuse"] | None, arg(metavar="{keep,drop,refuse}", help_behavior_hint="")
+    ] = None
+    """With --format beton: what FFCV cannot decode (PNG, CMYK, ...) is stored as raw pixels, an EXIF orientation is
+    baked in; keep: the original bytes too, in a field `original`; drop: without them; refuse: as --on-error says.
+    Default: keep."""
+    compare: bool = False
+    """Decode every tiled JPEG and its source, and compare the pixels: slower. Without it a source's data is walked."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that read and check images: a number, or auto for one per core."""
     max_pixels: int = 89_478_485
     """Refuse images with more pixels than this, from their header, before anything is decoded."""
     on_error: Literal["skip", "fail"] = "skip"
-    """What to do with an image that cannot be decoded: leave it out, counted and named, or stop."""
+    """What to do with an image that cannot be stored: leave it out, counted and named, or stop."""
     resume: bool = False
     """Go on with a conversion into DST that was interrupted."""
     overwrite: bool = False

@@ -1,13 +1,18 @@
 """What a conversion did: a value, a json object, a table."""
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
+
+from .describe import Base
+from .images import KEPT, KINDS, REENCODED, TILED
 
 
 class Skipped(NamedTuple):
@@ -19,16 +24,21 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a conversion did."""
+    """What is in a dataset, and what the conversion did that made it or added to it."""
 
     dst: str
+    format: str  # tar or beton
     images: int
+    added: int  # of them by this conversion
     classes: int
     splits: dict[str, int]
-    bytes_in: int  # of the images that were stored
+    bytes_in: int  # of the images that are stored
     bytes_out: int  # of shards and their indexes
+    tiled: int  # without loss
+    reencoded: int
+    kept: int  # as they were
+    outcomes: dict[str, int]  # the same with reasons
     skipped: list[Skipped]
-    tiling: dict[str, int]  # images by what --tile made of them; empty with --tile off
     ignored: int  # files that are no images by their names
     seconds: float
     images_per_second: float  # read and checked in this run; what an earlier run finished does not count
@@ -38,16 +48,52 @@ class Report:
         return json.dumps(asdict(self) | {"skipped": [skipped._asdict() for skipped in self.skipped]}, indent=2)
 
 
+def report_on(
+    folder: Path, description: dict[str, Any], base: Base | None, ignored: int, checked: int, seconds: float
+) -> Report:
+    """The report on what is described; `checked` images were read for it in this run."""
+    splits = description["splits"]
+    images = sum(split["samples"] for split in splits.values())
+    before = sum(split["samples"] for split in base.description["splits"].values()) if base else 0
+    kinds: Counter[str] = Counter()
+    for outcome, count in description["outcomes"].items():
+        kinds[outcome.partition(":")[0]] += count
+    shards = [shard for split in splits.values() for shard in split["shards"]]
+    return Report(
+        dst=str(folder),
+        format=description["container"],
+        images=images,
+        added=images - before,
+        classes=len(description["classes"]),
+        splits={name: split["samples"] for name, split in splits.items()},
+        bytes_in=sum(split["source_bytes"] for split in splits.values()),
+        bytes_out=sum(shard["bytes"] + shard.get("index_bytes", 0) for shard in shards),
+        tiled=kinds[TILED],
+        reencoded=kinds[REENCODED],
+        kept=kinds[KEPT],
+        outcomes=description["outcomes"],
+        skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
+        ignored=ignored,
+        seconds=seconds,
+        images_per_second=checked / seconds,
+    )
+
+
 def print_report(report: Report, console: Console) -> None:
     """The report as a table, and at most ten of the images that were left out."""
     table = Table(show_header=False, box=None)
     counts = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
+    added = f", {report.added:,} of them new" if report.added != report.images else ""
+    reasons = {kind: _reasons(report.outcomes, kind) for kind in KINDS}
+    skipped = Counter(reason for _, reason in report.skipped)
     for name, value in (
-        ("dataset", report.dst),
-        ("images", f"{report.images:,} of {report.classes:,} classes ({counts})"),
+        ("dataset", f"{report.dst} ({report.format})"),
+        ("images", f"{report.images:,} of {report.classes:,} classes ({counts}){added}"),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
-        *(("tiling", f"{count:,} {what}") for what, count in report.tiling.items()),
-        ("skipped", f"{len(report.skipped):,} that cannot be decoded"),
+        ("tiled", f"{report.tiled:,} JPEGs, without loss{reasons[TILED]}"),
+        ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
+        ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
+        ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
         ("ignored", f"{report.ignored:,} files that are no images by their names"),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} img/s"),
     ):
@@ -57,3 +103,17 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(f"skipped {path}: {reason}"), soft_wrap=True)
     if len(report.skipped) > 10:
         console.print(Text(f"... and {len(report.skipped) - 10:,} more"))
+
+
+def _reasons(outcomes: dict[str, int], kind: str) -> str:
+    found = {
+        outcome.partition(": ")[2]: count for outcome, count in outcomes.items() if outcome.startswith(f"{kind}: ")
+    }
+    return f": {_counts(found)}" if found else ""
+
+
+def _counts(reasons: dict[str, int]) -> str:
+    """The five commonest, with their numbers."""
+    commonest = Counter(reasons).most_common(6)
+    told = ", ".join(f"{count:,} {reason}" for reason, count in commonest[:5])
+    return told + (", ..." if len(commonest) > 5 else "")

@@ -1,9 +1,9 @@
-"""A folder or a manifest of images -> tar shards with DALI's index, dataset.json and the compact index.
+"""A source of images -> shards, dataset.json and the compact index.
 
-    read_source -> plan (splits, order, shards) -> threads: read, decode once as a check -> one writer, in order
+    read_source -> plan (splits, order, shards) -> threads: read, check, tile -> one writer, in order
 
 What is written depends on the source and the options alone: not on the threads, the clock, or interruptions. A sample's
-number is its place in the order of its split, and shards are cut by the sizes of the source files before any is read,
+number is its place in the order of its split, and shards are cut by the sizes of the source images before any is read,
 so an image that is skipped leaves a gap and moves nothing.
 """
 
@@ -15,35 +15,46 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fastimg import __version__
-from fastimg.check import AHEAD, Check, Checked, in_order
-from fastimg.config import Convert
-from fastimg.conversion import Report, Skipped
-from fastimg.errors import UsageError, UserError, printable
-from fastimg.journal import Finished, Journal, State, clear, journal_options, locked, state_of
-from fastimg.loaders.cpus import available_cpus
-from fastimg.loaders.errors import DataError
-from fastimg.loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, open_dataset, read_description
-from fastimg.loaders.tar import ShardWriter, replace_file
-from fastimg.loaders.tiles import DEFAULT_TILE_PX
-from fastimg.plan import Shard, parse_size, plan_shards
-from fastimg.sources import Columns, Entry, Source, read_source
+from .combine import combine, onto
+from .config import Convert
+from .conversion import Report, report_on
+from .describe import Base, describe, read_base
+from .errors import UserError, printable
+from .images import AHEAD, Prepare, Prepared, in_order
+from .journal import Finished, Journal, State, clear, journal_options, locked, state_of
+from .loaders.errors import DataError, ImageError
+from .loaders.shards import open_dataset, read_description
+from .loaders.tar import replace_file
+from .manifest import Columns
+from .plan import Shard, plan_shards
+from .request import Request, read_request
+from .samples import Entry, Source
+from .sources import read_source
+from .stores import BetonStore, Store, TarStore
+from .survey import Schema, survey
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SCHEMA = {
-    "image": {"kind": "bytes", "member": "the extension of the image's own format"},
-    "cls": {"kind": "scalar", "dtype": "int64", "encoding": "ascii"},
-    "json": {"kind": "text", "encoding": "json"},
-}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A conversion that is about to run."""
+
+    request: Request
+    source: Source
+    plan: list[Shard]
+    options: dict[str, Any]
+    base: Base | None  # of the dataset that is appended to
 
 
 def convert(config: Convert, console: Console) -> Report:
@@ -52,77 +63,34 @@ def convert(config: Convert, console: Console) -> Report:
     Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
     """
     began = time.perf_counter()
-    shard_size, workers = parse_size(config.shard_size), _workers(config.workers)
-    _check_usage(config)
-    source = read_source(config.src, Columns(config.path_column, config.label_column, config.split_column))
-    _check_missing(source, config)
-    plan = plan_shards(
-        source,
-        shard_size=shard_size,
-        val_fraction=config.val_fraction,
-        shuffle=config.shuffle,
-        seed=config.seed,
-    )
-    options = _options(source, config, shard_size)
-    folder, made = config.dst, _missing(config.dst)
+    base = read_base(config.dst) if config.append else None
+    request = read_request(config, base.container if base else None)
+    source = _source(request, base)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
-            state = _admit(folder, config)
-            if state is State.DATASET and config.resume:
-                return _already(source, folder, options, console, began)
-            resumed = state is State.UNFINISHED and config.resume
-            try:
-                description, checked = _run(source, plan, options, config, resumed, workers, console)
-            except Exception as error:
-                full = isinstance(error, OSError) and error.errno in _FULL
-                if not resumed and not (full and journal_options(folder)):
-                    _undo(folder, options)
-                raise
-    except KeyboardInterrupt:
-        if folder.is_dir() and journal_options(folder):
-            console.print(
-                Text(f"{folder}: interrupted; the same command with --resume goes on from here"), soft_wrap=True
-            )
-        raise
-    except OSError as error:
-        raise _plain(folder, error) from error
+        for remark in source.remarks:
+            console.print(Text(remark), soft_wrap=True)
+        _check_missing(source, config)
+        plan = plan_shards(
+            source,
+            shard_size=request.shard_size,
+            val_fraction=config.val_fraction,
+            shuffle=request.shuffles(source),
+            seed=config.seed,
+            begun=base.begun() if base else None,
+        )
+        options = request.options(source) | ({"base": base.sha256} if base else {})
+        description, checked = _in_folder(_Job(request, source, plan, options, base), console)
     finally:
-        for path in made:  # still empty: nothing was begun, or all of it was undone
-            with contextlib.suppress(OSError):
-                path.rmdir()
-    return _report(source, folder, description, began, checked)
+        source.close()
+    return report_on(config.dst, description, base, source.ignored, checked, time.perf_counter() - began)
 
 
-def _check_usage(config: Convert) -> None:
-    if config.resume and config.overwrite:
-        raise UsageError("--resume goes on with what is there, --overwrite deletes it; give one of them")
-    if not 0 <= config.val_fraction < 1:
-        raise UsageError(f"--val-fraction {config.val_fraction}: give a share of at least 0 and less than 1, as in 0.1")
-    if config.seed < 0:
-        raise UsageError(f"--seed {config.seed}: give 0 or more")
-    if config.max_pixels < 1:
-        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
-    src, dst = config.src.resolve(), config.dst.resolve()
-    if dst == src or src in dst.parents:
-        raise UsageError(f"{config.dst}: the destination lies in the source {config.src}; give a folder outside of it")
-
-
-def _tile_px(text: str) -> int | None:
-    """Width of a tile in pixels, None for none."""
-    if text in ("off", "auto"):
-        return {"off": None, "auto": DEFAULT_TILE_PX}[text]
-    if not text.isascii() or not text.isdigit() or not 8 <= int(text) <= 65_535:
-        raise UsageError(f"--tile {text}: give auto, off or a width of 8 to 65535 pixels")
-    return int(text)
-
-
-def _workers(text: str) -> int:
-    if text == "auto":
-        return available_cpus()
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--workers {text}: give auto or a number of threads, 1 or more")
-    return int(text)
+def _source(request: Request, base: Base | None) -> Source:
+    config = request.flags
+    columns = Columns(config.path_column, config.label_column, config.split_column)
+    sources = [read_source(src, columns, request.dst) for src in request.sources]
+    source = combine(sources)
+    return onto(source, base.classes, base.named) if base else source
 
 
 def _check_missing(source: Source, config: Convert) -> None:
@@ -139,20 +107,36 @@ def _failure(source: Source, entry: Entry, reason: str) -> DataError:
     )
 
 
-def _options(source: Source, config: Convert, shard_size: int) -> dict[str, Any]:
-    """Everything that determines the bytes."""
-    return {
-        "fastimg": __version__,
-        "source": source.kind,
-        "listing": source.fingerprint(),
-        "shard_size": shard_size,
-        "val_fraction": config.val_fraction,
-        "shuffle": config.shuffle,
-        "seed": config.seed,
-        "max_pixels": config.max_pixels,
-        "tile": _tile_px(config.tile) or 0,
-        "on_error": config.on_error,
-    }
+def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
+    """Write into the destination, or find it written: the description, and how many images were read for it."""
+    folder, config = job.request.dst, job.request.flags
+    made = _missing(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            state = _admit(folder, config, job)
+            if state is State.DATASET and config.resume:
+                return _already(folder, job, console), 0
+            resumed = state is State.UNFINISHED and config.resume
+            try:
+                return _run(job, resumed, console)
+            except Exception as error:
+                full = isinstance(error, OSError) and error.errno in _FULL
+                if not resumed and not (full and journal_options(folder)):
+                    _undo(folder, job)
+                raise
+    except KeyboardInterrupt:
+        if folder.is_dir() and journal_options(folder):
+            console.print(
+                Text(f"{folder}: interrupted; the same command with --resume goes on from here"), soft_wrap=True
+            )
+        raise
+    except OSError as error:
+        raise _plain(folder, error) from error
+    finally:
+        for path in made:  # still empty: nothing was begun, or all of it was undone
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _missing(folder: Path) -> list[Path]:
@@ -162,9 +146,11 @@ def _missing(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
 
-def _admit(folder: Path, config: Convert) -> State:
-    """What is in the destination. Raises UserError unless the flags allow it."""
+def _admit(folder: Path, config: Convert, job: _Job) -> State:
+    """What is in the destination, of an append: of that. Raises UserError unless the flags allow it."""
     state = state_of(folder)
+    if job.base:
+        state = _appending(folder, job)
     if state is State.OTHER:
         raise UserError(f"{folder}: not empty, and nothing that fastimg convert made; give a new or empty folder")
     if state is State.DATASET and not (config.resume or config.overwrite):
@@ -176,13 +162,27 @@ def _admit(folder: Path, config: Convert) -> State:
     return state
 
 
-def _journal(folder: Path, options: dict[str, Any], resumed: bool) -> Journal:
+def _appending(folder: Path, job: _Job) -> State:
+    """Whether an append has begun, or is done."""
+    assert job.base
+    if job.base.holds(job.options):
+        if not job.request.flags.resume:
+            raise UserError(
+                f"{folder}: these very samples were appended or converted already; leave them out, or give what is new"
+            )
+        return State.DATASET
+    there = journal_options(folder)
+    return State.UNFINISHED if there and "base" in there else State.EMPTY
+
+
+def _journal(job: _Job, resumed: bool) -> Journal:
+    folder = job.request.dst
     if resumed:
-        _check_same(folder, journal_options(folder) or {}, options)
+        _check_same(folder, journal_options(folder) or {}, job.options)
         journal = Journal.go_on(folder)
     else:
-        journal = Journal.start(folder, options)
-    clear(folder, keep=journal.files() | {"convert.json"})
+        journal = Journal.start(folder, job.options)
+    clear(folder, keep=journal.files() | {"convert.json"} | (job.base.files if job.base else set()))
     return journal
 
 
@@ -194,6 +194,7 @@ def _check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> No
         "listing": "the source (its paths, labels or sizes)",
         "fastimg": "the version of fastimg",
         "source": "the kind of source",
+        "base": "the dataset that is appended to",
     }
     what = ", ".join(
         told.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)") for name in names
@@ -201,10 +202,10 @@ def _check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> No
     raise UserError(f"{folder}: began with something else: {what}; give what it began with, or use --overwrite")
 
 
-def _undo(folder: Path, options: dict[str, Any]) -> None:
+def _undo(folder: Path, job: _Job) -> None:
     """Leave nothing behind of a conversion that this run began."""
-    if journal_options(folder) == options:
-        clear(folder)
+    if journal_options(folder) == job.options:
+        clear(folder, keep=job.base.files if job.base else ())
 
 
 def _plain(folder: Path, error: OSError) -> UserError:
@@ -214,138 +215,93 @@ def _plain(folder: Path, error: OSError) -> UserError:
     return UserError(f"{error.filename or folder}: {error.strerror or error}; check the path and its permissions")
 
 
-def _run(
-    source: Source,
-    plan: list[Shard],
-    options: dict[str, Any],
-    config: Convert,
-    resumed: bool,
-    workers: int,
-    console: Console,
-) -> tuple[dict[str, Any], int]:
+def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
     """From the journal to dataset.json: what was written there, and how many images were read for it."""
-    journal = _journal(config.dst, options, resumed)
-    checked = _write(source, plan, journal, config, workers, console)
-    description = _describe(source, plan, journal, options)
-    replace_file(config.dst / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
-    _open_once(config.dst, description)
-    journal.remove()
-    return description, checked
-
-
-def _write(source: Source, plan: list[Shard], journal: Journal, config: Convert, workers: int, console: Console) -> int:
-    """Write the shards that the journal does not have, in order; how many images were read for it."""
-    todo = [shard for shard in plan if (shard.split, shard.number) not in journal.finished]
-    entries = (entry for shard in todo for entry in shard.entries)
+    folder, workers = job.request.dst, job.request.workers
+    journal = _journal(job, resumed)
+    todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     total = sum(len(shard.entries) for shard in todo)
-    columns = (BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
     logging.getLogger("PIL").addHandler(logging.NullHandler())  # or Python prints its remarks over the progress bar
     with (
         warnings.catch_warnings(),
         Progress(*columns, console=console, transient=True) as progress,
-        ThreadPoolExecutor(workers, "check") as pool,
+        ThreadPoolExecutor(workers, "prepare") as pool,
     ):
         warnings.simplefilter("ignore")  # what Pillow finds odd and yet decodes
-        checks = in_order(pool, Check(source, config.max_pixels, _tile_px(config.tile)), entries, workers * AHEAD)
-        results = _counted(checks, progress, total)
-        for shard in todo:
-            journal.add(_write_shard(source, shard, results, config))
-    return total
+        schema = _schema(job, pool, progress)
+        prepare = Prepare(job.source, job.request.treatment)
+        entries = (entry for shard in todo for entry in shard.entries)
+        prepared = in_order(pool, prepare, entries, workers * AHEAD)
+        task = progress.add_task("images", total=total)
+        with _store(job, schema, journal) as store:
+            for shard in todo:
+                journal.add(_write_shard(job, shard, prepared, store, lambda: progress.advance(task)))
+            for split in sorted({shard.split for shard in job.plan}):
+                store.finish(split)
+    description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
+    replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
+    _open_once(folder, description)
+    journal.remove()
+    _tidy(folder, description)
+    return description, total
 
 
-def _counted(checks: Iterator[Checked | str], progress: Progress, total: int) -> Iterator[Checked | str]:
-    task = progress.add_task("images", total=total)
-    for checked in checks:
-        yield checked
-        progress.advance(task)
+def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema | None:
+    """The fields of a .beton; None for tars, which need none."""
+    treatment = job.request.treatment
+    if treatment.container == "tar":
+        return None
+    entries = (entry for shard in job.plan for entry in shard.entries)
+    task = progress.add_task("headers", total=sum(len(shard.entries) for shard in job.plan))
+    schema = survey(
+        job.source, entries, treatment, pool, job.request.workers * 2, lambda count: progress.advance(task, count)
+    )
+    progress.remove_task(task)
+    return job.base.accept(schema) if job.base else schema
 
 
-class _Empty(Exception):
-    """No image of a shard is left."""
+def _store(job: _Job, schema: Schema | None, journal: Journal) -> Store:
+    folder = job.request.dst
+    if schema is None:
+        return TarStore(folder)
+    samples: Counter[str] = Counter()
+    for shard in job.plan:
+        samples[shard.split] += len(shard.entries)
+    return BetonStore(folder, schema, samples, journal, job.base.betons if job.base else {})
 
 
-def _write_shard(source: Source, shard: Shard, checks: Iterator[Checked | str], config: Convert) -> Finished:
+def _write_shard(
+    job: _Job, shard: Shard, prepared: Iterator[Prepared | str], store: Store, tick: Callable[[], object]
+) -> Finished:
     counts: Counter[int] = Counter()
-    tiling: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     skipped, source_bytes = [], 0
-    with contextlib.suppress(_Empty), ShardWriter(config.dst / shard.name) as writer:
-        for number, (entry, checked) in enumerate(zip(shard.entries, checks, strict=False), shard.start):
-            if isinstance(checked, str):
-                if config.on_error == "fail":
-                    raise _failure(source, entry, checked)
-                skipped.append((printable(entry.path), printable(checked)))
-                continue
-            note = json.dumps({"path": entry.path} | (entry.extra or {}))
-            writer.add(
-                f"{number:09d}",
-                {checked.extension: checked.data, "cls": str(entry.label).encode(), "json": note.encode()},
-            )
+    store.begin(shard)
+    for number, (entry, sample) in enumerate(zip(shard.entries, prepared, strict=False), shard.start):
+        try:
+            if isinstance(sample, str):
+                raise ImageError(sample)
+            store.add(number, entry.label, sample)
+        except ImageError as error:
+            if job.request.flags.on_error == "fail":
+                raise _failure(job.source, entry, str(error)) from error
+            skipped.append((printable(entry.path), printable(str(error))))
+        else:
             counts[entry.label] += 1
-            source_bytes += checked.source_bytes
-            if checked.tiling:
-                tiling[checked.tiling] += 1
-        if not writer.samples:
-            raise _Empty
+            outcomes[sample.outcome] += 1
+            source_bytes += sample.source_bytes
+        tick()
     return Finished(
         split=shard.split,
         number=shard.number,
-        samples=len(writer.samples),
-        name=shard.name,
-        bytes=writer.bytes,
-        sha256=writer.sha256,
-        index_bytes=writer.index_bytes,
-        index_sha256=writer.index_sha256,
+        samples=counts.total(),
         source_bytes=source_bytes,
         class_counts=dict(sorted(counts.items())),
         skipped=skipped,
-        tiling=dict(sorted(tiling.items())),
+        outcomes=dict(sorted(outcomes.items())),
+        **store.end(),
     )
-
-
-def _describe(source: Source, plan: list[Shard], journal: Journal, options: dict[str, Any]) -> dict[str, Any]:
-    """dataset.json. Raises DataError where too little is left to train on."""
-    splits: dict[str, Any] = {}
-    tiling: Counter[str] = Counter()
-    skipped = []
-    for split in sorted({shard.split for shard in plan}):
-        shards = [journal.finished[shard.split, shard.number] for shard in plan if shard.split == split]
-        counts: Counter[int] = Counter()
-        for shard in shards:
-            counts.update(shard.class_counts)
-            tiling.update(shard.tiling)
-            skipped += [{"split": split, "path": path, "reason": reason} for path, reason in shard.skipped]
-        if not counts:
-            raise DataError(f"{source.src}: no image of the split {split} can be decoded{_example(skipped)}")
-        if split == "train":
-            for label, name in enumerate(source.classes):
-                if not counts[label]:
-                    raise DataError(
-                        f"{source.src}: no training image of class {printable(name)!r} can be decoded"
-                        f"{_example(skipped)}"
-                    )
-        splits[split] = {
-            "samples": counts.total(),
-            "class_counts": [counts[label] for label in range(len(source.classes))],
-            "source_bytes": sum(shard.source_bytes for shard in shards),
-            "shards": [{key: getattr(shard, key) for key in SHARD_KEYS} for shard in shards if shard.samples],
-        }
-    return {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "fastimg": __version__,
-        "container": "tar",
-        "schema": _SCHEMA,
-        "classes": source.classes,
-        "splits": splits,
-        "skipped": skipped,
-        "tiling": dict(sorted(tiling.items())),
-        "options": options,
-    }
-
-
-def _example(skipped: list[dict[str, str]]) -> str:
-    first = skipped[0] if skipped else None
-    return f" ({first['path']}: {first['reason']}); repair or remove them" if first else ""
 
 
 def _open_once(folder: Path, description: dict[str, Any]) -> None:
@@ -354,32 +310,21 @@ def _open_once(folder: Path, description: dict[str, Any]) -> None:
         open_dataset(folder, split).close()
 
 
-def _already(source: Source, folder: Path, options: dict[str, Any], console: Console, began: float) -> Report:
-    """The report on a dataset that an earlier run finished, or nearly: the journal may still be there."""
+def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
+    """The description of a dataset that an earlier run finished, or nearly: the journal may still be there."""
     description = read_description(folder)
-    _check_same(folder, description.get("options", {}), options)
+    if not job.base:
+        _check_same(folder, description.get("options", {}), job.options)
     _open_once(folder, description)
     (folder / "convert.json").unlink(missing_ok=True)
+    _tidy(folder, description)
     console.print(Text(f"{folder}: complete already; nothing to do"), soft_wrap=True)
-    return _report(source, folder, description, began, 0)
+    return description
 
 
-def _report(source: Source, folder: Path, description: dict[str, Any], began: float, checked: int) -> Report:
-    splits = description["splits"]
-    seconds = time.perf_counter() - began
-    return Report(
-        dst=str(folder),
-        images=sum(split["samples"] for split in splits.values()),
-        classes=len(description["classes"]),
-        splits={name: split["samples"] for name, split in splits.items()},
-        bytes_in=sum(split["source_bytes"] for split in splits.values()),
-        bytes_out=sum(s["bytes"] + s["index_bytes"] for split in splits.values() for s in split["shards"]),
-        skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
-        tiling=description["tiling"],
-        ignored=source.ignored,
-        seconds=seconds,
-        images_per_second=checked / seconds,
-    )
+def _tidy(folder: Path, description: dict[str, Any]) -> None:
+    """Remove what an append has replaced."""
+    clear(folder, keep=Base.of(description).files)
 
 
 class _Speed(ProgressColumn):

@@ -19,12 +19,13 @@ from typing import Any
 import msgspec
 
 from fastimg.errors import UserError
+from fastimg.loaders.beton import Part
 from fastimg.loaders.shards import FORMAT
-from fastimg.loaders.tar import index_path, replace_file, sync_folder
+from fastimg.loaders.tar import index_path, replace_file, sync_folder, temporary
 
 JOURNAL_FORMAT = "fastimg conversion"
 
-_NAMES = r"(?:(?:train|val|test)(?:-\d{5,}\.(?:tar|idx)|\.fidx)|dataset\.json|convert\.json)"
+_NAMES = r"(?:(?:train|val|test)(?:-\d{5,}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 
@@ -44,23 +45,26 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     samples: int
     name: str = ""
-    bytes: int = 0
+    bytes: int = 0  # of a .beton: up to the end of this part of it
     sha256: str = ""
     index_bytes: int = 0
     index_sha256: str = ""
+    part: Part | None = None  # of a .beton
     source_bytes: int = 0
-    class_counts: dict[int, int] = {}  # by label
+    class_counts: dict[int, int] = {}  # by label, -1 for none
     skipped: list[tuple[str, str]] = []  # (path, reason)
-    tiling: dict[str, int] = {}  # images by what tiling made of them
+    outcomes: dict[str, int] = {}  # images by what became of them
 
     def on_disk(self, folder: Path) -> bool:
         """Whether its files still are what they were when they were written, by sizes and the index's checksum."""
-        if self.samples == 0:
+        if not self.name:
             return True
-        tar = folder / self.name
+        file = folder / self.name
         try:
-            index = index_path(tar).read_bytes()
-            return tar.stat().st_size == self.bytes and hashlib.sha256(index).hexdigest() == self.index_sha256
+            if self.part:
+                return file.exists() or temporary(file).stat().st_size >= self.bytes
+            index = index_path(file).read_bytes()
+            return file.stat().st_size == self.bytes and hashlib.sha256(index).hexdigest() == self.index_sha256
         except OSError:
             return False
 
@@ -87,6 +91,7 @@ class Journal:
             with contextlib.suppress(msgspec.MsgspecError):
                 shards.append(msgspec.json.decode(line, type=Finished))
         shards = [shard for shard in shards if shard.on_disk(folder)]
+        shards = [shard for shard in shards if not shard.part or _follows(shard, shards)]
         replace_file(folder / "convert.json", head + b"".join(map(_line, shards)))
         return cls(folder, shards)
 
@@ -100,13 +105,29 @@ class Journal:
 
     def files(self) -> set[str]:
         """Names of the files that finished shards have."""
-        tars = [Path(shard.name) for shard in self.finished.values() if shard.samples]
-        return {path.name for tar in tars for path in (tar, index_path(tar))}
+        names: set[str] = set()
+        for shard in self.finished.values():
+            if shard.part:
+                names |= {shard.name, temporary(Path(shard.name)).name}
+            elif shard.name:
+                names |= {shard.name, index_path(Path(shard.name)).name}
+        return names
+
+    def parts(self, split: str) -> list[Part]:
+        """What is on disk of the .beton of a split, in its order."""
+        return [
+            shard.part for (name, _), shard in sorted(self.finished.items()) if name == split and shard.part is not None
+        ]
 
     def remove(self) -> None:
         """The conversion is complete."""
         (self._folder / "convert.json").unlink()
         sync_folder(self._folder)
+
+
+def _follows(shard: Finished, shards: list[Finished]) -> bool:
+    """Whether all parts before this one are there."""
+    return {other.number for other in shards if other.split == shard.split} >= set(range(shard.number))
 
 
 def state_of(folder: Path) -> State:

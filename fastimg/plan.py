@@ -1,14 +1,15 @@
 """Which sample gets which number in which shard: a pure function of the source's listing and the options."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
-from fastimg.sources import Entry, Source
+from fastimg.samples import Entries, Source
 from fastimg.splits import shuffled, stratified_split
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -21,12 +22,20 @@ class Shard:
     split: str
     number: int
     start: int
-    entries: Sequence[Entry]
+    entries: Entries
 
     @property
     def name(self) -> str:
-        """Its file."""
-        return f"{self.split}-{self.number:05d}.tar"
+        """Of its file, without an ending."""
+        return f"{self.split}-{self.number:05d}"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How much of a split is there already, where a dataset is appended to."""
+
+    shards: int = 0
+    samples: int = 0
 
 
 def parse_size(text: str) -> int:
@@ -39,7 +48,7 @@ def parse_size(text: str) -> int:
 
 
 def assign_shards(sizes: Iterable[int], shard_size: int) -> list[int]:
-    """Where each shard starts: one is full when the next file would take it over `shard_size` source bytes."""
+    """Where each shard starts: one is full when the next image would take it over `shard_size`."""
     starts, filled = [0], 0
     for index, size in enumerate(sizes):
         if filled and filled + size > shard_size:
@@ -49,24 +58,39 @@ def assign_shards(sizes: Iterable[int], shard_size: int) -> list[int]:
     return starts
 
 
-def plan_shards(source: Source, *, shard_size: int, val_fraction: float, shuffle: bool, seed: int) -> list[Shard]:
+def plan_shards(
+    source: Source,
+    *,
+    shard_size: int,
+    val_fraction: float,
+    shuffle: bool,
+    seed: int,
+    begun: Mapping[str, Begun] | None = None,
+) -> list[Shard]:
     """Every sample's split, number and shard, from the listing alone."""
     splits = dict(source.splits)
     if val_fraction > 0:
         if "val" in splits:
             raise UsageError(f"{source.src}: has a validation split already; leave out --val-fraction")
+        if "train" not in splits:
+            raise UsageError(f"{source.src}: has no training split to hold images out of; leave out --val-fraction")
         train = splits["train"]
-        labels = np.fromiter((entry.label for entry in train), np.int64, len(train))
-        keep, held = stratified_split(labels, val_fraction, seed)
+        keep, held = stratified_split(train.labels, val_fraction, seed)
         if len(held) == 0:
             raise DataError(f"{source.src}: no class has two images, so --val-fraction can hold out none; leave it out")
-        splits |= {"train": [train[i] for i in keep], "val": [train[i] for i in held]}
-    if shuffle:
-        train = splits["train"]
-        splits["train"] = [train[i] for i in shuffled(len(train), seed)]
+        splits |= {"train": train.select(keep), "val": train.select(held)}
+    if shuffle and "train" in splits:
+        splits["train"] = splits["train"].select(shuffled(len(splits["train"]), seed))
     plan = []
     for split, entries in sorted(splits.items()):
-        starts = assign_shards((max(entry.size, 0) for entry in entries), shard_size)
+        there = (begun or {}).get(split, Begun())
+        starts = assign_shards(stored_sizes(entries.sizes), shard_size)
         for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(entries)], strict=True)):
-            plan.append(Shard(split, number, start, entries[start:end]))
+            plan.append(Shard(split, there.shards + number, there.samples + start, entries[start:end]))
     return plan
+
+
+def stored_sizes(sizes: npt.NDArray[np.int64]) -> Iterator[int]:
+    """What images take in a tar, with their labels and notes: a header of 512 bytes each, and whole blocks."""
+    for size in sizes.tolist():
+        yield 512 + -(-max(size, 0) // 512) * 512 + 2 * 1024

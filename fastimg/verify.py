@@ -90,11 +90,11 @@ def verify(config: Verify, out: Console, err: Console) -> int:
 
 def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
     """A converted shard and its index against dataset.json: there, of their sizes, with their checksums, agreeing."""
-    tar = folder / entry["name"]
-    whole = True
+    shard = folder / entry["name"]
+    whole = "index_bytes" in entry  # a .beton has no index
     for file, size, sha256 in (
-        (tar, entry["bytes"], entry["sha256"]),
-        (index_path(tar), entry["index_bytes"], entry["index_sha256"]),
+        (shard, entry["bytes"], entry["sha256"]),
+        *([(index_path(shard), entry["index_bytes"], entry["index_sha256"])] if whole else []),
     ):
         try:
             found = file.stat().st_size
@@ -107,7 +107,7 @@ def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
             whole = False
             yield Fault(str(file), fault)
     if whole:
-        yield from _index_faults(tar)
+        yield from _index_faults(shard)
 
 
 def _index_faults(tar: Path) -> Iterator[Fault]:

@@ -6,10 +6,11 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,16 +41,36 @@ _CUSTOM_SIZES = (np.dtype("<u8"), SPAN, RGB, *map(np.dtype, ("<u4", "<u2", *(f"V
 _AGAIN = "cut short or altered; copy or convert it again"
 
 
+class Part(NamedTuple):
+    """A number of samples of an unfinished .beton that are on disk: what a writer has to know of them to go on."""
+
+    samples: int
+    metadata: bytes
+    table: bytes
+    end: int  # of their data, from the first page
+    file_end: int  # in the unfinished file
+
+
 class BetonWriter(WholeFile):
     """`with BetonWriter(path, {"image": Field("rgb"), "label": Field("int")}) as beton: beton.add({...})`.
 
     The file appears when the block ends without an error; before that, and after an error, nothing does. Its bytes
     follow from fields, page size and samples: `num_samples` is an expectation, and one that is wrong by a page of
     metadata costs moving the data in the end. Held in memory: the metadata and 24 bytes per region; 48 bytes a sample
-    of image and label. Afterwards `samples`, `bytes` and `sha256` (which reads the file) say what was written.
+    of image and label. With `keeps` an error leaves the unfinished file, for another writer that gets its `parts` (of
+    the same fields, page size and `num_samples`). Afterwards `samples`, `bytes` and `sha256` (which reads the file) say
+    what was written.
     """
 
-    def __init__(self, path: Path, fields: Mapping[str, Field], num_samples: int = 0, page_size: int = 1 << 23) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fields: Mapping[str, Field],
+        num_samples: int = 0,
+        page_size: int = 1 << 23,
+        parts: Sequence[Part] = (),
+        keeps: bool = False,
+    ) -> None:
         if page_size not in PAGE_SIZES:
             raise ValueError(f"page_size={page_size}: give a power of two, {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}")
         if not fields:
@@ -64,8 +85,25 @@ class BetonWriter(WholeFile):
         self._table = bytearray()  # and so they do here
         self._start = self._first_page(num_samples)  # as expected
         self._end = 0  # of what is written, from the first page
-        self._file = temporary(path).open("w+b")
-        self._file.seek(self._start)
+        for part in parts:
+            self._metadata += part.metadata
+            self._table += part.table
+            self.samples += part.samples
+            self._end = part.end
+        self._file = temporary(path).open("r+b" if parts else "w+b")
+        self._file.truncate(self._start + self._end if parts else 0)
+        self._file.seek(self._start + self._end)
+        self._parted = self.samples, len(self._metadata), len(self._table)  # that parts have told of
+        self._keeps = keeps
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or not self._keeps:
+            return super().__exit__(kind, error, trace)
+        with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
+            self._file.close()
+        return None
 
     def add(self, sample: Mapping[str, object]) -> None:
         """Append one sample, with a value for each field. Raises ValueError for what cannot be held; it is left out."""
@@ -95,6 +133,21 @@ class BetonWriter(WholeFile):
             self._end += region.nbytes
         self._metadata += record.tobytes()
         self.samples += 1
+
+    def part(self) -> Part:
+        """Put what was added since the last part on disk; given to another writer with the parts before, it goes on."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        samples, metadata, table = self._parted
+        part = Part(
+            samples=self.samples - samples,
+            metadata=bytes(self._metadata[metadata:]),
+            table=bytes(self._table[table:]),
+            end=self._end,
+            file_end=self._start + self._end,
+        )
+        self._parted = self.samples, len(self._metadata), len(self._table)
+        return part
 
     @cached_property
     def sha256(self) -> str:
@@ -174,8 +227,8 @@ class BetonReader:
 
     def _open(self, file_size: int) -> None:
         header = self._records(HEADER, 1, 0, file_size, "header")[0]
-        version, num_fields, page_size, self._samples, end = (int(header[name]) for name in HEADER.names or ())
-        if version != VERSION or num_fields == 0 or page_size not in PAGE_SIZES:
+        version, num_fields, self.page_size, self._samples, end = (int(header[name]) for name in HEADER.names or ())
+        if version != VERSION or num_fields == 0 or self.page_size not in PAGE_SIZES:
             raise ShardError(f"{self.path}: not a .beton of version {VERSION}, or altered; copy or convert it again")
         if end > file_size or (file_size - end) % REGION.itemsize:
             raise ShardError(f"{self.path}: its allocation table is not where its header says: {_AGAIN}")
@@ -278,9 +331,7 @@ class BetonReader:
         field, record = self.fields[name], self.column(name)[index]
         if field.kind in SCALARS:
             return record.item()
-        offsets, sizes = self.extents(name)
-        data = bytearray(int(sizes[index]))
-        self.fill(memoryview(data), int(offsets[index]))
+        data = self._region(name, index)
         if field.kind == "json":
             try:
                 return json.loads(data.removesuffix(b"\0"))
@@ -292,6 +343,16 @@ class BetonReader:
             return np.frombuffer(data, field.dtype).reshape(field.shape)
         return bytes(data)
 
+    def raw(self, name: str, index: int) -> bytes:
+        """What is stored of a field that is no scalar: of json with its NUL, of an array its elements."""
+        return bytes(self._region(name, index))
+
+    def _region(self, name: str, index: int) -> bytearray:
+        offsets, sizes = self.extents(name)
+        data = bytearray(int(sizes[index]))
+        self.fill(memoryview(data), int(offsets[index]))
+        return data
+
     def fill(self, view: memoryview, offset: int) -> None:
         """Read into all of `view` from `offset` on. Raises ShardError where the file ends before."""
         while view.nbytes:
@@ -299,6 +360,21 @@ class BetonReader:
             if got == 0:
                 raise ShardError(f"{self.path}: shrank while it was in use; copy it again")
             view, offset = view[got:], offset + got
+
+    def as_part(self) -> Part:
+        """All samples as a part of an unfinished copy of this file, which a writer goes on with. Ours alone."""
+        size = os.fstat(self._file).st_size
+        end = int(self._records(HEADER, 1, 0, size, "header")[0]["table_ptr"])
+        table = self._records(REGION, (size - end) // REGION.itemsize, end, size, "allocation table").copy()
+        metadata = self.metadata.copy()
+        head = HEADER.itemsize + len(self.fields) * DESCRIPTOR.itemsize + metadata.nbytes
+        start = np.uint64(-(-head // self.page_size) * self.page_size)
+        for at, field in zip(metadata.dtype.names or (), self.fields.values(), strict=True):
+            if field.kind not in SCALARS:
+                pointers(metadata[at])[...] -= start
+        table["ptr"] -= start
+        data_end = int((table["ptr"] + table["size"]).max(initial=0))
+        return Part(len(self), metadata.tobytes(), table.tobytes(), data_end, int(start) + data_end)
 
     def will_need(self, offset: int, size: int) -> None:
         """Ask the system to read this ahead."""

@@ -27,12 +27,13 @@ class BetonDataset:
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
-        self._reader = reader = BetonReader(path)
+        self.reader = reader = BetonReader(path)
         try:
             image = _choose(reader, "rgb")
             if image is None:
                 raise DataError(f"{path}: none of its fields ({', '.join(reader.fields)}) holds images")
             label = _choose(reader, "int")
+            self.image_field, self.label_field = image, label
             self._offsets, self._sizes = reader.extents(image)
             column = reader.column(image)
             self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
@@ -52,32 +53,32 @@ class BetonDataset:
             raise
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return len(self.reader)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The JPEG's bytes, or a PPM. Raises ShardError where the file shrank."""
         head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
         view = scratch.encoded(len(head) + int(self._sizes[index]))
         view[: len(head)] = head
-        self._reader.fill(view[len(head) :], int(self._offsets[index]))
+        self.reader.fill(view[len(head) :], int(self._offsets[index]))
         return view
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
         for offset, size in zip(self._offsets[indices].tolist(), self._sizes[indices].tolist(), strict=True):
-            self._reader.will_need(offset, size)
+            self.reader.will_need(offset, size)
 
     def sample_name(self, index: int) -> str:
         """`train.beton: sample 17 (cats/a.jpg)`, the last where a json field has kept its original path."""
-        for name, field in self._reader.fields.items():
+        for name, field in self.reader.fields.items():
             if field.kind == "json":
                 with contextlib.suppress(ShardError, KeyError, TypeError):
-                    return f"{self.name}: sample {index} ({self._reader.value(name, index)['path']})"
+                    return f"{self.name}: sample {index} ({self.reader.value(name, index)['path']})"
         return f"{self.name}: sample {index}"
 
     def close(self) -> None:
         """Close the file."""
-        self._reader.close()
+        self.reader.close()
 
 
 def _choose(reader: BetonReader, kind: str) -> str | None:

@@ -1,6 +1,6 @@
 """Datasets: what the loader reads from, and how a path becomes one.
 
-A dataset directory holds `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits,
+A dataset directory holds `<split>.beton`, or `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits,
 counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived (compact.py). Tars
 without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
 """
@@ -31,7 +31,8 @@ _T = TypeVar("_T")
 
 FORMAT = "fastimg dataset"
 FORMAT_VERSION = 1
-SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of every shard in dataset.json
+SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
+_BETON_KEYS = SHARD_KEYS[:4]
 
 _NOTE_BYTES = 1 << 20  # of a sample's json, to name it
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -122,20 +123,23 @@ def read_description(path: Path) -> dict[str, Any]:
         if not all(type(name) is str for name in [*description["splits"], *description["classes"]]):
             raise TypeError("classes")
         for split in description["splits"].values():
-            _check_entries(split["samples"], split["shards"])
+            _check_entries(description["container"], split["samples"], split["shards"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
     return description
 
 
-def _check_entries(samples: Any, shards: Any) -> None:
+def _check_entries(container: Any, samples: Any, shards: Any) -> None:
     """Raises LookupError, TypeError or ValueError where a split is not described as it has to be."""
-    counts = [samples] + [shard[key] for shard in shards for key in ("samples", "bytes", "index_bytes")]
+    keys = {"tar": SHARD_KEYS, "beton": _BETON_KEYS}[container]
+    counts = [samples] + [shard[key] for shard in shards for key in keys if key in ("samples", "bytes", "index_bytes")]
     if not all(type(count) is int for count in counts) or samples != sum(shard["samples"] for shard in shards):
         raise ValueError(f"samples: {samples!r}")
+    if container == "beton" and len(shards) != 1:
+        raise ValueError(f"{len(shards)} files of one split")
     for shard in shards:
         if b"\0" in os.fsencode(shard["name"]) or not all(
-            _SHA256.fullmatch(shard[key]) for key in ("sha256", "index_sha256")
+            _SHA256.fullmatch(shard[key]) for key in keys if key.endswith("sha256")
         ):
             raise ValueError(f"shard {shard['name']!r}")
 
@@ -169,39 +173,48 @@ def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
     return splits[split]
 
 
-def _open_converted(path: Path, split: str) -> "TarDataset":
+def _open_converted(path: Path, split: str) -> "Dataset":
     description = read_description(path)
-    shards = _pick(path, description["splits"], split)["shards"]
+    shards, classes = _pick(path, description["splits"], split)["shards"], tuple(description["classes"])
+    if description["container"] == "beton":
+        (shard,) = shards
+        _check_size(path / shard["name"], shard["bytes"])
+        beton = BetonDataset(path / shard["name"], classes, checksum=shard["sha256"])
+        _check_count(path / shard["name"], len(beton), shard["samples"])
+        return beton
     for shard in shards:
         tar = path / shard["name"]
-        for file, size in ((tar, shard["bytes"]), (index_path(tar), shard["index_bytes"])):
-            try:
-                found = file.stat().st_size
-            except OSError:
-                found = None
-            if found != size:
-                state = (
-                    "missing"
-                    if found is None
-                    else f"{found} bytes where dataset.json says {size}: cut short or altered"
-                )
-                raise ShardError(f"{file}: {state}; copy it again, or convert again with --overwrite")
+        _check_size(tar, shard["bytes"])
+        _check_size(index_path(tar), shard["index_bytes"])
     dataset = TarDataset(
         f"{path} ({split})",
         [path / shard["name"] for shard in shards],
-        tuple(description["classes"]),
+        classes,
         cache_name=split,
         checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
     )
-    expected = [shard["samples"] for shard in shards]
     counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
-    if counts != expected:
-        at = next(i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b)
+    for shard, count in zip(shards, counts, strict=True):
+        _check_count(index_path(path / shard["name"]), count, shard["samples"])
+    return dataset
+
+
+def _check_size(file: Path, size: int) -> None:
+    try:
+        found = file.stat().st_size
+    except OSError:
+        found = None
+    if found != size:
+        state = "missing" if found is None else f"{found} bytes where dataset.json says {size}: cut short or altered"
+        raise ShardError(f"{file}: {state}; copy it again, or convert again with --overwrite")
+
+
+def _check_count(file: Path, found: int, stated: int) -> None:
+    if found != stated:
         raise ShardError(
-            f"{index_path(path / shards[at]['name'])}: {counts[at]} samples where dataset.json says {expected[at]}: "
+            f"{file}: {found} samples where dataset.json says {stated}: "
             "cut short or altered; copy it again, or convert again with --overwrite"
         )
-    return dataset
 
 
 class TarDataset:

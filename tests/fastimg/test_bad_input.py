@@ -129,7 +129,7 @@ REASONS = {
 def test_damaged_images_are_left_out_of_a_conversion(folder, commands, cli):
     names = damage(folder, "train")
     ran = cli(*commands["convert"](folder))
-    assert ran.code == 0 and "5 that cannot be decoded" in ran.out
+    assert ran.code == 0 and "5 that cannot be used" in ran.out
     assert all(f"{name}: " in ran.out and REASONS[name] in ran.out for name in names)
 
 

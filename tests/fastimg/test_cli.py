@@ -21,7 +21,7 @@ COMMANDS = {
     "eval": config.Eval,
     "predict": config.Predict,
 }
-POSITIONAL = {"src", "dst", "data", "checkpoint", "sources"}
+POSITIONAL = {"src", "dst", "more", "data", "checkpoint", "sources"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

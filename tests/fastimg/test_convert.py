@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-import fastimg.check
+import fastimg.images
 import fastimg.journal
 from fastimg.config import Convert
 from fastimg.conversion import Report, Skipped, print_report
@@ -36,7 +36,7 @@ def console():
 @pytest.fixture
 def config(image_folder, tmp_path):
     """36 images of 3 classes into shards of a few images each."""
-    return Convert(src=image_folder, dst=tmp_path / "out", shard_size="8KB", workers="2")
+    return Convert(src=image_folder, dst=tmp_path / "out", shard_size="8KB", workers="2", tile="off")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def stop_after(monkeypatch, count, error=KeyboardInterrupt):
             raise error
         return decode(*arguments)
 
-    monkeypatch.setattr(fastimg.check, "decode", decode_or_stop)
+    monkeypatch.setattr(fastimg.images, "decode", decode_or_stop)
 
 
 def test_images_are_stored_as_they_are(config, image_folder, console):
@@ -144,7 +144,7 @@ def test_training_is_shuffled_by_the_seed(config, tmp_path, console):
         convert(replace(config, seed=seed, overwrite=True), console)
         orders.append([note["path"] for note, *_ in samples(config.dst).values()])
     assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == sorted(orders[2]) != orders[0]
-    convert(replace(config, shuffle=False, overwrite=True), console)
+    convert(replace(config, no_shuffle=True, overwrite=True), console)
     assert [note["path"] for note, *_ in samples(config.dst).values()] == sorted(orders[0])
 
 
@@ -168,7 +168,7 @@ def test_manifests_keep_their_columns(kind, image_folder, tmp_path, console):
     else:
         separator = {"csv": ",", "tsv": "\t"}[kind]
         src.write_text("".join(separator.join(line) + "\n" for line in ([*rows[0]], *(r.values() for r in rows))))
-    report = convert(Convert(src=src, dst=tmp_path / "out"), console)
+    report = convert(Convert(src=src, dst=tmp_path / "out", tile="off"), console)
     assert report.splits == {"train": 4, "val": 2}
     for note, label, _, content in samples(tmp_path / "out", "val").values():
         assert note == {"path": f"images/{('blue', 'red')[label]}/002.jpg", "who": "p2"}
@@ -186,7 +186,7 @@ def test_odd_images_keep_their_bytes(image_folder, tmp_path, console):
     pixels.save(odd / "a.tiff")
     pixels.save(odd / "a.webp")
     (odd / "misnamed.jpg").write_bytes((odd / "a.webp").read_bytes())
-    report = convert(Convert(src=image_folder, dst=tmp_path / "out"), console)
+    report = convert(Convert(src=image_folder, dst=tmp_path / "out", tile="off"), console)
     assert report.images == 42 and not report.skipped
     ext = {}
     for note, _, extension, content in samples(tmp_path / "out").values():
@@ -236,11 +236,11 @@ def test_what_is_left_out_moves_nothing(config, image_folder, tmp_path, console)
 
 
 def test_a_shard_of_which_nothing_is_left_is_not_written(config, image_folder, console):
-    convert(replace(config, shuffle=False), console)
+    convert(replace(config, no_shuffle=True), console)
     for note, *_ in list(samples(config.dst).values())[:8]:
         file = image_folder / note["path"]
         file.write_bytes(bytes(file.stat().st_size))
-    report = convert(replace(config, shuffle=False, overwrite=True), console)
+    report = convert(replace(config, no_shuffle=True, overwrite=True), console)
     assert report.images == 28 and not (config.dst / "train-00000.tar").exists()
     assert len(open_dataset(config.dst)) == 28
 
@@ -472,7 +472,7 @@ def test_overwrite_of_what_did_not_finish(config, whole, console, monkeypatch):
 
 def test_a_failing_resume_keeps_what_is_there(config, image_folder, console, monkeypatch):
     (image_folder / "red" / "bad.jpg").write_bytes(b"bad")
-    config = replace(config, on_error="fail", shuffle=False)  # red is last
+    config = replace(config, on_error="fail", no_shuffle=True)  # red is last
     stop_after(monkeypatch, 20)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
@@ -561,29 +561,42 @@ def test_the_number_of_images_in_memory_is_bounded(config, console, monkeypatch)
         written.append(1)
         return add(self, stem, fields)
 
-    monkeypatch.setattr(fastimg.check, "decode", counting_decode)
+    monkeypatch.setattr(fastimg.images, "decode", counting_decode)
     monkeypatch.setattr(ShardWriter, "add", counting_add)
     convert(replace(config, workers="1"), console)
-    assert len(written) == 36 and widest <= fastimg.check.AHEAD + 1
+    assert len(written) == 36 and widest <= fastimg.images.AHEAD + 1
 
 
 def test_report(console):
     report = Report(
         dst="[out]",
+        format="tar",
         images=1200,
+        added=1200,
         classes=2,
         splits={"train": 1000, "val": 200},
         bytes_in=5_000_000,
         bytes_out=6_000_000,
         skipped=[Skipped(f"a/{i}.jpg", "the file is empty") for i in range(14)],
-        tiling={"tiled": 1100},
+        tiled=1100,
+        reencoded=0,
+        kept=100,
+        outcomes={"tiled": 1100, "kept: png": 90, "kept: bmp": 10},
         ignored=3,
         seconds=2.0,
         images_per_second=600.0,
     )
     print_report(report, console)
     shown = console.file.getvalue()
-    for text in ("[out]", "1,200 of 2 classes (train 1,000, val 200)", "600 img/s", "5.0 MB in, 6.0 MB out", "14 that"):
+    for text in (
+        "[out]",
+        "1,200 of 2 classes (train 1,000, val 200)",
+        "600 img/s",
+        "5.0 MB in, 6.0 MB out",
+        "14 that cannot be used: 14 the",
+        "1,100 JPEGs",
+        "100 as they were: 90 png, 10 bmp",
+    ):
         assert text in shown
     assert "skipped a/9.jpg: the file is empty" in shown and "a/10.jpg" not in shown and "... and 4 more" in shown
     told = json.loads(report.to_json())

@@ -1,0 +1,203 @@
+"""dataset.json: what is written there of a conversion, and what an append needs of it."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .errors import UserError, printable
+from .journal import Finished, Journal
+from .loaders.beton import BetonReader
+from .loaders.beton_fields import Field
+from .loaders.errors import DataError
+from .loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
+from .loaders.tar import index_path
+from .plan import Begun, Shard
+from .samples import Source
+from .survey import Schema
+
+_TAR_SCHEMA = {
+    "image": {"kind": "bytes", "member": "the extension of the image's own format"},
+    "cls": {"kind": "scalar", "dtype": "int64", "encoding": "ascii"},
+    "json": {"kind": "text", "encoding": "json"},
+}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A dataset, as what is appended to it has to know it."""
+
+    folder: Path
+    description: dict[str, Any]
+    sha256: str  # of dataset.json
+
+    @classmethod
+    def of(cls, description: dict[str, Any]) -> "Base":
+        """Of a description alone."""
+        return cls(Path(), description, "")
+
+    @property
+    def container(self) -> str:
+        """tar or beton."""
+        return str(self.description["container"])
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return list(self.description["classes"])
+
+    @property
+    def named(self) -> bool:
+        """Whether they are more than numbers."""
+        return bool(self.description.get("named", True))
+
+    @property
+    def files(self) -> set[str]:
+        """Names of all files of the dataset."""
+        names = {"dataset.json"}
+        for split, content in self.description["splits"].items():
+            shards = [str(shard["name"]) for shard in content["shards"]]
+            names |= {*shards, f"{split}.fidx"}
+            if self.container == "tar":
+                names |= {index_path(Path(shard)).name for shard in shards}
+        return names
+
+    @property
+    def betons(self) -> dict[str, Path]:
+        """The file of each split."""
+        return {
+            split: self.folder / shard["name"]
+            for split, content in self.description["splits"].items()
+            for shard in content["shards"]
+        }
+
+    def begun(self) -> dict[str, Begun]:
+        """Where new shards and samples go on. The parts of a .beton that is made anew are counted from its end."""
+        skipped = Counter(skipped["split"] for skipped in self.description["skipped"])
+        found = {}
+        for split, content in self.description["splits"].items():
+            numbers = [
+                int(shard["name"][len(split) + 1 : -4]) for shard in content["shards"] if self.container == "tar"
+            ]
+            found[split] = Begun(max(numbers, default=-1) + 1, content["samples"] + skipped[split])
+        return found
+
+    def holds(self, options: dict[str, Any]) -> bool:
+        """Whether samples with this listing are in it already."""
+        made = [self.description["options"], *self.description.get("appended", ())]
+        return any(other["listing"] == options["listing"] for other in made)
+
+    def accept(self, schema: Schema) -> Schema:
+        """The schema of its .beton files, where what is appended fits it. Raises UserError where it does not."""
+        for file in self.betons.values():
+            with BetonReader(file) as reader:
+                fields, page_size = reader.fields, reader.page_size
+            for name, field in schema.fields.items():
+                if fields.get(name) != field:
+                    raise UserError(
+                        f"{file}: has no field {name} ({field.kind}), which what is appended needs; --merge both "
+                        "into a new dataset"
+                    )
+            if page_size < schema.page_size:
+                raise UserError(
+                    f"{file}: a sample of what is appended does not fit in its pages of {page_size} bytes; --merge both "
+                    "into a new dataset"
+                )
+            return Schema.of(fields, page_size)
+        return schema
+
+
+def read_base(folder: Path) -> Base:
+    """The dataset to append to. Raises UserError where there is none."""
+    file = folder / "dataset.json"
+    if not file.exists():
+        raise UserError(f"{folder}: no dataset that could be appended to; leave out --append to make one")
+    return Base(folder, read_description(folder), hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def describe(
+    folder: Path,
+    source: Source,
+    plan: list[Shard],
+    journal: Journal,
+    options: dict[str, Any],
+    schema: Schema | None,
+    base: Base | None,
+) -> dict[str, Any]:
+    """dataset.json of what the journal says is there. Raises DataError where too little is left to train on."""
+    old: dict[str, Any] = base.description if base else {"splits": {}, "skipped": [], "outcomes": {}}
+    splits: dict[str, Any] = dict(old["splits"])
+    outcomes = Counter(old["outcomes"])
+    skipped = list(old["skipped"])
+    for split in sorted({shard.split for shard in plan}):
+        shards = [journal.finished[shard.split, shard.number] for shard in plan if shard.split == split]
+        counts: Counter[int] = Counter()
+        left_out = []
+        for shard in shards:
+            counts.update(shard.class_counts)
+            outcomes.update(shard.outcomes)
+            left_out += [{"split": split, "path": path, "reason": reason} for path, reason in shard.skipped]
+        skipped += left_out
+        if not base:
+            _check_counts(source, split, counts, left_out)
+        before = splits.get(split, {"samples": 0, "class_counts": [], "source_bytes": 0, "shards": []})
+        for label, count in enumerate(before["class_counts"]):
+            counts[label] += count
+        total = before["samples"] + sum(shard.samples for shard in shards)
+        splits[split] = {
+            "samples": total,
+            "class_counts": [counts[label] for label in range(len(source.classes))],
+            "source_bytes": before["source_bytes"] + sum(shard.source_bytes for shard in shards),
+            "shards": _files(folder, total, before["shards"], shards),
+        }
+    for content in splits.values():  # of splits that nothing was added to
+        content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
+    described = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "fastimg": __version__,
+        "container": "beton" if schema else "tar",
+        "schema": _schema(source, schema, old.get("schema", {})),
+        "classes": list(source.classes),
+        "named": source.named,
+        "splits": dict(sorted(splits.items())),
+        "skipped": skipped,
+        "outcomes": dict(sorted(outcomes.items())),
+        "options": old.get("options", options),
+    }
+    return described | ({"appended": [*old.get("appended", ()), options]} if base else {})
+
+
+def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
+    first = skipped[0] if skipped else None
+    example = f" ({first['path']}: {first['reason']}); repair or remove them" if first else ""
+    if not counts:
+        raise DataError(f"{source.src}: no image of the split {split} can be decoded{example}")
+    if split == "train" and not source.stored:
+        for label, name in enumerate(source.classes):
+            if not counts[label]:
+                raise DataError(f"{source.src}: no training image of class {printable(name)!r} can be decoded{example}")
+
+
+def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: list[Finished]) -> list[dict[str, Any]]:
+    """The shards of a split. A .beton is one file, and stands for all that was there before."""
+    if any(shard.part for shard in shards):
+        file = folder / shards[0].name
+        with file.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        return [{"name": file.name, "samples": samples, "bytes": file.stat().st_size, "sha256": sha256}]
+    return before + [{key: getattr(shard, key) for key in SHARD_KEYS} for shard in shards if shard.samples]
+
+
+def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[str, Any]:
+    """What every sample has, by the names in the container."""
+    if schema is None:
+        return {**_TAR_SCHEMA, **old, **{ext: {"kind": "bytes", "member": ext} for ext in source.fields}}
+    return {name: _field(field) for name, field in schema.fields.items()}
+
+
+def _field(field: Field) -> dict[str, Any]:
+    array = {"dtype": field.dtype.str, "shape": list(field.shape)} if field.dtype is not None else {}
+    return {"kind": field.kind, **array}

@@ -1,0 +1,65 @@
+"""Image files as a source: a folder with a subfolder for each class."""
+
+import os
+import stat
+from pathlib import Path
+
+from .loaders.errors import ImageError
+from .loaders.folder import list_folder
+from .samples import Entries, Entry, Original, Source, note
+
+_MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
+
+
+class FilesReader:
+    """Reads files below `root`. `listed` is the manifest that named them, None where the folder itself did."""
+
+    def __init__(self, root: Path, listed: Path | None = None) -> None:
+        self._root = root
+        self._listed = listed
+
+    def read(self, entry: Entry) -> Original:
+        """See Reader."""
+        file = self._root / entry.path
+        data = file.read_bytes()
+        if len(data) != entry.size:
+            raise ImageError("changed after the source was listed")
+        return Original(data, file.suffix[1:].lower(), note(entry.path, entry.extra), {})
+
+    def name(self, entry: Entry) -> str:
+        """Its file, after the manifest's row where there is one."""
+        return f"{self._listed}: row {entry.row}: {entry.path}" if self._listed else str(self._root / entry.path)
+
+    def problem(self, entry: Entry) -> str | None:
+        """See Reader."""
+        if entry.size >= _MAX_BYTES:
+            return "8 GiB or more: no member of a tar shard may be so large"
+        if entry.size >= 0:
+            return None
+        try:
+            regular = stat.S_ISREG(os.stat(self._root / entry.path).st_mode)
+        except OSError as error:
+            return "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+        return "appeared after the source was listed" if regular else "not a file"
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def read_folder(src: Path) -> Source:
+    """List a class folder. Raises DataError."""
+    listing = list_folder(src)
+    splits = {
+        split: Entries(Entry(path, label, file_size(src / path)) for path, label in files)
+        for split, files in listing.files.items()
+    }
+    return Source(src, "folder", listing.classes, splits, (FilesReader(src),), listing.ignored)
+
+
+def file_size(file: Path) -> int:
+    """Bytes of a regular file, -1 for anything else."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):  # ValueError: a null byte in a manifest's path
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
