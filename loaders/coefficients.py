@@ -15,6 +15,7 @@ from .huffman import (
     OK,
     PAD,
     RANGE,
+    Bits,
     Ints,
     Words,
     lookup,
@@ -31,7 +32,7 @@ _MOST_SCANS = 200  # an honest progression has about ten
 _NO_TABLE: Table = (bytes(16), b"")
 
 
-def scan_words(data: npt.NDArray[np.uint8], at: int, intervals: int) -> tuple[Words, Ints, int]:
+def scan_bits(data: npt.NDArray[np.uint8], at: int, intervals: int) -> tuple[Bits, Ints, int]:
     """A scan's bits, where its restart intervals begin (and the last ends) in bytes, and where the next marker is.
 
     Raises Untileable where there are not exactly `intervals`.
@@ -44,8 +45,7 @@ def scan_words(data: npt.NDArray[np.uint8], at: int, intervals: int) -> tuple[Wo
     found, end = unstuff(data, at, clean, bounds)
     if found != intervals:
         raise Untileable(Reason.DAMAGED)
-    used = (int(bounds[-1]) + PAD) // 8 * 8
-    return clean[:used].view(">u8").astype(np.uint64), bounds, end
+    return clean[: (int(bounds[-1]) + PAD) // 8 * 8], bounds, end
 
 
 def planes(data: npt.NDArray[np.uint8], parser: Parser, max_pixels: int) -> list[Plane]:
@@ -65,7 +65,8 @@ def planes(data: npt.NDArray[np.uint8], parser: Parser, max_pixels: int) -> list
         _progress(frame, scan, state)
         columns, rows = frame.mcus if len(scan.components) > 1 else frame.blocks(scan.components[0])
         interval = scan.interval or columns * rows
-        words, bounds, end = scan_words(data, scan.begin, -(-columns * rows // interval))
+        bits, bounds, end = scan_bits(data, scan.begin, -(-columns * rows // interval))
+        words = bits.view(">u8").astype(np.uint64)
         status = _decode(frame, scan, found, words, bounds, interval, columns, rows)
         if status != OK:
             raise Untileable(Reason.RANGE if status == RANGE else Reason.DAMAGED)

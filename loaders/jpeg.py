@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
@@ -73,8 +74,7 @@ class Segment(NamedTuple):
 Table = tuple[bytes, bytes]  # codes of length 1 to 16: how many; the symbols in the order of their codes
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """SOF: size and components."""
 
     marker: int
@@ -115,8 +115,7 @@ class Frame:
         return [i for i, c in enumerate(self.components) for _ in range(c.h * c.v)]
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(NamedTuple):
     """SOS, and the state of tables and restarts that holds for it."""
 
     components: tuple[int, ...]  # indices into the frame's
@@ -192,7 +191,7 @@ class Parser:
         if marker in _CODING:
             raise Untileable(Reason[_CODING[marker]])
         if marker == DHT:
-            self._tables.update(split_tables(body))
+            self._tables.update(_split_tables(body))
         elif marker == DRI:
             if len(body) != 2:
                 raise Untileable(Reason.DAMAGED)
@@ -284,6 +283,11 @@ def _frame(marker: int, body: bytes) -> Frame:
 
 def split_tables(body: bytes) -> dict[tuple[int, int], Table]:
     """The Huffman tables of a DHT segment by (class, id); class 0 is DC. Raises Untileable."""
+    return dict(_split_tables(body))
+
+
+@lru_cache(maxsize=256)  # encoders use the same tables over and over
+def _split_tables(body: bytes) -> tuple[tuple[tuple[int, int], Table], ...]:
     tables: dict[tuple[int, int], Table] = {}
     at = 0
     while at < len(body):
@@ -299,7 +303,7 @@ def split_tables(body: bytes) -> dict[tuple[int, int], Table]:
             raise Untileable(Reason.DAMAGED)
         tables[kind, number] = (counts, symbols)
         at += 17 + total
-    return tables
+    return tuple(tables.items())
 
 
 def _quantisers(body: bytes) -> Iterator[int]:

@@ -6,16 +6,15 @@ import numpy as np
 
 from .coefficients import Plane
 from .compiled import compiled, int64, uint64
-from .huffman import OK, RANGE, Ints, Words
+from .huffman import OK, RANGE, Coded
 from .jpeg import Frame, Reason, Table, Untileable
 from .restarts import category, optimal_table
 
 
-def recode(found: list[Plane], frame: Frame) -> tuple[Words, Any, Ints, Any, list[Table]]:
+def recode(found: list[Plane], frame: Frame) -> tuple[Coded, list[Table]]:
     """The coefficients as an interleaved scan: its AC bits under two best tables (first component, all others).
 
-    Returns the words, and per block in the scan's order the DC value, where its AC bits begin and how many they are;
-    then the tables. Raises Untileable for coefficients that baseline cannot code.
+    Raises Untileable for coefficients that baseline cannot code.
     """
     blocks = _interleaved(found, frame)
     tables = np.minimum(np.array(frame.owners), 1)
@@ -28,10 +27,10 @@ def recode(found: list[Plane], frame: Frame) -> tuple[Words, Any, Ints, Any, lis
         table, codes[i], sizes[i] = optimal_table(counts[i])
         best.append(table)
     total = int((counts * (sizes + (np.arange(256) & 15))).sum())
-    words = np.zeros(total // 64 + 3, np.uint64)
+    words = np.zeros(total // 64 + 4, np.uint64)
     begins, lengths = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.int32)
     _write_ac(blocks, tables, codes, sizes, words, begins, lengths)
-    return words, blocks[:, 0].astype(np.int32), begins, lengths, best
+    return Coded(words.astype(">u8").view(np.uint8), blocks[:, 0].astype(np.int32), begins, lengths, total), best
 
 
 def _interleaved(found: list[Plane], frame: Frame) -> Plane:

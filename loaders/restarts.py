@@ -4,9 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from .compiled import compiled, int64, uint32, uint64
-from .huffman import OK, RANGE, Ints, window
+from .compiled import compiled, int64, uint64
+from .huffman import OK, RANGE, Ints, load
 from .jpeg import Table
+
+_ALL = uint64(0xFFFFFFFFFFFFFFFF)
+
+# The category of the difference of two DC values, each -2048 to 2047, by the difference + 4096.
+_CATEGORIES = np.array([abs(i - 4096).bit_length() for i in range(8193)], np.uint8)
 
 
 @compiled
@@ -23,18 +28,18 @@ def category(value: int) -> int:
 def count_dc(dc: Any, owners: Any, tables: Any, interval: int, counts: Any) -> int:
     """Add to `counts` [table, category] the DC differences under restarts every `interval` MCUs."""
     previous = np.zeros(4, np.int64)
-    per_mcu = owners.size
-    for mcu in range(dc.size // per_mcu):
-        if mcu % interval == 0:
+    per_mcu, block, left = owners.size, 0, 0
+    for _ in range(dc.size // per_mcu):
+        if left == 0:
+            left = interval
             previous[:] = 0
+        left -= 1
         for j in range(per_mcu):
-            value, owner = int64(dc[mcu * per_mcu + j]), owners[j]
-            size = category(value - previous[owner])
-            if size > 11:
-                return RANGE
+            value, owner = int64(dc[block]), owners[j]
+            counts[tables[owner], _CATEGORIES[value - previous[owner] + 4096]] += 1
             previous[owner] = value
-            counts[tables[owner], size] += 1
-    return OK
+            block += 1
+    return OK if not counts[:, 12:].any() else RANGE
 
 
 @compiled
@@ -97,22 +102,32 @@ def code_lengths(counts: Any, lengths: Any) -> None:
 
 def optimal_table(counts: Ints) -> tuple[Table, Ints, Ints]:
     """The best table for symbols that occur `counts` times; the code and the code length of each symbol."""
-    lengths = np.zeros(len(counts), np.int64)
+    codes, lengths = np.zeros(counts.size, np.int64), np.zeros(counts.size, np.int64)
+    table = np.zeros(16 + counts.size, np.uint8)
+    used = canonical(counts, codes, lengths, table)
+    return (table[:16].tobytes(), table[16 : 16 + used].tobytes()), codes, lengths
+
+
+@compiled
+def canonical(counts: Any, codes: Any, lengths: Any, table: Any) -> Any:
+    """Fill in codes, their lengths, and `table`: how many are 1 to 16 bits long, then the symbols. How many it has."""
     code_lengths(counts, lengths)
-    codes = np.zeros(len(counts), np.int64)
-    order = sorted(np.flatnonzero(lengths).tolist(), key=lambda s: (lengths[s], s))
-    code, length = 0, 0
-    for value in order:
-        code <<= int(lengths[value]) - length
-        length = int(lengths[value])
-        codes[value] = code
-        code += 1
-    return (bytes(np.bincount(lengths, minlength=17)[1:17].tolist()), bytes(order)), codes, lengths
+    code, used = 0, 0
+    for length in range(1, 17):
+        for value in range(counts.size):
+            if lengths[value] == length:
+                codes[value] = code
+                code += 1
+                table[length - 1] += 1
+                table[16 + used] = value
+                used += 1
+        code <<= 1
+    return used
 
 
 @compiled
 def emit(
-    words: Any,
+    data: Any,
     dc: Any,
     begins: Any,
     lengths: Any,
@@ -121,75 +136,85 @@ def emit(
     codes: Any,
     sizes: Any,
     interval: int,
+    scratch: Any,
     out: Any,
-) -> int:
+) -> Any:
     """Write the scan with a restart every `interval` MCUs; `codes` and `sizes` [table, category] code the DC.
 
+    A tile is put together in `scratch`, then copied with stuffing; either has 16 bytes more than what it will hold.
     Returns the number of bytes, stuffing and restart markers included.
     """
     previous = np.zeros(4, np.int64)
-    per_mcu, at, tile = owners.size, 0, 0
-    held, pending = uint64(0), 0  # bits not yet written: fewer than 32
+    per_mcu, block, stuffed = owners.size, 0, uint64(0)
     mcus = dc.size // per_mcu
-    for mcu in range(mcus):
-        for j in range(per_mcu):
-            block, owner = mcu * per_mcu + j, owners[j]
-            difference = int64(dc[block]) - previous[owner]
-            previous[owner] = dc[block]
-            size = category(difference)
-            value = difference if difference >= 0 else difference + (1 << size) - 1
-            count = sizes[tables[owner], size] + size  # at most 27
-            held = held << uint64(count) | uint64(codes[tables[owner], size] << size | value)
-            pending += count
-            if pending >= 32:
-                pending -= 32
-                at = _put(out, at, held >> uint64(pending))
-            position, left = begins[block], int64(lengths[block])
-            while left > 0:
-                count = min(left, 32)
-                held = held << uint64(count) | window(words, position) >> uint64(64 - count)
-                position += count
-                left -= count
+    for tile, first in enumerate(range(0, mcus, interval)):
+        previous[:] = 0
+        held, pending, at = uint64(0), uint64(0), uint64(0)  # bits not yet written, the first one highest: fewer than 8
+        for _ in range(first, min(first + interval, mcus)):
+            for j in range(per_mcu):
+                owner = owners[j]
+                value = int64(dc[block])
+                difference = value - previous[owner]
+                previous[owner] = value
+                size = int64(_CATEGORIES[difference + 4096])
+                low = (difference + (difference >> 63)) & ((1 << size) - 1)
+                count = uint64(sizes[tables[owner], size] + size)  # at most 27
+                held |= uint64(codes[tables[owner], size] << size | low) << (uint64(64) - count) >> pending
                 pending += count
-                if pending >= 32:
-                    pending -= 32
-                    at = _put(out, at, held >> uint64(pending))
-        if (mcu + 1) % interval == 0 or mcu + 1 == mcus:
-            ones = -pending & 7
-            held = held << uint64(ones) | uint64((1 << ones) - 1)
-            pending += ones
-            while pending:
-                pending -= 8
-                byte = held >> uint64(pending) & uint64(255)
-                out[at] = byte
-                at += 1
-                if byte == 255:
-                    out[at] = 0
-                    at += 1
-            if mcu + 1 < mcus:
-                out[at], out[at + 1] = 255, 0xD0 | tile & 7
-                at += 2
-            tile += 1
-            previous[:] = 0
-    return at
+                store(scratch, at, held)
+                at += pending >> uint64(3)
+                held <<= pending & uint64(56)
+                pending &= uint64(7)
+                position, left = uint64(begins[block]), uint64(lengths[block])
+                while left > uint64(56):
+                    held |= load(data, position >> uint64(3)) << (position & uint64(7)) >> pending
+                    store(scratch, at, held)
+                    at += uint64(7)
+                    held = held << uint64(56) & ~(_ALL >> pending)
+                    position += uint64(56)
+                    left -= uint64(56)
+                held |= load(data, position >> uint64(3)) << (position & uint64(7)) >> pending
+                store(scratch, at, held)
+                pending += left
+                at += pending >> uint64(3)
+                held <<= pending & uint64(56)
+                pending &= uint64(7)
+                held &= ~(_ALL >> pending)
+                block += 1
+        if pending:
+            scratch[at] = (held | _ALL >> pending) >> uint64(56)
+            at += uint64(1)
+        stuffed = stuff(scratch, at, out, stuffed)
+        if first + interval < mcus:
+            out[stuffed], out[stuffed + uint64(1)] = 255, 0xD0 | tile & 7
+            stuffed += uint64(2)
+    return int64(stuffed)
 
 
 @compiled
-def _put(out: Any, at: int, bits: Any) -> int:
-    """Write the low 32 bits, stuffed."""
-    word = uint32(bits & uint64(0xFFFFFFFF))
-    inverse = ~word
-    if (inverse - uint32(0x01010101)) & word & uint32(0x80808080) == 0:  # no byte is 255
-        out[at] = word >> uint32(24)
-        out[at + 1] = word >> uint32(16) & uint32(255)
-        out[at + 2] = word >> uint32(8) & uint32(255)
-        out[at + 3] = word & uint32(255)
-        return at + 4
-    for shift in (24, 16, 8, 0):
-        byte = word >> uint32(shift) & uint32(255)
-        out[at] = byte
-        at += 1
-        if byte == 255:
-            out[at] = 0
-            at += 1
+def store(out: Any, at: Any, word: Any) -> None:
+    """Write 64 bits to the bytes from `at` on, an unsigned number."""
+    for i in range(8):  # becomes one store
+        out[at + uint64(i)] = word >> uint64(56 - 8 * i) & uint64(255)
+
+
+@compiled
+def stuff(source: Any, size: Any, out: Any, at: Any) -> Any:
+    """Copy the first `size` bytes of `source` to `out[at]`, each 255 with a 0 behind it; where they end."""
+    done = uint64(0)
+    while done < size:
+        word = load(source, done)
+        count = min(uint64(8), size - done)
+        if (~word - uint64(0x0101010101010101)) & word & uint64(0x8080808080808080) == uint64(0):  # no byte is 255
+            store(out, at, word)
+            at += count
+        else:
+            for i in range(count):
+                byte = source[done + uint64(i)]
+                out[at] = byte
+                at += uint64(1)
+                if byte == 255:
+                    out[at] = 0
+                    at += uint64(1)
+        done += count
     return at

@@ -6,14 +6,15 @@ the original's pixels.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .coefficients import planes, scan_words
+from .coefficients import planes, scan_bits
 from .decode import MAX_PIXELS
-from .huffman import OK, RANGE, Ints, Words, lookups, walk
+from .huffman import OK, RANGE, Coded, lookups, walk
 from .jpeg import (
     BASELINE,
     DHT,
@@ -51,16 +52,6 @@ class Tiled:
     kept: Reason | None = None  # why `jpeg` is the file as it was; None where it was rewritten
     left_out: int = 0  # bytes behind EOI that a rewritten file no longer has
     recoded: bool = False  # it had several scans (a progressive JPEG, say) and has one now
-
-
-@dataclass(frozen=True, slots=True)
-class _Coded:
-    """The blocks of an interleaved sequential scan, in its order."""
-
-    words: Words
-    dc: npt.NDArray[np.int32]
-    begins: Ints  # bit in `words` where a block's AC bits begin
-    lengths: npt.NDArray[np.int32]  # how many they are
 
 
 def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: int = MAX_PIXELS) -> Tiled:
@@ -110,8 +101,7 @@ def _recoded(data: bytes, array: npt.NDArray[np.uint8], width_px: int, max_pixel
     assert frame is not None
     if len(frame.owners) > 10:
         raise Untileable(Reason.UNUSUAL)
-    words, dc, begins, lengths, tables = recode(found, frame)
-    coded = _Coded(words, dc, begins, lengths)
+    coded, tables = recode(found, frame)
     numbers = tuple(min(i, 1) for i in range(len(frame.components)))
     selectors = b"".join(bytes((c.id, n << 4 | n)) for c, n in zip(frame.components, numbers, strict=True))
     body = bytes((len(frame.components),)) + selectors + bytes((0, 63, 0))
@@ -120,38 +110,43 @@ def _recoded(data: bytes, array: npt.NDArray[np.uint8], width_px: int, max_pixel
     return Tiled(out, left_out=len(data) - parser.end, recoded=True)
 
 
-def _walked(array: npt.NDArray[np.uint8], frame: Frame, scan: Scan) -> tuple[_Coded, int]:
+def _walked(array: npt.NDArray[np.uint8], frame: Frame, scan: Scan) -> tuple[Coded, int]:
     """The blocks of the one scan, and where its data ends."""
     if (scan.first, scan.last, scan.high, scan.low) != (0, 63, 0, 0):
         raise Untileable(Reason.UNUSUAL)
     columns, rows = frame.mcus
     owners = np.array(frame.owners)
-    blocks = columns * rows * len(owners)
+    blocks = columns * rows * owners.size
     if blocks > 4 * (array.size - scan.begin):  # a block takes two bits at least: bounds what is allocated
         raise Untileable(Reason.DAMAGED)
     interval = scan.interval or columns * rows
-    words, bounds, end = scan_words(array, scan.begin, -(-columns * rows // interval))
+    bits, bounds, end = scan_bits(array, scan.begin, -(-columns * rows // interval))
     try:
-        dc_rows = lookups([scan.tables[0, t] for t in scan.dc])
-        ac_rows = lookups([scan.tables[1, t] for t in scan.ac])
+        tables = lookups(tuple([scan.tables[0, t] for t in scan.dc]), tuple([scan.tables[1, t] for t in scan.ac]))
     except KeyError as error:
         raise Untileable(Reason.UNUSUAL) from error
-    coded = _Coded(words, np.empty(blocks, np.int32), np.empty(blocks, np.int64), np.empty(blocks, np.int32))
-    _check(walk(words, bounds, interval, owners, dc_rows, ac_rows, coded.dc, coded.begins, coded.lengths))
-    return coded, end
+    dc, begins, lengths = np.empty(blocks, np.int32), np.empty(blocks, np.int64), np.empty(blocks, np.int32)
+    status, total = walk(bits, bounds, interval, owners, *tables, dc, begins, lengths)
+    _check(status)
+    return Coded(bits, dc, begins, lengths, total), end
 
 
-def _interval(frame: Frame, coded: _Coded, width_px: int) -> int:
+def _interval(frame: Frame, coded: Coded, width_px: int) -> int:
     """MCUs per tile. It depends only on what tiling does not change: tiling twice is tiling once."""
     columns, rows = frame.mcus
-    divisors = [k for k in range(1, columns + 1) if columns % k == 0]
-    fitting = max([k for k in divisors if k * frame.mcu_size[0] <= width_px], default=1)
+    divisors, across = _divisors(columns), frame.mcu_size[0]
+    fitting = max([k for k in divisors if k * across <= width_px], default=1)
     restart = 2.5 + 0.5 * len(frame.components)  # bytes: marker, padding, a DC value in place of a difference
-    per_mcu = (int(coded.lengths.sum()) / 8 + 0.6 * coded.lengths.size) / (columns * rows)
+    per_mcu = (coded.total / 8 + 0.6 * coded.lengths.size) / (columns * rows)
     for k in divisors:
         if k >= fitting and restart <= MAX_COST * k * per_mcu:
             return k
     raise Untileable(Reason.COSTLY)
+
+
+@lru_cache(maxsize=4096)
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
 
 
 def _written(
@@ -160,16 +155,16 @@ def _written(
     scan_body: bytes,
     ac: dict[tuple[int, int], Table],
     dc_numbers: tuple[int, ...],
-    coded: _Coded,
+    coded: Coded,
     interval: int,
 ) -> bytes:
     """The file: its segments, tables, and the scan with restarts."""
     owners = np.array(frame.owners)
     tables = np.array(dc_numbers)  # of each component
-    counts = np.zeros((4, 12), np.int64)
+    counts = np.zeros((4, 13), np.int64)
     _check(count_dc(coded.dc, owners, tables, interval, counts))
-    codes, sizes = np.zeros((4, 12), np.int64), np.zeros((4, 12), np.int64)
-    dht = b"".join(table_body(*key, table) for key, table in sorted(ac.items()))
+    codes, sizes = np.zeros((4, 13), np.int64), np.zeros((4, 13), np.int64)
+    dht = b"".join([table_body(*key, table) for key, table in sorted(ac.items())])
     for number in sorted(set(dc_numbers)):
         table, codes[number], sizes[number] = optimal_table(counts[number])
         dht += table_body(0, number, table)
@@ -177,20 +172,23 @@ def _written(
     if marker == PROGRESSIVE:  # baseline has quantisation tables of 8 bits only
         wide = any(s.marker == DQT and any(b >> 4 for b in _table_heads(s.body)) for s in parser.head)
         marker = EXTENDED if wide else BASELINE
-    head = b"".join(Segment(marker, s.body).encoded() if s.marker == frame.marker else s.encoded() for s in parser.head)
-    head = bytes((0xFF, SOI)) + head
-    head += b"".join(Segment(*s).encoded() for s in ((DHT, dht), (DRI, interval.to_bytes(2, "big")), (SOS, scan_body)))
-    tail = b"".join(s.encoded() for s in parser.tail) + bytes((0xFF, EOI))
+    parts = [bytes((0xFF, SOI))]
+    parts += [Segment(marker, s.body).encoded() if s.marker == frame.marker else s.encoded() for s in parser.head]
+    parts += [Segment(*s).encoded() for s in ((DHT, dht), (DRI, interval.to_bytes(2, "big")), (SOS, scan_body))]
+    head = b"".join(parts)
+    tail = b"".join([s.encoded() for s in parser.tail]) + bytes((0xFF, EOI))
     restarts = coded.dc.size // owners.size // interval
-    bits = int(coded.lengths.sum()) + int((counts * (sizes + np.arange(12))).sum())
-    out = np.empty(len(head) + 2 * (bits // 8 + 1) + 4 * restarts + len(tail) + 16, np.uint8)
-    size = emit(
-        coded.words, coded.dc, coded.begins, coded.lengths, owners, tables, codes, sizes, interval, out[len(head) :]
-    )
-    stop = len(head) + int(size)
+    size = (coded.total + int((counts * (sizes + _CATEGORIES)).sum())) // 8 + restarts + 16
+    out = np.empty(len(head) + 2 * size + 2 * restarts + len(tail), np.uint8)
+    scratch = np.empty(size, np.uint8)
+    found = emit(*coded[:4], owners, tables, codes, sizes, interval, scratch, out[len(head) :])
+    stop = len(head) + found
     out[: len(head)] = np.frombuffer(head, np.uint8)
     out[stop : stop + len(tail)] = np.frombuffer(tail, np.uint8)
     return out[: stop + len(tail)].tobytes()
+
+
+_CATEGORIES = np.arange(13)
 
 
 def _table_heads(dqt: bytes) -> list[int]:

@@ -50,8 +50,7 @@ def four_by_two(width, height, seed):
     columns, down = parser.frame.mcus
     luma = np.ascontiguousarray(coefficients[0].reshape(down, -1, 64).reshape(down * 2, -1, 64))
     chroma = [np.ascontiguousarray(c[:, :columns]) for c in coefficients[1:]]
-    words, dc, begins, lengths, ac = tiles.recode([luma, *chroma], parser.frame)
-    coded = tiles._Coded(words, dc, begins, lengths)
+    coded, ac = tiles.recode([luma, *chroma], parser.frame)
     tables = {(1, i): t for i, t in enumerate(ac)}
     return tiles._written(parser, parser.frame, scan.body, tables, scan.dc, coded, columns * down)
 

@@ -1,5 +1,6 @@
 """Tiled JPEGs: the original's coefficients and pixels, judged by Pillow and simplejpeg (libjpeg-turbo both)."""
 
+import hashlib
 import io
 import os
 import subprocess
@@ -12,7 +13,7 @@ from PIL import Image
 
 from fastimg.loaders import tiles
 from fastimg.loaders.coefficients import planes
-from fastimg.loaders.jpeg import Frame, Parser, split_tables
+from fastimg.loaders.jpeg import Frame, Parser, Segment, _frame, split_tables
 from fastimg.loaders.recode import recode
 from fastimg.loaders.restarts import optimal_table
 from fastimg.loaders.tiles import Reason, row_index, tile
@@ -106,8 +107,7 @@ def fourtwo(width=150, height=70):
     rng = np.random.default_rng(0)
     shapes = [(rows * c.v, columns * c.h, 64) for c in parser.frame.components]
     blocks = [rng.integers(-9, 10, s) * (rng.random(s) < 0.15) * (np.arange(64) < 20) for s in shapes]
-    words, dc, begins, lengths, ac = recode([b.astype(np.int16) for b in blocks], parser.frame)
-    coded = tiles._Coded(words, dc, begins, lengths)
+    coded, ac = recode([b.astype(np.int16) for b in blocks], parser.frame)
     parser.end = 0
     return tiles._written(
         parser, parser.frame, scan.body, {(1, i): t for i, t in enumerate(ac)}, scan.dc, coded, columns * rows
@@ -235,8 +235,7 @@ def test_non_interleaved_scans():
     out = b"".join(s.encoded() for s in parser.head)
     for i, plane in enumerate(found):
         gray = Frame(0xC0, plane.shape[1] * 8, plane.shape[0] * 8, parser.frame.components[i : i + 1])
-        words, dc, begins, lengths, ac = recode([np.ascontiguousarray(plane)], gray)
-        coded = tiles._Coded(words, dc, begins, lengths)
+        coded, ac = recode([np.ascontiguousarray(plane)], gray)
         body = bytes((1, parser.frame.components[i].id, 0, 0, 63, 0))
         inner = Parser(memoryview(b""), frame=gray)
         whole = tiles._written(inner, gray, body, {(1, 0): ac[0]}, (0,), coded, plane.shape[0] * plane.shape[1])
@@ -286,6 +285,59 @@ def test_tables_are_legal():
         assert split_tables(bytes((0x10,)) + table[0] + table[1])[1, 0] == table
         texts = [f"{c:0{n}b}" for c, n in zip(codes, lengths, strict=True) if n]
         assert not any(a != b and b.startswith(a) for a in texts for b in texts)
+
+
+def of_integers(width, height, factors, interval):
+    """A JPEG of noise that depends on no library: coefficients by a hash, luma of `factors` over 1 x 1 chroma."""
+    sampling = [factors] + [0x11] * 2 * (factors > 0)
+    body = bytes((8, height >> 8, height & 255, width >> 8, width & 255, len(sampling)))
+    body += b"".join(bytes((i + 1, factor or 0x11, 0)) for i, factor in enumerate(sampling))
+    head = [Segment(0xDB, bytes(65 - i if i else 0 for i in range(65))), Segment(0xC0, body)]
+    parser = Parser(memoryview(b""), frame=_frame(0xC0, body), head=head)
+    columns, rows = parser.frame.mcus
+    found = []
+    for i, c in enumerate(parser.frame.components):
+        shape = (rows, columns, 64) if not factors else (rows * c.v, columns * c.h, 64)
+        n = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape) + np.uint64(i << 24)
+        hashed = (n ^ n >> np.uint64(7)) * np.uint64(0x9E3779B97F4A7C15)
+        hashed ^= hashed >> np.uint64(29)
+        hashed *= np.uint64(0xBF58476D1CE4E5B9)
+        size = (hashed >> np.uint64(40)) % (11 - np.minimum(np.arange(64), 42) // 4).astype(np.uint64)
+        size *= (hashed >> np.uint64(50)) % np.uint64(3) == 0
+        values = ((hashed >> np.uint64(20)) & ((np.uint64(1) << size) - np.uint64(1))).astype(np.int64)
+        values = np.where(hashed >> np.uint64(63) == 1, -values, values)
+        values[..., 1:] //= 2
+        found.append(values.astype(np.int16))
+    coded, ac = recode(found, parser.frame)
+    numbers = tuple(min(i, 1) for i in range(len(found)))
+    scan = bytes((len(found),)) + b"".join(bytes((i + 1, 0x11 * t)) for i, t in enumerate(numbers)) + b"\0\x3f\0"
+    tables = {(1, i): table for i, table in enumerate(ac)}
+    return tiles._written(parser, parser.frame, scan, tables, numbers, coded, interval or columns * rows)
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        (0x00, "a2793b4ea26781c98902399947acec4c"),
+        (0x11, "db18cf0dfcdf6b4df949099c7ae9a9b0"),
+        (0x21, "db60314fbfa940b85828031f5cd37fc0"),
+        (0x22, "1f59ec91f122153b57ee28bc23318b09"),
+        (0x12, "de920ae9acd881399198650ba4aa81c4"),
+        (0x41, "6402a97b360cbb6e9578cf636e2a03f7"),
+    ],
+)
+def test_the_bytes_never_change(factors, expected):
+    """Whoever made shards once gets the same ones again."""
+    digest = hashlib.sha256()
+    for size, interval in (((203, 77), 0), ((640, 33), 3), ((17, 5), 1)):
+        data = of_integers(*size, factors, interval)
+        strict = simplejpeg.decode_jpeg(data, "RGB", strict=True)
+        for width_px in (16, 32, 64):
+            made = tile(data, width_px)
+            assert made.kept in (None, Reason.TILED)
+            np.testing.assert_array_equal(simplejpeg.decode_jpeg(made.jpeg, "RGB", strict=True), strict)
+            digest.update(made.jpeg)
+    assert digest.hexdigest()[:32] == expected
 
 
 PROGRAM = """
