@@ -76,10 +76,16 @@ def entries(file: int) -> Iterator[Entry]:
         if kind in "xgXLK":
             if stated > _MAX_NAMES:
                 raise ValueError(f"the extended header at byte {at} is of {stated} bytes")
-            data = os.pread(file, stated, begin)
+            data = os.pread(file, _padded(stated), begin)
             at = begin + _padded(stated)
+            if data[stated:].strip(b"\0"):
+                raise ValueError(f"the extended header before byte {at} is longer than it states")
+            data = data[:stated]
             if kind in "LK":
-                found = {"path" if kind == "L" else "linkpath": data.split(b"\0")[0]}
+                name = data.rstrip(b"\0")
+                if not name or b"\0" in name:
+                    raise ValueError(f"the long name before byte {at} is none")
+                found = {"path" if kind == "L" else "linkpath": name}
             else:
                 found = _records(data, at)
             if kind == "g":
@@ -91,16 +97,16 @@ def entries(file: int) -> Iterator[Entry]:
             continue
         told = everyones | ours
         size = _decimal(told["size"], at) if told.get("size") else stated
-        name, link = _text(told.get("path") or _name(header)), _text(told.get("linkpath") or _field(header, 157, 257))
-        kind = FOLDER if kind == "\0" and name.endswith("/") else _FILES.get(kind, kind)
+        path, link = _text(told.get("path") or _name(header)), _text(told.get("linkpath") or _field(header, 157, 257))
+        kind = FOLDER if kind == "\0" and path.endswith("/") else _FILES.get(kind, kind)
         if kind in _NO_DATA:
             size = 0
         if begin + size > total:
-            raise ValueError(f"it is cut short: {name} ends beyond it")
+            raise ValueError(f"it is cut short: {path} ends beyond it")
         if size != stated and kind == FILE:  # `read` compares what is right before the data
-            raise ValueError(f"{name} has a size of {stated} bytes in its header and of {size} in its extended header")
+            raise ValueError(f"{path} has a size of {stated} bytes in its header and of {size} in its extended header")
         sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in told)
-        yield Entry(name, kind, begin, size, link, sparse)
+        yield Entry(path, kind, begin, size, link, sparse)
         at, ours = begin + _padded(size), {}
     if ours:
         raise ValueError(f"it ends after an extended header at byte {at}")

@@ -346,6 +346,18 @@ def test_a_header_that_is_missing_behind_its_extension(tmp_path, kind):
     tar.write_bytes(whole[:1024] + bytes(1024))
     with pytest.raises(ShardError, match="ends after an extended header"):
         scan(tar)
+    tar.write_bytes(whole[:1023] + b"x" + whole[1024:])
+    with pytest.raises(ShardError, match="the extended header before byte 1024 is longer than it states"):
+        scan(tar)
+
+
+@pytest.mark.parametrize("name", [b"", b"a\0b.jpg\0"])
+def test_a_long_name_that_is_none(tmp_path, name):
+    tar = foreign_tar(tmp_path / "a.tar", {f"{'x' * 200}/0.jpg": b""}, tarfile.GNU_FORMAT)
+    whole = tar.read_bytes()
+    tar.write_bytes(whole[:512] + name.ljust(512, b"\0") + whole[1024:])
+    with pytest.raises(ShardError, match="the long name before byte 1024 is none"):
+        scan(tar)
 
 
 def test_a_tar_without_its_end_or_with_another_behind_it(shard):
