@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .coefficients import planes, scan_bits
+from .coefficients import Plane, planes, scan_bits
 from .decode import MAX_PIXELS
 from .huffman import OK, RANGE, Coded, lookups, walk
 from .jpeg import (
@@ -99,6 +99,15 @@ def _recoded(data: bytes, array: npt.NDArray[np.uint8], width_px: int, max_pixel
     found = planes(array, parser, max_pixels)
     frame = parser.frame
     assert frame is not None
+    out = interleaved(parser, frame, found, width_px)
+    return Tiled(out, left_out=len(data) - parser.end, recoded=True)
+
+
+def interleaved(parser: Parser, frame: Frame, found: list[Plane], width_px: int, costly: bool = False) -> bytes:
+    """The file that `parser` read, with the coefficients `found` as one tiled scan; `costly` ones have tiles of a row.
+
+    Raises Untileable.
+    """
     if len(frame.owners) > 10:
         raise Untileable(Reason.UNUSUAL)
     coded, tables = recode(found, frame)
@@ -106,8 +115,13 @@ def _recoded(data: bytes, array: npt.NDArray[np.uint8], width_px: int, max_pixel
     selectors = b"".join(bytes((c.id, n << 4 | n)) for c, n in zip(frame.components, numbers, strict=True))
     body = bytes((len(frame.components),)) + selectors + bytes((0, 63, 0))
     ac = {(1, i): table for i, table in enumerate(tables)}
-    out = _written(parser, frame, body, ac, numbers, coded, _interval(frame, coded, width_px))
-    return Tiled(out, left_out=len(data) - parser.end, recoded=True)
+    try:
+        interval = _interval(frame, coded, width_px)
+    except Untileable:
+        if not costly:
+            raise
+        interval = frame.mcus[0]
+    return _written(parser, frame, body, ac, numbers, coded, interval)
 
 
 def _walked(array: npt.NDArray[np.uint8], frame: Frame, scan: Scan) -> tuple[Coded, int]:
