@@ -192,6 +192,7 @@ def _check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> No
         return
     told = {
         "listing": "the source (its paths, labels or sizes)",
+        "classes": "the classes",
         "fastimg": "the version of fastimg",
         "source": "the kind of source",
         "base": "the dataset that is appended to",

@@ -1,5 +1,6 @@
 """What a `fastimg convert` command line asks for: its flags checked against each other, and as values."""
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ class Request:
             "format": treatment.pop("container"),
             "source": source.kind,
             "listing": source.fingerprint(),
+            "classes": hashlib.sha256("\0".join(source.classes).encode("utf-8", "surrogateescape")).hexdigest(),
             "shard_size": self.shard_size,
             "val_fraction": self.flags.val_fraction,
             "shuffle": self.shuffles(source),

@@ -294,7 +294,7 @@ class BetonReader:
             known = {"json": known}
         absent = known.pop(ABSENT, ())
         if text is None or absent or "path" not in known:
-            text = json.dumps({"path": entry.path} | known).encode()
+            text = json.dumps(known if "path" in known else {"path": entry.path} | known).encode()
         fields = {ext: self._field(name, index) for ext, name in self.fields.items() if ext not in absent}
         if self._original and (data := reader.raw(self._original, index)):
             return Original(data, "", text, fields)

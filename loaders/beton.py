@@ -366,7 +366,8 @@ class BetonReader:
         size = os.fstat(self._file).st_size
         end = int(self._records(HEADER, 1, 0, size, "header")[0]["table_ptr"])
         table = self._records(REGION, (size - end) // REGION.itemsize, end, size, "allocation table").copy()
-        metadata = self.metadata.copy()
+        # By bytes: a copy of records leaves what lies between their fields to chance.
+        metadata = np.frombuffer(bytearray(self.metadata.view(np.uint8)), self.metadata.dtype)
         head = HEADER.itemsize + len(self.fields) * DESCRIPTOR.itemsize + metadata.nbytes
         start = np.uint64(-(-head // self.page_size) * self.page_size)
         for at, field in zip(metadata.dtype.names or (), self.fields.values(), strict=True):
