@@ -102,8 +102,8 @@ class Base:
                     )
             if page_size < schema.page_size:
                 raise UserError(
-                    f"{file}: a sample of what is appended does not fit in its pages of {page_size} bytes; --merge both "
-                    "into a new dataset"
+                    f"{file}: a sample of what is appended does not fit in its pages of {page_size} bytes; --merge "
+                    "both into a new dataset"
                 )
             return Schema.of(fields, page_size)
         return schema

@@ -26,6 +26,7 @@ from .loaders.crop import Window
 from .loaders.decode import Header, Pixels, decode, read_header
 from .loaders.errors import ImageError
 from .loaders.folder import image_extensions
+from .loaders.orient import upright_jpeg
 from .loaders.resample import resample
 from .loaders.scratch import Scratch
 from .loaders.tiles import Reason, tile
@@ -172,10 +173,12 @@ class Prepare:
         if header.turbo and header.orientation != 1:
             if self._treatment.originals == "refuse":
                 raise ImageError("it has an EXIF orientation, which FFCV ignores, and --originals refuse")
+            turned = upright_jpeg(data, self._treatment.tile_px or _SIDE, self._treatment.max_pixels)
+            if turned is not None:
+                return prepared._replace(image=turned, outcome=_outcome(TILED, "turned upright"), original=original)
             made = self._jpeg(decode(data, header, self._scratch()), _subsampling(data, header))
-            return prepared._replace(
-                image=made, outcome=_outcome(REENCODED, "its EXIF orientation baked in"), original=original
-            )
+            outcome = _outcome(REENCODED, "turned upright, its edge cuts through blocks")
+            return prepared._replace(image=made, outcome=outcome, original=original)
         if self._treatment.originals == "refuse":
             raise ImageError(f"{header.format} that a .beton cannot hold, and --originals refuse")
         return prepared._replace(

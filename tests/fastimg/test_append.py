@@ -1,4 +1,4 @@
-"""`convert --append` and `--merge`: nothing is encoded anew, what is there stays as it is, and every interruption heals."""
+"""`convert --append` and `--merge`: nothing is encoded anew, what is there stays, every interruption heals."""
 
 import io
 import json
