@@ -1,8 +1,8 @@
 """Datasets: what the loader reads from, and how a path becomes one.
 
-A dataset directory holds `<split>.beton`, or `<split>-00000.tar`, its index `<split>-00000.idx`, and `dataset.json`: classes, splits,
-counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived (compact.py). Tars
-without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
+A dataset directory holds `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`:
+classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived
+(compact.py). Tars without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
 """
 
 import errno

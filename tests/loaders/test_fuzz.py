@@ -221,14 +221,17 @@ def refused(function, *arguments):
 
 
 def strictly(data):
-    """libjpeg-turbo's pixels, None where it warns; Pillow's where its TurboJPEG does not take the subsampling."""
+    """libjpeg-turbo's pixels, None where it warns; Pillow's where TurboJPEG does not take the subsampling."""
     try:
         return simplejpeg.decode_jpeg(data, "RGB", strict=True)
     except ValueError as error:
         if "subsampling level" not in str(error):
             return None
+    try:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image)
+    except OSError:
+        return None
 
 
 def jpegs():
@@ -411,7 +414,8 @@ class Indexes:
                 for i in range(4):
                     writer.add(f"{i:09d}", {"jpg": images[i], "cls": b"%d" % i, "json": b'{"path": "a"}'})
         shard = {key: (vars(writer) | {"name": "train-0.tar", "samples": 4})[key] for key in SHARD_KEYS}
-        self.description = {"format": FORMAT, "version": FORMAT_VERSION, "classes": ["a", "b", "c", "d"]}
+        self.description = {"format": FORMAT, "version": FORMAT_VERSION, "container": "tar"}
+        self.description["classes"] = ["a", "b", "c", "d"]
         self.description["splits"] = {"train": {"samples": 4, "shards": [shard]}}
         (self.ours / "dataset.json").write_text(json.dumps(self.description))
         self.index = index_path(self.foreign / "train-0.tar").read_bytes()

@@ -45,6 +45,7 @@ def dataset_folder(tmp_path, images):
     description = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
+        "container": "tar",
         "classes": ["even", "odd"],
         "splits": {"train": {"samples": len(images), "shards": described}},
     }
