@@ -32,20 +32,14 @@ _MOST_SCANS = 200  # an honest progression has about ten
 _NO_TABLE: Table = (bytes(16), b"")
 
 
-def scan_bits(data: npt.NDArray[np.uint8], at: int, intervals: int) -> tuple[Bits, Ints, int]:
-    """A scan's bits, where its restart intervals begin (and the last ends) in bytes, and where the next marker is.
+def scan_room(left: int, intervals: int) -> tuple[Bits, Ints]:
+    """Room for the bits of a scan that `left` bytes hold, and for where its restart intervals begin (the last ends).
 
-    Raises Untileable where there are not exactly `intervals`.
+    Raises Untileable where there cannot be as many.
     """
-    left = data.size - at
     if intervals > left // 2 + 1:  # a restart marker between any two: else bounds would follow the header's word
         raise Untileable(Reason.DAMAGED)
-    clean = np.empty((left + PAD + 7) // 8 * 8, np.uint8)
-    bounds = np.zeros(intervals + 1, np.int64)
-    found, end = unstuff(data, at, clean, bounds)
-    if found != intervals:
-        raise Untileable(Reason.DAMAGED)
-    return clean[: (int(bounds[-1]) + PAD) // 8 * 8], bounds, end
+    return np.empty((left + PAD + 7) // 8 * 8, np.uint8), np.zeros(intervals + 1, np.int64)
 
 
 def planes(data: npt.NDArray[np.uint8], parser: Parser, max_pixels: int) -> list[Plane]:
@@ -65,8 +59,11 @@ def planes(data: npt.NDArray[np.uint8], parser: Parser, max_pixels: int) -> list
         _progress(frame, scan, state)
         columns, rows = frame.mcus if len(scan.components) > 1 else frame.blocks(scan.components[0])
         interval = scan.interval or columns * rows
-        bits, bounds, end = scan_bits(data, scan.begin, -(-columns * rows // interval))
-        words = bits.view(">u8").astype(np.uint64)
+        clean, bounds = scan_room(data.size - scan.begin, -(-columns * rows // interval))
+        intervals, end = unstuff(data, scan.begin, clean, bounds)
+        if intervals != bounds.size - 1:
+            raise Untileable(Reason.DAMAGED)
+        words = clean[: (int(bounds[-1]) + PAD) // 8 * 8].view(">u8").astype(np.uint64)
         status = _decode(frame, scan, found, words, bounds, interval, columns, rows)
         if status != OK:
             raise Untileable(Reason.RANGE if status == RANGE else Reason.DAMAGED)

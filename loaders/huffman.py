@@ -303,3 +303,26 @@ def walk(
         if end - ((at << uint64(3)) - left) >= uint64(8):  # more data than the blocks needed
             return DAMAGED, 0
     return (OK if block == dc.size else DAMAGED), int64(total)
+
+
+@compiled
+def read_scan(
+    data: Any,
+    at: int,
+    clean: Any,
+    bounds: Any,
+    interval: int,
+    owners: Any,
+    dc_rows: Any,
+    ac_rows: Any,
+    runs: Any,
+    dc: Any,
+    begins: Any,
+    lengths: Any,
+) -> tuple[int, int, int]:
+    """`unstuff` and `walk` at once: every call takes the GIL again. A status, the AC bits, where the next marker is."""
+    intervals, end = unstuff(data, at, clean, bounds)
+    if intervals != bounds.size - 1:
+        return DAMAGED, 0, end
+    status, total = walk(clean, bounds, interval, owners, dc_rows, ac_rows, runs, dc, begins, lengths)
+    return status, total, end

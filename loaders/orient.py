@@ -32,10 +32,10 @@ def upright_jpeg(jpeg: bytes, width_px: int = DEFAULT_TILE_PX, max_pixels: int =
     None where that is not possible without loss: an incomplete MCU would come to the left or to the top; 4:1:1 lying
     on its side, which simplejpeg does not know; or what `tile` does not understand.
 
-    The planes are the original's turned, exactly; decoded pixels differ by rounding. A vertical flip (orientation 4)
-    of anything but 4:4:0 is equal bit for bit. Else islow, which rounds between its two passes,
-    gives gray that is 1 level off at most; with conversion to RGB and fancy upsampling, up to 4 of 255 were seen, in
-    2 to 8 % of the pixels (298 turned photographs of 4:2:0 and 4:4:4, and noise of every sampling).
+    The planes are the original's turned, exactly; decoded pixels differ by rounding. A vertical flip (orientation 4) of
+    anything but 4:4:0 is equal bit for bit. Else islow, which rounds between its two passes, was seen to give gray that
+    is 1 level off, and with conversion to RGB and fancy upsampling up to 4 of 255, in 4 to 8 % of the pixels (298 turns
+    of photographs; noise of every sampling).
 
     All other parts are kept but what `tile` leaves out; an EXIF thumbnail and XMP stay as they are.
     """

@@ -126,6 +126,35 @@ def canonical(counts: Any, codes: Any, lengths: Any, table: Any) -> Any:
 
 
 @compiled
+def write_scan(
+    data: Any,
+    dc: Any,
+    begins: Any,
+    lengths: Any,
+    owners: Any,
+    tables: Any,
+    interval: int,
+    best: Any,
+    scratch: Any,
+    out: Any,
+) -> tuple[int, int]:
+    """Count, make the DC tables, write: at once, since every call takes the GIL again.
+
+    `tables` is the DC table of each component, `best` [4, 30] becomes them as a file has them. Returns a status and
+    the number of bytes.
+    """
+    counts = np.zeros((4, 13), np.int64)
+    codes, sizes = np.zeros((4, 13), np.int64), np.zeros((4, 13), np.int64)
+    status = count_dc(dc, owners, tables, interval, counts)
+    if status != OK:
+        return status, 0
+    for number in range(4):
+        if counts[number].any():
+            canonical(counts[number], codes[number], sizes[number], best[number])
+    return OK, emit(data, dc, begins, lengths, owners, tables, codes, sizes, interval, scratch, out)
+
+
+@compiled
 def emit(
     data: Any,
     dc: Any,

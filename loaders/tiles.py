@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .coefficients import Plane, planes, scan_bits
+from .coefficients import Plane, planes, scan_room
 from .decode import MAX_PIXELS
-from .huffman import OK, RANGE, Coded, lookups, walk
+from .huffman import OK, RANGE, Coded, lookups, read_scan
 from .jpeg import (
     BASELINE,
     DHT,
@@ -35,7 +35,7 @@ from .jpeg import (
     table_body,
 )
 from .recode import recode
-from .restarts import count_dc, emit, optimal_table
+from .restarts import write_scan
 from .splice import row_index, splice
 
 __all__ = ["DEFAULT_TILE_PX", "Reason", "Tiled", "row_index", "splice", "tile"]
@@ -134,13 +134,13 @@ def _walked(array: npt.NDArray[np.uint8], frame: Frame, scan: Scan) -> tuple[Cod
     if blocks > 4 * (array.size - scan.begin):  # a block takes two bits at least: bounds what is allocated
         raise Untileable(Reason.DAMAGED)
     interval = scan.interval or columns * rows
-    bits, bounds, end = scan_bits(array, scan.begin, -(-columns * rows // interval))
+    bits, bounds = scan_room(array.size - scan.begin, -(-columns * rows // interval))
     try:
         tables = lookups(tuple([scan.tables[0, t] for t in scan.dc]), tuple([scan.tables[1, t] for t in scan.ac]))
     except KeyError as error:
         raise Untileable(Reason.UNUSUAL) from error
     dc, begins, lengths = np.empty(blocks, np.int32), np.empty(blocks, np.int64), np.empty(blocks, np.int32)
-    status, total = walk(bits, bounds, interval, owners, *tables, dc, begins, lengths)
+    status, total, end = read_scan(array, scan.begin, bits, bounds, interval, owners, *tables, dc, begins, lengths)
     _check(status)
     return Coded(bits, dc, begins, lengths, total), end
 
@@ -174,35 +174,27 @@ def _written(
 ) -> bytes:
     """The file: its segments, tables, and the scan with restarts."""
     owners = np.array(frame.owners)
-    tables = np.array(dc_numbers)  # of each component
-    counts = np.zeros((4, 13), np.int64)
-    _check(count_dc(coded.dc, owners, tables, interval, counts))
-    codes, sizes = np.zeros((4, 13), np.int64), np.zeros((4, 13), np.int64)
+    blocks, restarts = coded.dc.size, coded.dc.size // owners.size // interval
+    size = (coded.total + 27 * blocks) // 8 + restarts + 16
+    scratch, out = np.empty(size, np.uint8), np.empty(2 * (size + restarts), np.uint8)
+    best = np.zeros((4, 30), np.uint8)
+    status, found = write_scan(*coded[:4], owners, np.array(dc_numbers), interval, best, scratch, out)
+    _check(status)
     dht = b"".join([table_body(*key, table) for key, table in sorted(ac.items())])
     for number in sorted(set(dc_numbers)):
-        table, codes[number], sizes[number] = optimal_table(counts[number])
-        dht += table_body(0, number, table)
+        table = best[number].tobytes()
+        dht += table_body(0, number, (table[:16], table[16 : 16 + sum(table[:16])]))
     marker = frame.marker
     if marker == PROGRESSIVE:  # baseline has quantisation tables of 8 bits only
         wide = any(s.marker == DQT and any(b >> 4 for b in _table_heads(s.body)) for s in parser.head)
         marker = EXTENDED if wide else BASELINE
-    parts = [bytes((0xFF, SOI))]
+    parts: list[bytes | memoryview] = [bytes((0xFF, SOI))]
     parts += [Segment(marker, s.body).encoded() if s.marker == frame.marker else s.encoded() for s in parser.head]
     parts += [Segment(*s).encoded() for s in ((DHT, dht), (DRI, interval.to_bytes(2, "big")), (SOS, scan_body))]
-    head = b"".join(parts)
-    tail = b"".join([s.encoded() for s in parser.tail]) + bytes((0xFF, EOI))
-    restarts = coded.dc.size // owners.size // interval
-    size = (coded.total + int((counts * (sizes + _CATEGORIES)).sum())) // 8 + restarts + 16
-    out = np.empty(len(head) + 2 * size + 2 * restarts + len(tail), np.uint8)
-    scratch = np.empty(size, np.uint8)
-    found = emit(*coded[:4], owners, tables, codes, sizes, interval, scratch, out[len(head) :])
-    stop = len(head) + found
-    out[: len(head)] = np.frombuffer(head, np.uint8)
-    out[stop : stop + len(tail)] = np.frombuffer(tail, np.uint8)
-    return out[: stop + len(tail)].tobytes()
-
-
-_CATEGORIES = np.arange(13)
+    parts.append(out[:found].data)
+    parts += [s.encoded() for s in parser.tail]
+    parts.append(bytes((0xFF, EOI)))
+    return b"".join(parts)
 
 
 def _table_heads(dqt: bytes) -> list[int]:
