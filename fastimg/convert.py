@@ -30,7 +30,7 @@ from .config import Convert
 from .conversion import Report, report_on
 from .describe import Base, describe, read_base
 from .errors import UserError, printable
-from .images import AHEAD, Prepare, Prepared, in_order
+from .images import Prepare, Prepared, prepared_in_order
 from .journal import Finished, Journal, State, clear, journal_options, locked, state_of
 from .loaders.errors import DataError, ImageError
 from .loaders.shards import open_dataset, read_description
@@ -233,7 +233,8 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
         schema = _schema(job, pool, progress)
         prepare = Prepare(job.source, job.request.treatment)
         entries = (entry for shard in todo for entry in shard.entries)
-        prepared = in_order(pool, prepare, entries, workers * AHEAD)
+        container = job.request.treatment.container
+        prepared = prepared_in_order(pool, prepare, entries, workers, container)
         task = progress.add_task("images", total=total)
         with _store(job, schema, journal) as store:
             for shard in todo:

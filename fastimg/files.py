@@ -20,11 +20,17 @@ class FilesReader:
 
     def read(self, entry: Entry) -> Original:
         """See Reader."""
-        file = self._root / entry.path
-        data = file.read_bytes()
+        handle = os.open(os.path.join(self._root, entry.path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(handle, entry.size + 1)
+            while 0 < len(data) < entry.size and (more := os.read(handle, entry.size + 1 - len(data))):
+                data += more  # of more than 2 GiB, or from a network's file system
+        finally:
+            os.close(handle)
         if len(data) != entry.size:
             raise ImageError("changed after the source was listed")
-        return Original(data, file.suffix[1:].lower(), note(entry.path, entry.extra), {})
+        suffix = os.path.splitext(entry.path)[1][1:].lower()
+        return Original(data, suffix, note(entry.path, entry.extra), {})
 
     def name(self, entry: Entry) -> str:
         """Its file, after the manifest's row where there is one."""

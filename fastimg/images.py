@@ -35,7 +35,8 @@ from .samples import Entry, Original, Source
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-AHEAD = 8  # images per thread that may be read and not yet written
+AHEAD, AHEAD_RAW = 64, 8  # images per thread that may be read and not yet written
+ROOM = 64 << 20  # bytes of source files that they may be
 TILED, REENCODED, KEPT = "tiled", "re-encoded", "kept"
 KINDS = (TILED, REENCODED, KEPT)
 
@@ -224,15 +225,36 @@ class Prepare:
         return scratch
 
 
+def prepared_in_order(
+    pool: ThreadPoolExecutor, prepare: Prepare, entries: Iterator[Entry], workers: int, container: str
+) -> Iterator[Prepared | str]:
+    """What becomes of `entries`, in their order, a bounded distance ahead of whoever takes it.
+
+    So far ahead that threads have work while a shard is synced to disk; less where pixels are held and not files.
+    """
+    most, room = (workers * AHEAD_RAW, None) if container == "beton" else (workers * AHEAD, ROOM)
+    return in_order(pool, prepare, entries, most, room, lambda entry: max(entry.size, 0))
+
+
 def in_order(
-    pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterator[_Item], ahead: int
+    pool: ThreadPoolExecutor,
+    work: Callable[[_Item], _Result],
+    items: Iterator[_Item],
+    most: int,
+    room: int | None = None,
+    size: Callable[[_Item], int] = lambda item: 0,
 ) -> Iterator[_Result]:
-    """Results in the order of `items`, at most `ahead` of them in memory."""
-    window: deque[Future[_Result]] = deque(pool.submit(work, item) for item in islice(items, ahead))
-    while window:
-        result = window.popleft().result()
-        window.extend(pool.submit(work, item) for item in islice(items, 1))
-        yield result
+    """Results in the order of `items`; begun and not yet taken are `most` at a time, in all of no more than `room`."""
+    window: deque[tuple[Future[_Result], int]] = deque()
+    held, waiting = 0, next(items, None)
+    while window or waiting is not None:
+        while waiting is not None and len(window) < most and (room is None or not window or held < room):
+            held += size(waiting)
+            window.append((pool.submit(work, waiting), size(waiting)))
+            waiting = next(items, None)
+        future, nbytes = window.popleft()
+        yield future.result()
+        held -= nbytes
 
 
 def _outcome(kind: str, reason: str) -> str:

@@ -1,9 +1,10 @@
 """Shards as a source: tars and .beton files, ours or anybody's. Order, labels, keys and every further field are kept.
 
-In a tar, `image` is the first member that is one by its extension, `cls` the label, `json` the note; every other member
-is a field. In a .beton the same things are the image field, the label field, a json field of that name, and `original`:
-the encoded image that an image field cannot hold. A further array is the field `name.npy`, a number one without
-dimensions, json `name.json`. Names in a tar are labels: nothing is ever written under them.
+In a tar the image is the first member that is one by its extension, and rather `jpg` than `depth.png`; `cls` is the
+label, `json` the note, every other member a field. In a .beton the same things are the image field, the label field, a
+json field of that name, and `original`: the encoded image that an image field cannot hold. A further array is the field
+`name.npy`, a number one without dimensions, json `name.json`. Names in a tar are labels: nothing is ever written under
+them.
 """
 
 import io
@@ -171,16 +172,18 @@ class TarReader:
         """See Reader."""
         image = suffix = text = None
         fields: dict[str, bytes] = {}
+        members = self._members(entry)
+        chosen = self._image([ext for ext, _, _ in members])
         with self._tars[self._tar[entry.place]].open("rb", buffering=0) as file:
-            for ext, offset, size in self._members(entry):
+            for at, (ext, offset, size) in enumerate(members):
                 data = os.pread(file.fileno(), size, offset)
                 if len(data) != size:
                     raise ShardError(f"{file.name}: shrank while it was read; copy it again and --resume")
-                if image is None and self._is_image(ext):
+                if at == chosen:
                     image, suffix = data, ext
                 elif ext == "json":
                     text = data
-                elif ext != "cls":
+                elif ext.lower() != "cls":
                     fields[ext] = data
         assert image is not None and suffix is not None
         known = text if text is not None and self._ours else _note(entry.path, text)
@@ -195,7 +198,7 @@ class TarReader:
         if entry.size < 0:
             return "a sample without an image"
         for ext, _, _ in self._members(entry):
-            if not self._is_image(ext) and not _EXTENSION.fullmatch(ext):
+            if not _EXTENSION.fullmatch(ext):
                 return f"its member .{ext} has an extension that an index cannot hold (A-Z a-z 0-9 _ -); rename it"
         return None
 
@@ -203,21 +206,20 @@ class TarReader:
         """Nothing is held open."""
 
     def _add(self, sample: Sample) -> Entry:
-        place, image_size = len(self._tar), -1
+        place, image = len(self._tar), self._image([member.ext for member in sample])
         self._tar.append(len(self._tars) - 1)
-        for member in sample:
+        for at, member in enumerate(sample):
             if member.ext not in self._numbers:
                 self._numbers[member.ext] = len(self._extensions)
                 self._extensions.append(member.ext)
             self._offsets.append(member.offset)
             self._sizes.append(member.size)
             self._kinds.append(self._numbers[member.ext])
-            if image_size < 0 and self._is_image(member.ext):
-                image_size = member.size
-            elif member.ext not in ("cls", "json"):
+            if at != image and member.ext.lower() not in ("cls", "json"):
                 self.fields.add(member.ext)
         self._first.append(len(self._offsets))
-        return Entry(split_name(sample[0].name)[0], -1, image_size, place=place)
+        size = -1 if image is None else sample[image].size
+        return Entry(split_name(sample[0].name)[0], -1, size, place=place)
 
     def _members(self, entry: Entry) -> list[tuple[str, int, int]]:
         span = slice(self._first[entry.place], self._first[entry.place + 1])
@@ -226,7 +228,7 @@ class TarReader:
 
     def _label(self, file: BinaryIO, sample: Sample) -> str:
         for member in sample:
-            if member.ext == "cls":
+            if member.ext.lower() == "cls":
                 if member.size > _LABEL_BYTES:
                     raise ShardError(
                         f"{file.name}: {printable(member.name)}: {member.size} bytes are no label; write it anew"
@@ -234,8 +236,12 @@ class TarReader:
                 return os.pread(file.fileno(), member.size, member.offset).decode("utf-8", "backslashreplace").strip()
         return ""
 
-    def _is_image(self, ext: str) -> bool:
-        return "." + ext.lower().rpartition(".")[2] in self._images
+    def _image(self, extensions: list[str]) -> int | None:
+        """Which of a sample's members is its image: ours stands first; of others it is `jpg` and not `depth.png`."""
+        images = [at for at, ext in enumerate(extensions) if "." + ext.lower().rpartition(".")[2] in self._images]
+        if not self._ours:
+            images = [at for at in images if "." not in extensions[at]] or images
+        return images[0] if images else None
 
 
 def _note(key: str, text: bytes | None) -> bytes:

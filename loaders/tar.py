@@ -113,22 +113,20 @@ class ShardWriter(WholeFile):
         self._index = bytearray()
         self._file = temporary(path).open("wb")
 
-    @property
-    def samples(self) -> range:
-        """The numbers of the samples."""
-        return range(self.count)
-
     def add(self, stem: str, fields: Mapping[str, bytes]) -> None:
         """Append one sample, its members in the order given."""
-        members = []
+        members: list[Member] = []
+        pieces: list[bytes] = []
+        end = self.bytes
         for ext, data in fields.items():
             name = f"{stem}.{ext}"
             if name.split() != [name]:
                 raise ValueError(f"{name!r}: an index holds no name with spaces")
-            members.append(Member(ext, self.bytes + BLOCK, len(data), name))
-            self._write(member_header(name, len(data)))
-            self._write(data)
-            self._write(bytes(-len(data) % BLOCK))
+            padding = bytes(-len(data) % BLOCK)
+            pieces += (member_header(name, len(data)), data, padding)
+            members.append(Member(ext, end + BLOCK, len(data), name))
+            end += BLOCK + len(data) + len(padding)
+        self._write(b"".join(pieces))  # at once: either call lets other threads run, and waits for its turn again
         self._index += _index_line(tuple(members)).encode()
         self.count += 1
 

@@ -485,7 +485,7 @@ def test_a_failing_resume_keeps_what_is_there(config, image_folder, console, mon
 
 
 def test_a_full_disk(config, whole, console, monkeypatch):
-    write, room = ShardWriter._write, iter(range(40))
+    write, room = ShardWriter._write, iter(range(20))
 
     def full(self, data):
         if next(room, None) is None:

@@ -274,6 +274,10 @@ def test_two_images_of_one_sample(tmp_path: Path, encode: Any) -> None:
     run(tmp_path / "foreign", tmp_path / "tar", tile="off")
     (sample,) = read_tars(tmp_path / "tar")
     assert (sample["left.jpg"], sample["right.jpeg"]) == (left, right)
+    write_tar(tmp_path / "deep/a.tar", {"a": {"depth.png": encode(kind="PNG"), "jpg": right, "CLS": b"3"}})
+    run(tmp_path / "deep", tmp_path / "D", tile="off")
+    (deep,) = read_tars(tmp_path / "D")
+    assert list(deep) == ["jpg", "cls", "json", "depth.png"] and (deep["jpg"], deep["cls"]) == (right, b"3")
     dataset = open_dataset(tmp_path / "tar")
     assert "left.jpg" in dataset.sample_name(0) and dataset.labels.tolist() == [1]
 
