@@ -58,6 +58,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         engine = inference.load(config.checkpoint, ranks.device, precision)
         split = config.split or _default_split(config.data)
         dataset = open_dataset(config.data, split)
+        for remark in dataset.notes:
+            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
         _same_classes(engine.card.classes, dataset, config)
         if (dataset.labels < 0).any():
             raise UserError(f"{config.data}: has samples without a label; convert it again with labels")

@@ -23,7 +23,7 @@ from .data import (
     train_crop,
     worker_count,
 )
-from .errors import UsageError
+from .errors import UsageError, printable
 from .loaders import Loader, LoaderConfig
 from .loaders.crop import Crop
 from .loaders.order import Order
@@ -95,6 +95,8 @@ def _open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) 
     for opened in (part, val_part):
         if opened is not None:
             stack.callback(opened.dataset.close)
+            for remark in opened.dataset.notes:
+                console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
     if note:
         console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
     elif is_plain_folder(data):

@@ -25,6 +25,8 @@ class BetonDataset:
     can be chosen.
     """
 
+    notes: Sequence[str] = ()
+
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
         self.reader = reader = BetonReader(path)

@@ -121,6 +121,8 @@ def _extension(name: str) -> str:
 class FilesDataset:
     """Image files by path. Sample i is `paths[i]` with label `labels[i]`, -1 where there is none."""
 
+    notes: Sequence[str] = ()
+
     def __init__(
         self, root: Path, paths: Sequence[str], classes: tuple[str, ...] = (), labels: Sequence[int] | None = None
     ) -> None:

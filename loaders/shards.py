@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +44,7 @@ class Dataset(Protocol):
     name: str
     classes: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # [N], -1: unknown
+    notes: Sequence[str]  # sentences for the person who owns the data: what was not believed
 
     def __len__(self) -> int: ...
 
@@ -218,10 +219,7 @@ def _check_count(file: Path, found: int, stated: int) -> None:
 
 
 class TarDataset:
-    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS.
-
-    `notes` are sentences for the person who owns the data: which index was not believed.
-    """
+    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS."""
 
     def __init__(
         self,
@@ -236,7 +234,7 @@ class TarDataset:
         self._files: dict[int, int] = {}
         self._lock = threading.Lock()
         self.fingerprint = _fingerprint(shards, checksums)
-        self.notes: list[str]
+        self.notes: Sequence[str]
         self.records, self.notes = compact.records(shards, self.fingerprint, cache_name, checksums)
         self.labels = self.records["label"].astype(np.int64)
         if classes is None:

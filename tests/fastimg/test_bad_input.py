@@ -471,3 +471,17 @@ def test_a_split_that_is_not_there(trained, commands, refuses):
 def test_a_plot_that_cannot_be_written(trained, tmp_path, refuses):
     refuses(2, ["--plot", "a.xyz", ".png"], "eval", trained.run, trained.images, "--plot", tmp_path / "a.xyz")
     refuses(1, ["--plot", "no/a.png"], "eval", trained.run, trained.images, "--plot", tmp_path / "no" / "a.png")
+
+
+def test_an_index_that_does_not_fit_somebody_elses_tar_is_told(trained, tmp_path, cli, fast):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for file in trained.shards.glob("*.tar"):
+        shutil.copy(file, theirs)
+        lines = file.with_suffix(".idx").read_text().splitlines()
+        (theirs / file.name).with_suffix(".idx").write_text("\n".join(["v1.2 1", lines[2]]) + "\n")
+    ran = cli("train", theirs, *fast, "-o", tmp_path / "runs", "--name", "r")
+    assert ran.code == 0, ran.err
+    assert "train-00000.idx does not fit train-00000.tar: the tar was scanned" in ran.out and "24 images" in ran.out
+    ran = cli("eval", tmp_path / "runs/r", theirs)
+    assert ran.code == 0 and "val-00000.idx does not fit val-00000.tar" in ran.err
