@@ -72,4 +72,5 @@ def _joined(first: Source, second: Source) -> Source:
         stored=first.stored and second.stored,
         fields=tuple(sorted({*first.fields, *second.fields})),
         remarks=first.remarks + second.remarks,
+        files=first.files + second.files,
     )

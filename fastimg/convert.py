@@ -29,7 +29,7 @@ from .combine import combine, onto
 from .config import Convert
 from .conversion import Report, report_on
 from .describe import Base, describe, read_base
-from .errors import UserError, printable
+from .errors import UsageError, UserError, printable
 from .images import Prepare, Prepared, prepared_in_order
 from .journal import Finished, Journal, State, clear, journal_options, locked, state_of
 from .loaders.errors import DataError, ImageError
@@ -69,6 +69,7 @@ def convert(config: Convert, console: Console) -> Report:
     try:
         for remark in source.remarks:
             console.print(Text(remark), soft_wrap=True)
+        _check_apart(source, request.dst)
         _check_missing(source, config)
         plan = plan_shards(
             source,
@@ -91,6 +92,16 @@ def _source(request: Request, base: Base | None) -> Source:
     sources = [read_source(src, columns, request.dst) for src in request.sources]
     source = combine(sources)
     return onto(source, base.classes, base.named) if base else source
+
+
+def _check_apart(source: Source, dst: Path) -> None:
+    """Shards in the destination are deleted or replaced: none of them may be a source, by whatever path."""
+    for file in source.files:
+        if os.path.realpath(dst) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
+            raise UsageError(
+                f"{file}: is to be read and lies in the destination {dst}, where it may be deleted; give another "
+                "destination, or move it elsewhere first"
+            )
 
 
 def _check_missing(source: Source, config: Convert) -> None:

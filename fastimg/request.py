@@ -1,6 +1,7 @@
 """What a `fastimg convert` command line asks for: its flags checked against each other, and as values."""
 
 import hashlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +78,8 @@ def read_request(config: Convert, container: str | None = None) -> Request:
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value}: give 1 or more")
     for source in sources:
-        inside = dst.resolve() == source.resolve() or source.resolve() in dst.resolve().parents
+        outer, inner = Path(os.path.realpath(source)), Path(os.path.realpath(dst))  # resolve() raises on loops
+        inside = inner == outer or outer in inner.parents
         if inside and not config.append:
             raise UsageError(f"{dst}: the destination lies in the source {source}; give a folder outside of it")
     return Request(

@@ -156,6 +156,7 @@ class Source:
     stored: bool = False  # it is a dataset already: its order is kept, and classes and splits may lack samples
     fields: tuple[str, ...] = ()  # that samples may have beside image, label and note
     remarks: tuple[str, ...] = ()  # what a person should hear of it
+    files: tuple[Path, ...] = ()  # shards that samples are read from
 
     def read(self, entry: Entry) -> Original:
         """See Reader."""

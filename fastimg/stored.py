@@ -85,6 +85,7 @@ def read_tars(
         stored=True,
         fields=tuple(sorted(reader.fields)),
         remarks=tuple(remarks),
+        files=tuple(tar for tars in files.values() for tar in tars),
     )
 
 
@@ -120,6 +121,7 @@ def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None 
         stored=True,
         fields=fields,
         remarks=tuple(remarks),
+        files=tuple(files.values()),
     )
 
 

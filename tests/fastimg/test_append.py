@@ -138,6 +138,22 @@ def test_a_failing_append_leaves_nothing(config: Convert, more: Path) -> None:
     assert contents(config.dst) == before
 
 
+@FORMATS
+@pytest.mark.parametrize("flags", [{"overwrite": True}, {"append": True}])
+def test_a_source_in_the_destination_is_left_alone(
+    config: Convert, tmp_path: Path, container: Any, flags: dict[str, bool]
+) -> None:
+    convert(replace(config, format=container), QUIET)
+    before = contents(config.dst)
+    (shard,) = (name for name in before if name in ("train-00000.tar", "train.beton"))
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / shard).symlink_to(config.dst / shard)
+    for src in (config.dst / shard, config.dst, tmp_path / "links"):
+        with pytest.raises(UsageError, match="lies in the destination|destination lies in the source"):
+            convert(Convert(src=src, dst=config.dst, workers="1", **flags), QUIET)
+        assert contents(config.dst) == before
+
+
 def test_nothing_to_append_to(config: Convert, more: Path) -> None:
     with pytest.raises(UserError, match="no dataset that could be appended to"):
         convert(appending(config, more), QUIET)
