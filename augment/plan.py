@@ -4,35 +4,289 @@ The draw of an image is keyed by (seed, epoch, sample id, stage): the same whate
 The generator is SplitMix64's finaliser (Steele, Lea, Flood 2014) chained over the key.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .policy import Policy
+from .ops import BINS, LARGEST, STATISTICS, TRIVIAL, Op, rotation, trivial_table
+from .policy import Policy, Range
 
-_FLIP_STAGE = 0xF1
+_FLIP_STAGE, _ROTATE_STAGE, _JITTER_STAGE, _TRIVIAL_STAGE, _ERASE_STAGE, _MIX_STAGE = 0xF1, 0xF2, 0xF3, 0xF4, 0xF5, 0xF6
+_ERASE_TRIES = 10  # torchvision's
+_JITTER = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.COLOR}
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Erasing:
+    """The rectangles of the images that are erased [E]. Sides follow the image's size, so they are drawn as shares."""
+
+    rows: torch.Tensor  # int64 [E], positions in the batch
+    area: torch.Tensor  # float64 [E, 10], share of the image, of ten tries
+    ratio: torch.Tensor  # float64 [E, 10], height over width
+    corner: torch.Tensor  # float64 [E, 10, 2], where between top and bottom, left and right, in [0, 1)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """With whom each image of the batch is mixed [B]."""
+
+    partner: torch.Tensor  # int64 [B], a position in the same batch
+    share: torch.Tensor  # float32 [B], lambda: what is kept of the image itself; a whole number of 2^-16
+    cut: torch.Tensor  # bool [B], cutmix; else mixup
+    centre: torch.Tensor  # float64 [B, 2], of cutmix's box, y and x, in [0, 1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Struct of arrays over the batch [B]."""
+    """Struct of arrays over the batch [B], on the host. What depends on an image's size is in `sized`."""
 
     hflip: torch.Tensor  # bool [B]
     vflip: torch.Tensor  # bool [B]
+    angle: torch.Tensor  # float64 [B], degrees, counter-clockwise
+    trivial: (
+        torch.Tensor
+    )  # int64 [B], row of ops.trivial_table(): ((operation * 31) + bin) * 2 + negative; 0 is nothing
+    ops: (
+        torch.Tensor
+    )  # int32 [B, K], Op; executed from left to right after the warp; K is 0 to 4, a property of the policy
+    magnitudes: torch.Tensor  # float32 [B, K]
+    erasing: Erasing | None = None
+    mixing: Mixing | None = None
+
+    def __len__(self) -> int:
+        return len(self.hflip)
 
     @property
     def flips(self) -> bool:
         """Whether any image is flipped."""
         return bool(self.hflip.any() or self.vflip.any())
 
+    @property
+    def columns(self) -> tuple[frozenset[Op], ...]:
+        """Which operations are in each of the K columns."""
+        return tuple(frozenset(map(Op, np.unique(column))) for column in self.ops.numpy().T)
+
+    @property
+    def passes(self) -> int:
+        """How many of the K columns need statistics of the images: at most 2, contrast jitter and TrivialAugment."""
+        return sum(bool(found & STATISTICS) for found in self.columns)
+
+    def sized(self, height: int, width: int) -> "Sized":
+        """The plan for images of a size, in whole numbers. Raises ValueError above 8,192 pixels a side."""
+        if max(height, width) > LARGEST:
+            raise ValueError(
+                f"images are augmented up to {LARGEST} pixels a side; they are {width} x {height}: resize them"
+            )
+        batch, count = self.ops.shape
+        words = np.empty((batch, Sized.FIXED + 2 * count), np.int32)
+        words[:, :6] = self._affine(height, width)
+        words[:, 6:10] = _boxes(self.erasing, batch, height, width)
+        words[:, 10 : 10 + count] = self.ops.numpy()
+        words[:, 10 + count :] = self.magnitudes.numpy().view(np.int32)
+        return Sized(torch.from_numpy(words))
+
+    def _affine(self, height: int, width: int) -> npt.NDArray[np.int32]:
+        """Inverse affines [B, 6] in Q16: flips, then the rotation, then TrivialAugment's warp, as one resampling.
+
+        Pillow's `affine_fixed`: the source of pixel (x, y) is ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
+        """
+        table, rows = trivial_table(), self.trivial.numpy()
+        centre = (width / 2, height / 2)
+        linear, centred = table.linear[rows], table.centred[rows]
+        shift = np.where(centred[:, None], _about(centre, linear), table.shift[rows])
+        angle = self.angle.numpy()
+        if angle.any():
+            turned = rotation(angle)
+            linear, shift = _composed(turned, _about(centre, turned), linear, shift)
+        a, b, d, e = linear.T
+        c, f = shift.T
+        fixed = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)
+        affine = np.floor(fixed * 65536.0 + 0.5).astype(np.int64)
+        for flipped, row, side in ((self.hflip, 0, width), (self.vflip, 3, height)):
+            mirrored = -affine[:, row : row + 3]
+            mirrored[:, 2] += side * 65536 - 1  # exactly the mirrored pixel: side - 1 - (position >> 16)
+            affine[:, row : row + 3] = np.where(flipped.numpy()[:, None], mirrored, affine[:, row : row + 3])
+        return affine.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A plan for images of one size: int32 [B, 10 + 2 K], one small tensor to send to a device."""
+
+    words: torch.Tensor
+    FIXED = 10
+
+    @property
+    def affine(self) -> torch.Tensor:
+        """int32 [B, 6], Q16: the source of pixel (x, y) is ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
+
+        Outside the image it is a pixel of zeros. No sum leaves 32 bits.
+        """
+        return self.words[:, :6]
+
+    @property
+    def box(self) -> torch.Tensor:
+        """int32 [B, 4]: top, left, bottom, right of what is erased, the last two excluded; empty boxes are zeros."""
+        return self.words[:, 6:10]
+
+    @property
+    def ops(self) -> torch.Tensor:
+        """int32 [B, K], Op."""
+        return self.words[:, 10 : 10 + self._count]
+
+    @property
+    def magnitudes(self) -> torch.Tensor:
+        """float32 [B, K]."""
+        return self.words[:, 10 + self._count :].view(torch.float32)
+
+    @property
+    def _count(self) -> int:
+        return (self.words.shape[1] - Sized.FIXED) // 2
+
+    def to(self, device: torch.device) -> "Sized":
+        """On the device, without waiting for what is enqueued there."""
+        return Sized(sent(self.words, device))
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on the device, without waiting for what is enqueued there."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
 
 def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, epoch: int) -> Plan:
     """The plan of a batch of sample `ids` [B], on the host."""
     keys = np.asarray(ids, dtype=np.int64)
-    chances = _uniforms(seed, epoch, keys, _FLIP_STAGE, 2)
-    return Plan(torch.from_numpy(chances[:, 0] < policy.hflip), torch.from_numpy(chances[:, 1] < policy.vflip))
+    uniforms = functools.partial(_uniforms, seed, epoch, keys)
+    flips = uniforms(_FLIP_STAGE, 2) < (policy.hflip, policy.vflip)
+    angle = np.zeros(len(keys))
+    if policy.rotate:
+        angle = policy.rotate * (2.0 * uniforms(_ROTATE_STAGE, 1)[:, 0] - 1.0)
+    columns: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
+    for number, (name, op) in enumerate(_JITTER.items()):
+        low, high = getattr(policy, name)
+        if (low, high) != (1.0, 1.0):
+            factors = low + (high - low) * uniforms(_JITTER_STAGE, len(_JITTER))[:, number]
+            columns.append((np.full(len(keys), op, np.int32), factors.astype(np.float32)))
+    rows = np.zeros(len(keys), np.int64)
+    if policy.trivial:
+        rows = _trivial_rows(uniforms(_TRIVIAL_STAGE, 3))
+        columns.append((trivial_table().ops[rows], trivial_table().magnitudes[rows]))
+    ops = np.stack([op for op, _ in columns], axis=1) if columns else np.zeros((len(keys), 0), np.int32)
+    magnitudes = np.stack([m for _, m in columns], axis=1) if columns else np.zeros((len(keys), 0), np.float32)
+    return Plan(
+        hflip=torch.from_numpy(flips[:, 0].copy()),
+        vflip=torch.from_numpy(flips[:, 1].copy()),
+        angle=torch.from_numpy(angle),
+        trivial=torch.from_numpy(rows),
+        ops=torch.from_numpy(ops),
+        magnitudes=torch.from_numpy(magnitudes),
+        erasing=_erasing(policy, seed, epoch, keys) if policy.erase else None,
+        mixing=_mixing(policy, uniforms(_MIX_STAGE, 4)) if policy.mixes else None,
+    )
+
+
+def _trivial_rows(chances: Doubles) -> npt.NDArray[np.int64]:
+    """Rows of the table [B] from three numbers each [B, 3]: operation, bin, sign."""
+    numbers = (chances * (len(TRIVIAL), BINS, 2)).astype(np.int64)
+    rows: npt.NDArray[np.int64] = (numbers[:, 0] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
+    return rows
+
+
+def _about(centre: tuple[float, float], linear: Doubles) -> Doubles:
+    """The translations [B, 2] with which linear maps [B, 4] leave a centre (x, y) where it is, in Pillow's order."""
+    x, y = centre
+    a, b, d, e = linear.T
+    return np.stack([(a * -x + b * -y + 0.0) + x, (d * -x + e * -y + 0.0) + y], axis=1)
+
+
+def _composed(outer: Doubles, outer_shift: Doubles, inner: Doubles, inner_shift: Doubles) -> tuple[Doubles, Doubles]:
+    """`outer` of `inner` of a point: (linear [B, 4], shift [B, 2]). Exactly the one where the other does nothing."""
+    a, b, d, e = outer.T
+    p, q, r, s = inner.T
+    u, v = inner_shift.T
+    linear = np.stack([a * p + b * r, a * q + b * s, d * p + e * r, d * q + e * s], axis=1)
+    return linear, np.stack([a * u + b * v, d * u + e * v], axis=1) + outer_shift
+
+
+def _erasing(policy: Policy, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> Erasing:
+    rows = np.flatnonzero(_uniforms(seed, epoch, ids, _ERASE_STAGE, 1)[:, 0] < policy.erase)
+    chances = _uniforms(seed, epoch, ids[rows], _ERASE_STAGE, 1 + 4 * _ERASE_TRIES)[:, 1:]
+    area, ratio, top, left = chances.reshape(len(rows), _ERASE_TRIES, 4).transpose(2, 0, 1)
+    low, high = np.log(policy.erase_ratio)
+    return Erasing(
+        rows=torch.from_numpy(rows),
+        area=torch.from_numpy(_between(policy.erase_scale, area)),
+        ratio=torch.from_numpy(np.exp(_between((low, high), ratio))),
+        corner=torch.from_numpy(np.stack([top, left], axis=2)),
+    )
+
+
+def _between(limits: Range, chances: Doubles) -> Doubles:
+    return limits[0] + (limits[1] - limits[0]) * chances
+
+
+def _boxes(erasing: Erasing | None, batch: int, height: int, width: int) -> npt.NDArray[np.int32]:
+    """int32 [B, 4], as torchvision's RandomErasing: the first of ten tries that is smaller than the image, or none."""
+    boxes = np.zeros((batch, 4), np.int32)
+    if erasing is None or not len(erasing.rows):
+        return boxes
+    pixels = erasing.area.numpy() * (height * width)  # [E, 10]
+    ratio = erasing.ratio.numpy()
+    sides = np.rint(np.stack([np.sqrt(pixels * ratio), np.sqrt(pixels / ratio)], axis=2)).astype(np.int64)
+    fits = (sides < (height, width)).all(axis=2)
+    first = fits.argmax(axis=1)
+    each = np.arange(len(first))
+    side = sides[each, first]
+    corner = (erasing.corner.numpy()[each, first] * ((height, width) - side + 1)).astype(np.int64)
+    found = np.concatenate([corner, corner + side], axis=1)
+    boxes[erasing.rows.numpy()] = np.where((fits.any(axis=1) & side.all(axis=1))[:, None], found, 0)
+    return boxes
+
+
+def _mixing(policy: Policy, chances: Doubles) -> Mixing:
+    """Neighbours are partners, positions 2 k and 2 k + 1 of a batch; the last of an odd batch takes the one before it.
+
+    The order of an epoch is random, so neighbours are random pairs; they are the same for every even batch size and
+    number of ranks.
+    """
+    batch = len(chances)
+    partner = np.arange(batch) ^ 1
+    if batch % 2:
+        partner[-1] = max(batch - 2, 0)
+    cut = chances[:, 0] < (0.5 if policy.mixup else 1.0) if policy.cutmix else np.zeros(batch, np.bool_)
+    share = np.where(
+        cut, beta_quantile(policy.cutmix or 1.0, chances[:, 1]), beta_quantile(policy.mixup or 1.0, chances[:, 1])
+    )
+    return Mixing(
+        partner=torch.from_numpy(partner),
+        share=torch.from_numpy((np.rint(share * 65536) / 65536).astype(np.float32)),
+        cut=torch.from_numpy(cut),
+        centre=torch.from_numpy(chances[:, 2:].copy()),
+    )
+
+
+def beta_quantile(alpha: float, chances: Doubles) -> Doubles:
+    """Numbers distributed as Beta(alpha, alpha) from uniform ones in [0, 1)."""
+    at, cumulative, power = _half_beta(alpha)
+    lower = np.minimum(chances, 1.0 - chances)
+    x = np.interp(lower, cumulative, at) ** power
+    return np.where(chances < 0.5, x, 1.0 - x)
+
+
+@functools.lru_cache(maxsize=16)
+def _half_beta(alpha: float) -> tuple[Doubles, Doubles, float]:
+    """Knots w and the distribution at x = w ** power up to the median, where the density is finite in w."""
+    power = max(1.0 / alpha, 1.0)
+    w = np.linspace(0.0, 0.5 ** (1.0 / power), 8193)
+    x = w**power
+    density = (1.0 - x) ** (alpha - 1.0) * (x ** (alpha - 1.0) if alpha > 1.0 else 1.0)
+    cumulative = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return w, cumulative * (0.5 / cumulative[-1]), power
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -42,7 +296,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> npt.NDArray[np.float64]:
+def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
     """[B, count] numbers in [0, 1)."""
     key = np.zeros(1, np.uint64)
     for part in (seed, epoch, stage):

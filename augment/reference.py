@@ -1,35 +1,124 @@
-"""The specification of what a plan does, in plain torch, for any device."""
+"""The specification of what a plan does, in plain torch, for any device: slow, and meant to be read."""
 
 import torch
 
-from .plan import Plan
+from .ops import LOOKUPS, Op, blend, lookup, luma, mean_level, smooth
+from .plan import Plan, sent
 from .policy import Policy
 
 
-def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
-    """(x / 255 - mean) / std for every channel and level [3 * 256], computed in float64 and rounded once to `dtype`."""
-    levels = torch.arange(256, dtype=torch.float64) / 255
-    mean = torch.tensor(policy.mean, dtype=torch.float64)[:, None]
-    std = torch.tensor(policy.std, dtype=torch.float64)[:, None]
-    return ((levels - mean) / std).to(dtype).flatten()
+def augment(plan: Plan, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] -> [B, 3, H, W] of the table's type, channels-last.
+
+    One nearest resampling of the source, at most four pixel operations, normalisation and erasing. `table` is
+    `normalisation_table`. Statistics are taken of the image as it is when their operation's turn comes, fill included.
+    """
+    sized = plan.sized(images.shape[2], images.shape[3]).to(images.device)
+    images = warp(sized.affine, images)
+    for number, found in enumerate(plan.columns):
+        for op in found - {Op.IDENTITY}:
+            rows = sent(torch.nonzero(plan.ops[:, number] == op)[:, 0], images.device)
+            images = images.index_copy(0, rows, operate(op, sized.magnitudes[rows, number], images[rows]))
+    return erase(sized.box, normalise(images, table), table)
 
 
-def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:
-    """Mirror the images [B, 3, H, W] that the plan names: left-right, then top-bottom."""
-    for chosen, axis in ((plan.hflip, 3), (plan.vflip, 2)):
-        mask = _sent(chosen, images.device)[:, None, None, None]
-        images = torch.where(mask, images.flip(axis), images)
+def warp(affine: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, zeros outside, Pillow's arithmetic."""
+    height, width = images.shape[2:]
+    y, x = torch.meshgrid(
+        *(torch.arange(n, dtype=torch.int32, device=images.device) for n in (height, width)), indexing="ij"
+    )
+    a0, a1, a2, a3, a4, a5 = affine.T[:, :, None, None]  # [B, 1, 1] each
+    column = (a0 * x + a1 * y + a2) >> 16  # [B, H, W]
+    row = (a3 * x + a4 * y + a5) >> 16
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    source = torch.where(inside, row * width + column, 0).flatten(1)[:, None].to(torch.int64)
+    taken = images.flatten(2).gather(2, source.expand(-1, 3, -1)).view(images.shape)
+    return torch.where(inside[:, None], taken, 0)
+
+
+def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """One pixel operation on uint8 images [N, 3, H, W] with magnitudes float32 [N], as Pillow does it."""
+    factor = magnitude[:, None, None, None]
+    levels = images.to(torch.int32)
+    if op in LOOKUPS:
+        tables = lookup(op, magnitude, mean_luma(levels), histogram(levels))
+        return tables.flatten(1).gather(1, _entries(levels)).view(images.shape)
+    if op is Op.COLOR:
+        gray = luma(*levels.unbind(1))[:, None]
+        return blend(gray, levels, factor).to(torch.uint8)
+    if op is Op.SHARPNESS:
+        return blend(_smoothed(levels), levels, factor).to(torch.uint8)
     return images
 
 
-def _sent(flags: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """On the device, without waiting for what is enqueued there."""
-    return flags.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flags.to(device)
+def mean_luma(levels: torch.Tensor) -> torch.Tensor:
+    """The mean L int64 [N] of int32 images [N, 3, H, W]."""
+    gray = luma(*levels.unbind(1))
+    return mean_level(gray.sum(dim=(1, 2), dtype=torch.int64), gray[0].numel() if len(gray) else 1)
+
+
+def histogram(levels: torch.Tensor) -> torch.Tensor:
+    """How often each level occurs in each channel, int64 [N, 3, 256], of int32 images [N, 3, H, W]."""
+    counts = torch.zeros(len(levels), 768, dtype=torch.int64, device=levels.device)
+    entries = _entries(levels)
+    return counts.scatter_add_(1, entries, torch.ones_like(entries)).view(-1, 3, 256)
+
+
+def _entries(levels: torch.Tensor) -> torch.Tensor:
+    """Positions in tables [3 * 256] of int32 images: int64 [N, 3 * H * W]."""
+    channels = torch.arange(3, dtype=torch.int64, device=levels.device).view(3, 1, 1) * 256
+    return (levels + channels).flatten(1)
+
+
+def _smoothed(levels: torch.Tensor) -> torch.Tensor:
+    """ImageFilter.SMOOTH; the outermost pixels, and images below 3 pixels a side, stay."""
+    height, width = levels.shape[2:]
+    result = levels.clone()
+    if height < 3 or width < 3:
+        return result
+    parts = [levels[:, :, i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
+    centre = parts.pop(4)
+    result[:, :, 1:-1, 1:-1] = smooth(torch.stack(parts).sum(dim=0, dtype=torch.int32), centre)
+    return result
+
+
+def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
+    """What becomes of every channel and level, and of erased pixels: [3 * 256 + 3], rounded once to `dtype`.
+
+    (x / 255 - mean) / std in float64, and the policy's `erase_value` per channel. For uint8 the levels themselves, and
+    the levels that are nearest to the erasing values before normalisation.
+    """
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    mean = torch.tensor(policy.mean, dtype=torch.float64)[:, None]
+    std = torch.tensor(policy.std, dtype=torch.float64)[:, None]
+    erased = torch.tensor(policy.erase_values, dtype=torch.float64)
+    if dtype == torch.uint8:
+        undone = ((erased * std[:, 0] + mean[:, 0]) * 255).round().clamp(0, 255)
+        return torch.cat([torch.arange(256).repeat(3), undone]).to(dtype)
+    return torch.cat([((levels - mean) / std).flatten(), erased]).to(dtype)
 
 
 def normalise(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Look up uint8 images [B, 3, H, W] in a table [768]; channels-last, in the table's dtype."""
+    """Look up uint8 images [B, 3, H, W] in a table [768 and more]; channels-last, in the table's dtype."""
     levels = images.permute(0, 2, 3, 1).to(torch.int32)  # [B, H, W, 3]
     offsets = torch.arange(3, dtype=torch.int32, device=images.device) * 256
     values = table.index_select(0, (levels + offsets).reshape(-1))
     return values.view(levels.shape).permute(0, 3, 1, 2)
+
+
+def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Put the table's last three entries into the boxes int32 [B, 4] of images [B, 3, H, W]."""
+    top, left, bottom, right = box.T[:, :, None, None]  # [B, 1, 1] each
+    y = torch.arange(images.shape[2], dtype=torch.int32, device=images.device)[:, None]
+    x = torch.arange(images.shape[3], dtype=torch.int32, device=images.device)
+    erased = (y >= top) & (y < bottom) & (x >= left) & (x < right)  # [B, H, W]
+    return torch.where(erased[:, None], table[768:].view(3, 1, 1), images)
+
+
+def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:
+    """Mirror the images [B, 3, H, W] that the plan names: what `warp` does with a plan that has flips alone."""
+    for chosen, axis in ((plan.hflip, 3), (plan.vflip, 2)):
+        mask = sent(chosen, images.device)[:, None, None, None]
+        images = torch.where(mask, images.flip(axis), images)
+    return images

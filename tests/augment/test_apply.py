@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from fastimg.augment import Plan, Policy, apply, draw
+from fastimg.augment import Policy, apply, draw
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 POLICIES = [Policy(), Policy(mean=(0.5, 0.1, 0.0), std=(0.5, 1.0, 0.01))]
@@ -124,7 +124,7 @@ def test_images_of_another_type_or_shape(batch):
 
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_a_plan_of_another_batch(size):
-    plan = Plan(torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
+    plan = draw(Policy(hflip=0.5), np.arange(size), 0, 0)
     with pytest.raises(ValueError, match=f"the plan is of {size} images; there are 6"):
         apply(plan, images(), Policy())
 

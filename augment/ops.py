@@ -1,0 +1,193 @@
+"""The operations: TrivialAugmentWide's table, and what each does to pixels, in Pillow's arithmetic.
+
+Everything is integers, or single IEEE operations on float32 or float64 in a stated order, each rounded for itself (no
+fused multiply-add): the same bits on every device. Pillow on x86-64 is the judge (`tests/augment/test_pillow.py`);
+where a compiler fused the multiplication and the addition of its blends, Pillow itself may differ by one level.
+"""
+
+import functools
+import math
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+BINS = 31
+LARGEST = 8192  # pixels a side: every coordinate that a warp can reach then fits Q16 in 32 bits, as in Pillow
+
+
+class Op(IntEnum):
+    """What happens to pixels after the warp. `magnitude` is what a plan says beside it."""
+
+    IDENTITY = 0
+    BRIGHTNESS = 1  # factor
+    COLOR = 2  # factor
+    CONTRAST = 3  # factor
+    SHARPNESS = 4  # factor
+    POSTERIZE = 5  # bits that are kept
+    SOLARIZE = 6  # the smallest level that is inverted
+    AUTOCONTRAST = 7
+    EQUALIZE = 8
+
+
+LOOKUPS = frozenset({Op.BRIGHTNESS, Op.CONTRAST, Op.POSTERIZE, Op.SOLARIZE, Op.AUTOCONTRAST, Op.EQUALIZE})
+STATISTICS = frozenset({Op.CONTRAST, Op.AUTOCONTRAST, Op.EQUALIZE})  # lookups that depend on the image
+
+# torchvision's names, in its order, and the pixel operation of each.
+TRIVIAL: dict[str, Op] = {
+    **dict.fromkeys(("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"), Op.IDENTITY),
+    "Brightness": Op.BRIGHTNESS,
+    "Color": Op.COLOR,
+    "Contrast": Op.CONTRAST,
+    "Sharpness": Op.SHARPNESS,
+    "Posterize": Op.POSTERIZE,
+    "Solarize": Op.SOLARIZE,
+    "AutoContrast": Op.AUTOCONTRAST,
+    "Equalize": Op.EQUALIZE,
+}
+
+
+class TrivialTable(NamedTuple):
+    """One row per (operation, bin, sign) [14 * 31 * 2]: row = (operation * 31 + bin) * 2 + (1 if negative)."""
+
+    ops: npt.NDArray[np.int32]  # [868] Op
+    magnitudes: npt.NDArray[np.float32]  # [868]
+    linear: npt.NDArray[np.float64]  # [868, 4] inverse warp: x' = l0 x + l1 y + ..., y' = l2 x + l3 y + ...
+    shift: npt.NDArray[np.float64]  # [868, 2] its translation, where it is not centred
+    centred: npt.NDArray[np.bool_]  # [868] the warp turns about the image's centre
+
+
+@functools.cache
+def trivial_table() -> TrivialTable:
+    """torchvision 0.26's `TrivialAugmentWide._AUGMENTATION_SPACE` with 31 bins, as it is applied to a Pillow image."""
+    rows = len(TRIVIAL) * BINS * 2
+    table = TrivialTable(
+        np.zeros(rows, np.int32),
+        np.zeros(rows, np.float32),
+        np.tile(np.array([1.0, 0.0, 0.0, 1.0]), (rows, 1)),
+        np.zeros((rows, 2)),
+        np.zeros(rows, np.bool_),
+    )
+    spaces = {name: _magnitudes(name) for name in TRIVIAL}
+    for row in range(rows):
+        number, rest = divmod(row, BINS * 2)
+        name = tuple(TRIVIAL)[number]
+        magnitude = float(spaces[name][rest // 2]) * (-1.0 if rest % 2 else 1.0)
+        table.ops[row] = TRIVIAL[name]
+        if name in ("Brightness", "Color", "Contrast", "Sharpness"):
+            table.magnitudes[row] = 1.0 + magnitude  # Pillow takes the factor as a float
+        elif name == "Posterize":
+            table.magnitudes[row] = abs(magnitude)
+        elif name == "Solarize":
+            table.magnitudes[row] = math.ceil(255.0 * abs(magnitude))  # level < threshold, for whole levels
+        elif name == "ShearX":
+            table.linear[row, 1] = math.tan(math.radians(math.degrees(math.atan(magnitude))))
+        elif name == "ShearY":
+            angle = math.radians(math.degrees(math.atan(magnitude)))
+            table.linear[row, 2] = -math.sin(-angle) / math.cos(angle)
+        elif name == "TranslateX":
+            table.shift[row, 0] = -int(magnitude)
+        elif name == "TranslateY":
+            table.shift[row, 1] = -int(magnitude)
+        elif name == "Rotate":
+            table.linear[row] = rotation(np.array([magnitude]))[0]
+            table.centred[row] = True
+    return table
+
+
+def _magnitudes(name: str) -> torch.Tensor:
+    if name in ("TranslateX", "TranslateY"):
+        return torch.linspace(0.0, 32.0, BINS)
+    if name == "Rotate":
+        return torch.linspace(0.0, 135.0, BINS)
+    if name == "Posterize":
+        return (8 - torch.arange(BINS) / ((BINS - 1) / 6)).round()
+    if name == "Solarize":
+        return torch.linspace(1.0, 0.0, BINS)
+    return torch.linspace(0.0, 0.99, BINS)
+
+
+def rotation(degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Inverse rotations [..., 4], counter-clockwise on the screen, as `PIL.Image.rotate` computes them."""
+    angle = -np.radians(degrees % 360.0)
+    cos, sin = np.round(np.cos(angle), 15), np.round(np.sin(angle), 15)
+    return np.stack([cos, sin, np.round(-np.sin(angle), 15), cos], axis=-1)
+
+
+def blend(degenerate: torch.Tensor, image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Pillow's ImagingBlend of levels: degenerate + factor * (image - degenerate), cut off at 0 and 255, and truncated.
+
+    One float32 multiplication and one addition, each rounded. `factor` is float32; the result has the type of `image`.
+    """
+    base = degenerate.to(torch.float32)
+    product = factor * (image.to(torch.float32) - base)
+    return (base + product).clamp(0, 255).to(image.dtype)
+
+
+def luma(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> torch.Tensor:
+    """Pillow's L of int32 levels: ITU-R 601-2 in Q16, rounded."""
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+def smooth(around: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
+    """Pillow's SMOOTH of int32 levels: (the eight neighbours + 5 * centre) / 13, rounded. There are no ties."""
+    return (2 * (around + 5 * centre) + 13) // 26
+
+
+def mean_level(total: torch.Tensor, pixels: int) -> torch.Tensor:
+    """The mean of int64 sums of levels, rounded half up, as ImageEnhance.Contrast takes it."""
+    return (2 * total + pixels) // (2 * pixels)
+
+
+def lookup(op: Op, magnitude: torch.Tensor, mean: torch.Tensor, histogram: torch.Tensor) -> torch.Tensor:
+    """The look-up tables uint8 [B, 3, 256] of one of LOOKUPS.
+
+    `magnitude` float32 [B]; `mean` int64 [B], the mean L, for contrast; `histogram` int64 [B, 3, 256], for autocontrast
+    and equalize. What an operation does not need is not looked at.
+    """
+    device = magnitude.device
+    levels = torch.arange(256, dtype=torch.int32, device=device)  # [256]
+    amount = magnitude[:, None]  # [B, 1]
+    if op is Op.BRIGHTNESS:
+        tables = blend(torch.zeros_like(levels), levels, amount)
+    elif op is Op.CONTRAST:
+        tables = blend(mean[:, None].to(torch.int32), levels, amount)
+    elif op is Op.POSTERIZE:
+        dropped = (8 - amount).to(torch.int32)
+        tables = (levels >> dropped) << dropped
+    elif op is Op.SOLARIZE:
+        tables = torch.where(levels < amount, levels, 255 - levels)
+    elif op is Op.AUTOCONTRAST:
+        return _autocontrast(histogram)
+    elif op is Op.EQUALIZE:
+        return _equalize(histogram)
+    else:
+        raise AssertionError(op)
+    return tables.to(torch.uint8)[:, None, :].expand(-1, 3, -1)
+
+
+def _autocontrast(histogram: torch.Tensor) -> torch.Tensor:
+    """ImageOps.autocontrast: float64, since its products fall short of whole numbers here and there."""
+    levels = torch.arange(256, dtype=torch.int64, device=histogram.device)
+    present = histogram > 0  # [B, 3, 256]
+    low = torch.where(present, levels, 255).amin(dim=2, keepdim=True)
+    high = torch.where(present, levels, 0).amax(dim=2, keepdim=True)
+    span = (high - low).clamp(min=1).double()
+    scale = torch.full_like(span, 255.0) / span  # `255.0 / span` would be 255 * (1 / span)
+    offset = -low.double() * scale
+    product = levels.double() * scale
+    stretched = (product + offset).clamp(0, 255).to(torch.int64)
+    return torch.where(high <= low, levels, stretched).to(torch.uint8)
+
+
+def _equalize(histogram: torch.Tensor) -> torch.Tensor:
+    """ImageOps.equalize."""
+    levels = torch.arange(256, dtype=torch.int64, device=histogram.device)
+    below = histogram.cumsum(dim=2) - histogram  # pixels darker than a level
+    total = histogram.sum(dim=2, keepdim=True)
+    top = torch.where(histogram > 0, levels, 0).amax(dim=2, keepdim=True)
+    step = (total - histogram.gather(2, top)) // 255  # 0 where there is one level alone
+    spread = (step // 2 + below) // step.clamp(min=1)
+    return torch.where(step == 0, levels, spread.clamp(max=255)).to(torch.uint8)
