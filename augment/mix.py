@@ -58,7 +58,7 @@ def _blend(share: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch
 
 
 def boxes(mixing: Mixing, height: int, width: int) -> torch.Tensor:
-    """Cutmix's rectangles int64 [B, 4] (top, left, bottom, right), as torchvision's: sides sqrt(1 - lambda), cut at edges.
+    """Cutmix's rectangles int64 [B, 4] (top, left, bottom, right), as torchvision: sides sqrt(1 - lambda), cut off.
 
     They are empty for images that draw mixup.
     """

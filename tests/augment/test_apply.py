@@ -129,6 +129,42 @@ def test_a_plan_of_another_batch(size):
         apply(plan, images(), Policy())
 
 
+@pytest.mark.parametrize("value", [0.0, (1.0, -2.0, 0.5)])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8])
+def test_erasing_comes_after_normalisation(value, dtype):
+    """As torchvision's RandomErasing after Normalize."""
+    batch, ids = images(40, 30, 20), np.arange(40)
+    policy = Policy(erase=0.5, erase_value=value, hflip=0.5)
+    plan = draw(policy, ids, 0, 0)
+    got = apply(plan, batch, policy, dtype)
+    plain = apply(draw(Policy(hflip=0.5), ids, 0, 0), batch, policy, dtype)
+    fill = torch.tensor(policy.erase_values, dtype=torch.float64)
+    if dtype == torch.uint8:
+        fill = ((fill * torch.tensor(policy.std).double() + torch.tensor(policy.mean).double()) * 255).round()
+        fill = fill.clamp(0, 255)
+    boxes = plan.sized(30, 20).box.tolist()
+    assert 10 < sum(bottom > 0 for _, _, bottom, _ in boxes) < 30
+    for i, (top, left, bottom, right) in enumerate(boxes):
+        plain[i, :, top:bottom, left:right] = fill.to(dtype)[:, None, None]
+        assert torch.equal(got[i], plain[i])
+
+
+def test_uint8_is_not_normalised():
+    batch = every_level()
+    assert torch.equal(apply(None, batch, Policy(), torch.uint8), batch)
+
+
+def test_types_that_are_not_given():
+    with pytest.raises(ValueError, match=r"images become torch.float32, .*; torch.float64 was asked for"):
+        apply(None, images(), Policy(), torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0, 4), (2, 3, 4, 0)])
+def test_images_without_pixels(shape):
+    with pytest.raises(ValueError, match="images must be uint8"):
+        apply(None, torch.zeros(shape, dtype=torch.uint8), Policy())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
