@@ -28,12 +28,12 @@ from rich.text import Text
 from .combine import combine, onto
 from .config import Convert
 from .conversion import Report, report_on
-from .describe import Base, describe, read_base
+from .describe import Base, describe, read_base, read_made
 from .errors import UsageError, UserError, printable
 from .images import Prepare, Prepared, prepared_in_order
 from .journal import Finished, Journal, State, clear, journal_options, locked, state_of
 from .loaders.errors import DataError, ImageError
-from .loaders.shards import open_dataset, read_description
+from .loaders.shards import open_dataset
 from .loaders.tar import replace_file
 from .manifest import Columns
 from .plan import Shard, plan_shards
@@ -325,7 +325,7 @@ def _open_once(folder: Path, description: dict[str, Any]) -> None:
 
 def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
     """The description of a dataset that an earlier run finished, or nearly: the journal may still be there."""
-    description = read_description(folder)
+    description = read_made(folder)
     if not job.base:
         _check_same(folder, description.get("options", {}), job.options)
     _open_once(folder, description)

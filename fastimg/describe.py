@@ -4,11 +4,13 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from . import __version__
 from .errors import UserError, printable
-from .journal import Finished, Journal
+from .journal import SPLIT, Finished, Journal
 from .loaders.beton import BetonReader
 from .loaders.beton_fields import Field
 from .loaders.errors import DataError
@@ -23,6 +25,51 @@ _TAR_SCHEMA = {
     "cls": {"kind": "scalar", "dtype": "int64", "encoding": "ascii"},
     "json": {"kind": "text", "encoding": "json"},
 }
+
+
+class _Shard(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{SPLIT}(-\d{{5,18}})?\.(tar|beton)\Z")]
+
+
+class _Split(msgspec.Struct):
+    samples: int
+    class_counts: list[int]
+    source_bytes: int
+    shards: list[_Shard]
+
+
+class _Skipped(msgspec.Struct):
+    split: str
+    path: str
+    reason: str
+
+
+class _Options(msgspec.Struct):
+    listing: str
+
+
+class _Made(msgspec.Struct):
+    """What `describe` writes and what is read of it again; loaders.shards has checked the rest."""
+
+    schema: dict[str, dict[str, Any]]
+    splits: dict[Annotated[str, msgspec.Meta(pattern=rf"^{SPLIT}\Z")], _Split]
+    skipped: list[_Skipped]
+    outcomes: dict[str, int]
+    options: _Options
+    appended: list[_Options] = []
+
+
+def read_made(folder: Path) -> dict[str, Any]:
+    """The description of a dataset that a conversion made. Raises DataError where it is none."""
+    description = read_description(folder)
+    try:
+        msgspec.convert(description, _Made)
+    except msgspec.ValidationError as error:
+        raise DataError(
+            f"{folder / 'dataset.json'}: not what this version of fastimg writes ({error}); convert again with "
+            "--overwrite"
+        ) from error
+    return description
 
 
 @dataclass(frozen=True)
@@ -78,10 +125,9 @@ class Base:
         skipped = Counter(skipped["split"] for skipped in self.description["skipped"])
         found = {}
         for split, content in self.description["splits"].items():
-            numbers = [
-                int(shard["name"][len(split) + 1 : -4]) for shard in content["shards"] if self.container == "tar"
-            ]
-            found[split] = Begun(max(numbers, default=-1) + 1, content["samples"] + skipped[split])
+            names = [Path(shard["name"]).stem for shard in content["shards"] if self.container == "tar"]
+            last = max((int(name.rpartition("-")[2]) for name in names), default=-1)
+            found[split] = Begun(last + 1, content["samples"] + skipped[split])
         return found
 
     def holds(self, options: dict[str, Any]) -> bool:
@@ -114,7 +160,7 @@ def read_base(folder: Path) -> Base:
     file = folder / "dataset.json"
     if not file.exists():
         raise UserError(f"{folder}: no dataset that could be appended to; leave out --append to make one")
-    return Base(folder, read_description(folder), hashlib.sha256(file.read_bytes()).hexdigest())
+    return Base(folder, read_made(folder), hashlib.sha256(file.read_bytes()).hexdigest())
 
 
 def describe(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from enum import Enum
 from pathlib import Path
@@ -25,7 +26,8 @@ from fastimg.loaders.tar import index_path, replace_file, sync_folder, temporary
 
 JOURNAL_FORMAT = "fastimg conversion"
 
-_NAMES = r"(?:(?:train|val|test)(?:-\d{5,}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
+SPLIT = "(?:train|val|test)"
+_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 
@@ -58,10 +60,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     def on_disk(self, folder: Path) -> bool:
         """Whether its files still are what they were when they were written, by sizes and the index's checksum."""
         if not self.name:
-            return True
+            return not self.samples
+        if not _MADE.fullmatch(self.name):
+            return False
         file = folder / self.name
         try:
             if self.part:
+                if not 0 <= self.part.end <= self.part.file_end == self.bytes:
+                    return False
                 return file.exists() or temporary(file).stat().st_size >= self.bytes
             index = index_path(file).read_bytes()
             return file.stat().st_size == self.bytes and hashlib.sha256(index).hexdigest() == self.index_sha256
@@ -88,10 +94,11 @@ class Journal:
         head, *lines = _whole_lines(folder / "convert.json")
         shards = []
         for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError):
+            with contextlib.suppress(msgspec.MsgspecError, RecursionError):
                 shards.append(msgspec.json.decode(line, type=Finished))
         shards = [shard for shard in shards if shard.on_disk(folder)]
-        shards = [shard for shard in shards if not shard.part or _follows(shard, shards)]
+        parts = _parts_in_a_row(shards)
+        shards = [shard for shard in shards if not shard.part or 0 <= shard.number < parts[shard.split]]
         replace_file(folder / "convert.json", head + b"".join(map(_line, shards)))
         return cls(folder, shards)
 
@@ -125,9 +132,13 @@ class Journal:
         sync_folder(self._folder)
 
 
-def _follows(shard: Finished, shards: list[Finished]) -> bool:
-    """Whether all parts before this one are there."""
-    return {other.number for other in shards if other.split == shard.split} >= set(range(shard.number))
+def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
+    """How many parts of each split are there, from the first one on, before one is missing."""
+    there, found = {(shard.split, shard.number) for shard in shards}, Counter[str]()
+    for split in {shard.split for shard in shards}:
+        while (split, found[split]) in there:
+            found[split] += 1
+    return found
 
 
 def state_of(folder: Path) -> State:
@@ -146,9 +157,9 @@ def journal_options(folder: Path) -> dict[str, Any] | None:
     """The options in the journal of `folder`, None where it is no journal of ours."""
     try:
         head = json.loads(_whole_lines(folder / "convert.json")[0])
-        options: dict[str, Any] = head["options"]
-        return options if head["format"] == JOURNAL_FORMAT else None
-    except (OSError, ValueError, LookupError, TypeError):
+        options = head["options"]
+        return options if head["format"] == JOURNAL_FORMAT and isinstance(options, dict) else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
@@ -188,5 +199,5 @@ def _whole_lines(path: Path) -> list[bytes]:
 def _format(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))["format"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -123,7 +123,9 @@ def read_description(path: Path) -> dict[str, Any]:
             raise ShardError(f"{file}: written by a newer fastimg; update this one")
         if not all(type(name) is str for name in [*description["splits"], *description["classes"]]):
             raise TypeError("classes")
-        for split in description["splits"].values():
+        for name, split in description["splits"].items():
+            if not _is_plain(name):
+                raise ValueError(f"split {name!r}")
             _check_entries(description["container"], split["samples"], split["shards"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
@@ -139,10 +141,15 @@ def _check_entries(container: Any, samples: Any, shards: Any) -> None:
     if container == "beton" and len(shards) != 1:
         raise ValueError(f"{len(shards)} files of one split")
     for shard in shards:
-        if b"\0" in os.fsencode(shard["name"]) or not all(
+        if not _is_plain(shard["name"]) or not all(
             _SHA256.fullmatch(shard[key]) for key in keys if key.endswith("sha256")
         ):
             raise ValueError(f"shard {shard['name']!r}")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name, put behind a folder, names a file in it: nothing outside is read or written."""
+    return b"\0" not in os.fsencode(name) and os.path.basename(name) == name and name not in ("", ".", "..")
 
 
 def foreign_shards(path: Path) -> dict[str, list[Path]]:

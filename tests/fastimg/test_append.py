@@ -149,9 +149,41 @@ def test_a_source_in_the_destination_is_left_alone(
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / shard).symlink_to(config.dst / shard)
     for src in (config.dst / shard, config.dst, tmp_path / "links"):
-        with pytest.raises(UsageError, match="lies in the destination|destination lies in the source"):
+        with pytest.raises(UsageError, match=r"lies in the destination|destination lies in the source"):
             convert(Convert(src=src, dst=config.dst, workers="1", **flags), QUIET)
         assert contents(config.dst) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"outcomes": None},
+        {"outcomes": {"tiled": "many"}},
+        {"skipped": [5]},
+        {"schema": [[]]},
+        {"options": []},
+        {"appended": {}},
+    ],
+    ids=str,
+)
+def test_a_description_that_convert_did_not_write(config: Convert, more: Path, damage: dict[str, Any]) -> None:
+    convert(config, QUIET)
+    file = config.dst / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    for again in (appending(config, more), replace(config, resume=True)):
+        with pytest.raises(DataError, match=r"dataset.json: not what this version of fastimg writes \(Expected"):
+            convert(again, QUIET)
+
+
+@pytest.mark.parametrize("key", ["class_counts", "source_bytes"])
+def test_a_split_that_convert_did_not_write(config: Convert, more: Path, key: str) -> None:
+    convert(config, QUIET)
+    file = config.dst / "dataset.json"
+    description = json.loads(file.read_text())
+    del description["splits"]["val"][key]
+    file.write_text(json.dumps(description))
+    with pytest.raises(DataError, match=f"missing required field `{key}`"):
+        convert(appending(config, more), QUIET)
 
 
 def test_nothing_to_append_to(config: Convert, more: Path) -> None:

@@ -326,9 +326,18 @@ def test_destination_in_the_source(config, image_folder, console, inside):
 
 
 @pytest.mark.parametrize("flags", [{}, {"resume": True}, {"overwrite": True}])
-def test_somebody_elses_folder_is_left_alone(config, console, flags):
+@pytest.mark.parametrize(
+    ("description", "journal"),
+    [
+        (b'{"format": "another"}', b"[]\n"),
+        (b"[" * 100_000, b"[" * 100_000 + b"\n"),
+        (b"", b'{"format": "fastimg conversion", "options": []}\n'),
+    ],
+    ids=["another", "deep", "no options"],
+)
+def test_somebody_elses_folder_is_left_alone(config, console, flags, description, journal):
     config.dst.mkdir()
-    theirs = {"train-00000.tar": b"theirs", "dataset.json": b'{"format": "another"}', "convert.json": b"[]\n"}
+    theirs = {"train-00000.tar": b"theirs", "dataset.json": description, "convert.json": journal}
     for name, content in theirs.items():
         (config.dst / name).write_bytes(content)
     with pytest.raises(UserError, match="not empty, and nothing that fastimg convert made; give a new or empty"):
@@ -440,7 +449,7 @@ def test_resume_from_every_state_that_a_kill_can_leave(config, whole, console, m
         assert contents(config.dst) == whole, number
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "index", "journal", "next line"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "index", "journal", "next line", "name", "deep"])
 def test_resume_does_not_trust_what_changed(config, whole, console, monkeypatch, damage):
     stop_after(monkeypatch, 30)
     with pytest.raises(KeyboardInterrupt):
@@ -455,6 +464,10 @@ def test_resume_does_not_trust_what_changed(config, whole, console, monkeypatch,
         index.write_bytes(index.read_bytes().replace(b"jpg", b"png"))
     elif damage == "journal":
         os.truncate(journal, journal.stat().st_size - 20)
+    elif damage == "name":
+        journal.write_bytes(journal.read_bytes().replace(b'"name":"', b'"name":"../D/'))
+    elif damage == "deep":
+        journal.write_bytes(journal.read_bytes() + b'{"x":' + b"[" * 100_000 + b"\n")
     else:
         journal.write_bytes(journal.read_bytes() + b"\0\0\n")
     convert(replace(config, resume=True), console)

@@ -1,6 +1,7 @@
 """`convert --format beton`: deterministic, resumable after any kill, whole or not there, and open to training."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -124,7 +125,7 @@ def test_resume_from_every_state_that_a_kill_can_leave(
         assert contents(config.dst) == whole, number
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "journal", "middle"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "journal", "middle", "number", "end"])
 def test_resume_does_not_trust_what_changed(
     config: Convert, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -147,7 +148,11 @@ def test_resume_does_not_trust_what_changed(
         os.truncate(journal, journal.stat().st_size - 20)
     else:
         lines = journal.read_bytes().splitlines(keepends=True)
-        journal.write_bytes(b"".join(lines[:2] + lines[3:]))
+        shard = json.loads(lines[2])
+        samples, metadata, table, end, file_end = shard["part"]
+        change = {"number": {"number": 10**18}, "end": {"part": [samples, metadata, table, end + 10**18, file_end]}}
+        changed = [json.dumps(shard | change[damage]).encode() + b"\n"] if damage in change else []
+        journal.write_bytes(b"".join(lines[:2] + changed + lines[3:]))
     convert(replace(config, resume=True), QUIET)
     assert contents(config.dst) == whole
 

@@ -239,6 +239,8 @@ def test_a_description_that_is_none(dataset_folder, content, message):
         ("name", 5),
         ("name", "a\0b"),
         ("name", "\ud800"),
+        ("name", "../train-00001.tar"),
+        ("name", ""),
         ("samples", "4"),
         ("samples", 5),
         ("bytes", None),
@@ -251,6 +253,13 @@ def test_a_shard_that_is_described_wrongly(dataset_folder, key, value):
     damage(dataset_folder, lambda description: description["splits"]["train"]["shards"][1].update({key: value}))
     with pytest.raises(ShardError, match=r"dataset.json: not a dataset description \(.*\); convert again"):
         open_dataset(dataset_folder)
+
+
+def test_a_split_whose_name_leads_elsewhere(dataset_folder):
+    damage(dataset_folder, lambda d: d["splits"].update({"../train": d["splits"]["train"]}))
+    with pytest.raises(ShardError, match=r"dataset.json: not a dataset description \(.*'../train'.*\); convert again"):
+        open_dataset(dataset_folder, "../train")
+    assert not (dataset_folder.parent / "train.fidx").exists()
 
 
 def test_a_split_of_which_nothing_is_left(dataset_folder):
