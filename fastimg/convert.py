@@ -62,9 +62,19 @@ def convert(config: Convert, console: Console) -> Report:
 
     Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
     """
+    try:
+        return _convert(config, console)
+    except OSError as error:
+        raise _plain(config.dst, error) from error
+
+
+def _convert(config: Convert, console: Console) -> Report:
     began = time.perf_counter()
     base = read_base(config.dst) if config.append else None
     request = read_request(config, base.container if base else None)
+    if not base:
+        _missing(config.dst)
+        _admit(config.dst, config)  # before a source is read for nothing
     source = _source(request, base)
     try:
         for remark in source.remarks:
@@ -142,8 +152,6 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 Text(f"{folder}: interrupted; the same command with --resume goes on from here"), soft_wrap=True
             )
         raise
-    except OSError as error:
-        raise _plain(folder, error) from error
     finally:
         for path in made:  # still empty: nothing was begun, or all of it was undone
             with contextlib.suppress(OSError):
@@ -157,11 +165,9 @@ def _missing(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
 
-def _admit(folder: Path, config: Convert, job: _Job) -> State:
+def _admit(folder: Path, config: Convert, job: _Job | None = None) -> State:
     """What is in the destination, of an append: of that. Raises UserError unless the flags allow it."""
-    state = state_of(folder)
-    if job.base:
-        state = _appending(folder, job)
+    state = _appending(folder, job) if job and job.base else state_of(folder)
     if state is State.OTHER:
         raise UserError(f"{folder}: not empty, and nothing that fastimg convert made; give a new or empty folder")
     if state is State.DATASET and not (config.resume or config.overwrite):

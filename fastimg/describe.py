@@ -18,6 +18,7 @@ from .loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
 from .loaders.tar import index_path
 from .plan import Begun, Shard
 from .samples import Source
+from .stored import ORIGINAL
 from .survey import Schema
 
 _TAR_SCHEMA = {
@@ -142,8 +143,9 @@ class Base:
                 fields, page_size = reader.fields, reader.page_size
             for name, field in schema.fields.items():
                 if fields.get(name) != field:
+                    drop = "add --originals drop, or " if name == ORIGINAL else ""
                     raise UserError(
-                        f"{file}: has no field {name} ({field.kind}), which what is appended needs; --merge both "
+                        f"{file}: has no field {name} ({field.kind}), which what is appended needs; {drop}--merge both "
                         "into a new dataset"
                     )
             if page_size < schema.page_size:

@@ -41,10 +41,10 @@ class Begun:
 def parse_size(text: str) -> int:
     """Bytes of `256MB`, `1.5 GB`, `1GiB` or a plain number. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    if size < 1:
+    size = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0
+    if not 1 <= size < 2**63:
         raise UsageError(f"--shard-size {text}: give a number of bytes, or one with KB, MB or GB, as in 256MB")
-    return size
+    return int(size)
 
 
 def assign_shards(sizes: Iterable[int], shard_size: int) -> list[int]:

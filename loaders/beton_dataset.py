@@ -14,7 +14,8 @@ from .errors import DataError, ShardError
 from .scratch import Scratch
 
 MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
-_USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}  # where there are several
+# Names of the fields to train on, where there are several of a kind.
+USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
 
 
 class BetonDataset:
@@ -87,10 +88,10 @@ def _choose(reader: BetonReader, kind: str) -> str | None:
     """The field of a kind, None where there is none. Raises DataError where it could be several."""
     names = [name for name, field in reader.fields.items() if field.kind == kind]
     if len(names) > 1:
-        usual = [name for name in names if name.lower() in _USUAL[kind]]
+        usual = [name for name in names if name.lower() in USUAL[kind]]
         if len(usual) != 1:
             raise DataError(
-                f"{reader.path}: {', '.join(names)} are all {kind} fields; name the one to train on {_USUAL[kind][0]}"
+                f"{reader.path}: {', '.join(names)} are all {kind} fields; name the one to train on {USUAL[kind][0]}"
             )
         return usual[0]
     return names[0] if names else None

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -290,6 +291,7 @@ def test_a_split_of_which_nothing_is_left(tmp_path, encode, console):
         ({"val_fraction": -0.1}, "--val-fraction -0.1"),
         ({"val_fraction": float("nan")}, "--val-fraction nan"),
         ({"shard_size": "many"}, "--shard-size many"),
+        ({"shard_size": "9" * 400}, "--shard-size 99999"),
         ({"workers": "0"}, "--workers 0: give auto or a number"),
         ({"workers": "two"}, "--workers two"),
         ({"seed": -1}, "--seed -1"),
@@ -512,6 +514,33 @@ def test_a_full_disk(config, whole, console, monkeypatch):
     assert list(config.dst.glob("*.tar")) and not list(config.dst.glob(".*"))
     convert(replace(config, resume=True), console)
     assert contents(config.dst) == whole
+
+
+def test_a_disk_that_is_full_before_anything_is_written(config, console, monkeypatch):
+    """Of a source that goes into a temporary file first."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fastimg.spool.os.write", full)
+    with pytest.raises(UserError, match=rf"{config.dst}: no space left on the disk; free some, then convert again"):
+        convert(replace(config, src=Path("sklearn:digits")), console)
+    assert not config.dst.exists()
+
+
+def test_a_destination_that_is_refused_is_so_before_the_source_is_read(config, console, monkeypatch):
+    convert(config, console)
+    monkeypatch.setattr("fastimg.convert.read_source", None)
+    with pytest.raises(UserError, match="holds a dataset already"):
+        convert(config, console)
+
+
+def test_links_in_a_circle(config, tmp_path, console):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop: File exists; check the path"):
+        convert(replace(config, dst=tmp_path / "loop"), console)
+    with pytest.raises(DataError, match="loop: no such file or folder"):
+        convert(replace(config, src=tmp_path / "loop"), console)
 
 
 def test_another_error_of_the_disk_leaves_nothing(config, console, monkeypatch):
