@@ -70,7 +70,7 @@ class Treatment:
         """Whether --raw-fraction drew this sample."""
         if self.raw_fraction <= 0:
             return False
-        key = f"{self.seed} {path}".encode("utf-8", "surrogateescape")
+        key = f"{self.seed} {path}".encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.sha256(key).digest()[:8]) < self.raw_fraction * 2**64
 
 

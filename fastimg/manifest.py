@@ -89,7 +89,7 @@ def _read(src: Path, rows: Iterator[tuple[int, Row]], columns: Columns) -> Sourc
     for number, row in _chain(first, rows):
         where = f"{src}: row {number}"
         path = row[path_column]
-        if not isinstance(path, str) or not path or "\0" in path:
+        if not isinstance(path, str) or not _is_path(path):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         labels.append(sys.intern(label_of(where, label_column, row[label_column])))
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
@@ -178,6 +178,13 @@ def split_of(where: str, value: Any) -> str:
     if split is None:
         raise DataError(f"{where}: {value!r} is no split; use one of {', '.join(SPLIT_FOLDERS)}")
     return split
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # json may hold half of a surrogate pair
+        return False
 
 
 def _relative(root: Path, path: str) -> str:

@@ -42,7 +42,7 @@ class Request:
             "format": treatment.pop("container"),
             "source": source.kind,
             "listing": source.fingerprint(),
-            "classes": hashlib.sha256("\0".join(source.classes).encode("utf-8", "surrogateescape")).hexdigest(),
+            "classes": hashlib.sha256("\0".join(source.classes).encode("utf-8", "surrogatepass")).hexdigest(),
             "shard_size": self.shard_size,
             "val_fraction": self.flags.val_fraction,
             "shuffle": self.shuffles(source),

@@ -82,7 +82,7 @@ class Entries(Sequence[Entry]):
         path, label, size, row, extra, place, reader = entry
         columns = self._columns
         columns.numbers.extend((label, size, row, place, reader))
-        columns.text += path.encode("utf-8", "surrogateescape")
+        columns.text += path.encode("utf-8", "surrogatepass")
         columns.ends.append(len(columns.text))
         if extra:
             columns.text += json.dumps(extra).encode()
@@ -102,7 +102,7 @@ class Entries(Sequence[Entry]):
         columns = self._columns
         label, size, row, place, reader = columns.numbers[5 * at : 5 * at + 5]
         begin, middle, end = columns.ends[2 * at : 2 * at + 3]
-        path = columns.text[begin:middle].decode("utf-8", "surrogateescape")
+        path = columns.text[begin:middle].decode("utf-8", "surrogatepass")
         extra = json.loads(columns.text[middle:end]) if end > middle else None
         return Entry(path, label, size, row, extra, place, reader)
 

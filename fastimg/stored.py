@@ -183,7 +183,7 @@ class TarReader:
                     raise ShardError(f"{file.name}: shrank while it was read; copy it again and --resume")
                 if at == chosen:
                     image, suffix = data, ext
-                elif ext == "json":
+                elif ext.lower() == "json":
                     text = data
                 elif ext.lower() != "cls":
                     fields[ext] = data

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,9 +61,14 @@ class TarStore:
         members = {prepared.extension: prepared.image}
         if label >= 0:
             members["cls"] = str(label).encode()
-        if taken := (members.keys() | {"json"}) & prepared.fields.keys():
-            raise ImageError(f"it has two members .{', .'.join(taken)}")
-        self._writer.add(f"{number:09d}", members | {"json": prepared.note} | prepared.fields)
+        members["json"] = prepared.note
+        taken = Counter(ext.lower() for ext in (*members, *prepared.fields))  # a tar's readers do not tell cases apart
+        if twice := [ext for ext, count in taken.items() if count > 1]:
+            raise ImageError(f"it has two members .{', .'.join(twice)}")
+        try:
+            self._writer.add(f"{number:09d}", members | prepared.fields)
+        except ValueError as error:
+            raise ImageError(str(error)) from error
 
     def end(self) -> dict[str, Any]:
         """See Store."""

@@ -12,8 +12,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .images import DECODERS_OWN, Prepared, Treatment, in_order
+from .loaders.beton_dataset import USUAL
 from .loaders.beton_fields import PAGE_SIZES, Field, describe, jpeg_fault
 from .loaders.decode import read_header
 from .loaders.errors import DataError, ImageError
@@ -136,8 +138,8 @@ def _field(ext: str, content: bytes) -> Field:
             json.loads(content)
             return Field("json")
         if kind == "npy":
-            array = np.load(io.BytesIO(content), allow_pickle=False)
-            if array.shape == () and array.dtype in (np.float64, np.int64):
+            array = _array(content)
+            if array.shape == () and array.dtype in (np.float64, np.int64) and _may_be_scalar(ext):
                 return Field("float" if array.dtype == np.float64 else "int")
             field = Field("ndarray", array.dtype, array.shape)
             describe("x", field)
@@ -150,15 +152,27 @@ def _field(ext: str, content: bytes) -> Field:
         SyntaxError,
         RecursionError,
         MemoryError,
-    ):  # what np.load and json raise
+    ):  # what numpy and json raise
         pass
     return Field("bytes")
+
+
+def _array(content: bytes) -> npt.NDArray[Any]:
+    """Of an .npy alone: np.load takes zip files and pickles too."""
+    array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return array
+
+
+def _may_be_scalar(ext: str) -> bool:
+    """Not under a name that a label could have: the .beton's own label is to be found."""
+    name = ext.rpartition(".")[0].lower()
+    return bool(name) and name not in USUAL["int"]
 
 
 def _value(field: Field, content: bytes) -> Any:
     if field.kind in ("bytes", "json"):
         return content
-    array = np.load(io.BytesIO(content), allow_pickle=False)
+    array = _array(content)
     return array.item() if array.shape == () else array
 
 

@@ -268,6 +268,46 @@ def test_a_field_that_no_beton_holds_is_refused(tmp_path: Path, encode: Any) -> 
     assert not (tmp_path / "beton").exists()
 
 
+def test_a_member_whose_name_no_tar_of_ours_holds_is_named(tmp_path: Path, encode: Any) -> None:
+    write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "x" * 100: b""}, "b": {"jpg": encode()}})
+    report = run(tmp_path / "foreign", tmp_path / "tar")
+    assert report.images == 1 and "at most 100 bytes" in report.skipped[0].reason
+
+
+def test_members_that_differ_in_case_alone(tmp_path: Path, encode: Any) -> None:
+    """A note is one however it is spelled; an image that gets another member's name is left out."""
+    clash = {"png": encode(), "JPG": b"by its content a .jpg"}
+    write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "JSON": b'{"path": "x"}'}, "b": clash})
+    report = run(tmp_path / "foreign", tmp_path / "tar", tile="off")
+    assert [skipped.reason for skipped in report.skipped] == ["it has two members .jpg"]
+    (sample,) = read_tars(tmp_path / "tar")
+    assert list(sample) == ["jpg", "json"] and json.loads(sample["json"])["path"] == "x"
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 no zip", b"", b"\x93NUMPY", b"\x80\x04\x95"])
+def test_an_npy_that_is_none_is_bytes(tmp_path: Path, encode: Any, content: bytes) -> None:
+    archive = io.BytesIO()
+    np.savez(archive, a=np.zeros(3))
+    fields = {"v.npy": content, "w.npy": archive.getvalue()}
+    write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "cls": b"0"} | fields})
+    run(tmp_path / "foreign", tmp_path / "beton", format="beton")
+    run(tmp_path / "beton", tmp_path / "tar")
+    (sample,) = read_tars(tmp_path / "tar")
+    assert {ext: sample[ext] for ext in fields} == fields
+
+
+def test_a_number_under_the_name_of_a_label(tmp_path: Path, encode: Any) -> None:
+    numbers = {"npy": npy(np.int64(5)), "target.npy": npy(np.int64(6)), "size.npy": npy(np.int64(7))}
+    write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "cls": b"3"} | numbers})
+    run(tmp_path / "foreign", tmp_path / "beton", format="beton")
+    with BetonReader(tmp_path / "beton/train.beton") as reader:
+        assert [name for name, field in reader.fields.items() if field.kind == "int"] == ["label", "size"]
+    assert open_dataset(tmp_path / "beton").labels.tolist() == [3]
+    run(tmp_path / "beton", tmp_path / "tar")
+    (sample,) = read_tars(tmp_path / "tar")
+    assert {ext: sample[ext] for ext in numbers} == numbers
+
+
 def test_two_images_of_one_sample(tmp_path: Path, encode: Any) -> None:
     left, right = encode(seed=1), encode(seed=2)
     write_tar(tmp_path / "foreign/a.tar", {"a": {"left.jpeg": left, "right.jpeg": right, "cls": b"1"}})

@@ -13,6 +13,7 @@ from fastimg import sources
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
 from fastimg.manifest import Columns
+from fastimg.samples import Entries
 
 
 def read_source(src, columns):
@@ -191,6 +192,11 @@ def test_what_is_wrong_with_a_manifest(files, lines, columns, message):
     ("name", "content", "message"),
     [
         ("set.jsonl", b'{"path": "a", "label": "x"}\n{"path"\n', "row 2: not json"),
+        (
+            "set.jsonl",
+            b'{"path": "\\ud800.jpg", "label": "x"}\n',
+            r"row 1: '.ud800.jpg' in column 'path' is not a path",
+        ),
         ("set.jsonl", b"[1]\n", "row 1: not a json object"),
         ("set.jsonl", b'{"path": "a", "label": 1}\n{"path": "b"}\n', "row 2: the label in column 'label' is empty"),
         ("set.jsonl", b'{"path": "a", "label": 0.5}\n', "row 1: the label '0.5' .*neither a string nor an integer"),
@@ -220,3 +226,12 @@ def test_a_source_that_is_not_there(tmp_path):
 def test_a_folder_has_no_columns(image_folder):
     with pytest.raises(UsageError, match=r"--label-column: .* is a folder and has no columns"):
         read_source(image_folder, Columns(label="label"))
+
+
+def test_half_a_surrogate_pair_in_a_label_and_a_column(files):
+    (files / "set.jsonl").write_text('{"path": "a/1.jpg", "label": "\\ud800", "text": "\\udfff"}\n')
+    source = read_source(files / "set.jsonl", Columns())
+    (entry,) = source.splits["train"]
+    assert source.classes == ("\ud800",) and json.loads(source.read(entry).note)["text"] == "\udfff"
+    assert source.fingerprint() == read_source(files / "set.jsonl", Columns()).fingerprint()
+    assert Entries([entry._replace(path="\udfff \udc80")])[0].path == "\udfff \udc80"
