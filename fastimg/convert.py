@@ -58,14 +58,14 @@ class _Job:
 
 
 def convert(config: Convert, console: Console) -> Report:
-    """Convert `config.src` into `config.dst`, with progress and messages on `console`.
+    """Convert what `config` names, with progress and messages on `console`.
 
     Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
     """
     try:
         return _convert(config, console)
     except OSError as error:
-        raise _plain(config.dst, error) from error
+        raise _plain((config.dst, *config.more)[-1], error) from error
 
 
 def _convert(config: Convert, console: Console) -> Report:
@@ -73,8 +73,8 @@ def _convert(config: Convert, console: Console) -> Report:
     base = read_base(config.dst) if config.append else None
     request = read_request(config, base.container if base else None)
     if not base:
-        _missing(config.dst)
-        _admit(config.dst, config)  # before a source is read for nothing
+        _missing(request.dst)
+        _admit(request.dst, config)  # before a source is read for nothing
     source = _source(request, base)
     try:
         for remark in source.remarks:
@@ -93,7 +93,7 @@ def _convert(config: Convert, console: Console) -> Report:
         description, checked = _in_folder(_Job(request, source, plan, options, base), console)
     finally:
         source.close()
-    return report_on(config.dst, description, base, source.ignored, checked, time.perf_counter() - began)
+    return report_on(request.dst, description, base, source.ignored, checked, time.perf_counter() - began)
 
 
 def _source(request: Request, base: Base | None) -> Source:

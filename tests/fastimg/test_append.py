@@ -212,6 +212,7 @@ def test_merge_of_two_datasets(config: Convert, more: Path, tmp_path: Path) -> N
     merge = Convert(src=config.dst, dst=tmp_path / "E", more=(tmp_path / "M",), merge=True)
     report = convert(replace(merge, no_shuffle=True), QUIET)
     assert (report.images, report.classes, report.reencoded) == (47, 4, 0)
+    assert report.dst == str(tmp_path / "M")
     assert samples(tmp_path / "M", "val") == samples(config.dst, "val")
     merged = samples(tmp_path / "M")
     ours, theirs = samples(config.dst), samples(tmp_path / "E")
