@@ -48,32 +48,17 @@ def verify(config: Verify, out: Console, err: Console) -> int:
         raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
     if not config.data.exists():
         raise UserError(f"{config.data}: no such file or folder; check the path")
-    faults: list[Fault] = []
-    shards = 0
-    if (config.data / "dataset.json").exists():
-        description = read_description(config.data)
-        entries = [shard for split in description["splits"].values() for shard in split["shards"]]
-        shards = len(entries)
-        for entry in track(entries, "checksums", console=err, transient=True):
-            faults += _shard_faults(config.data, entry)
-    elif config.data.is_dir():
-        for tar in (tar for tars in foreign_shards(config.data).values() for tar in tars):
-            shards += 1
-            faults += _index_faults(tar)
-    images = 0
-    for split in list_splits(config.data):
-        try:
-            dataset = open_dataset(config.data, split)
-        except DataError as error:
-            faults.append(Fault(str(config.data), str(error)))
-            continue
-        try:
-            faults += _label_faults(dataset)
-            if config.deep:
-                images += len(dataset)
-                faults += _image_faults(dataset, config.max_pixels, err)
-        finally:
-            dataset.close()
+    described = (config.data / "dataset.json").exists()
+    try:
+        splits: dict[str, Any] = read_description(config.data)["splits"] if described else list_splits(config.data)
+    except DataError as error:
+        if not described:
+            raise  # there is no dataset
+        faults, shards, images = [Fault(str(config.data), str(error))], 0, 0
+    else:
+        faults, shards = _all_shard_faults(config.data, splits if described else None, err)
+        more, images = _content_faults(config, splits, err)
+        faults += more
     result = Verification(
         data=str(config.data),
         deep=config.deep,
@@ -86,6 +71,40 @@ def verify(config: Verify, out: Console, err: Console) -> int:
     else:
         _print(result, out)
     return 1 if result.faults else 0
+
+
+def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console) -> tuple[list[Fault], int]:
+    """What is wrong with the files of the shards, and how many shards there are."""
+    faults: list[Fault] = []
+    if described is not None:
+        entries = [shard for split in described.values() for shard in split["shards"]]
+        for entry in track(entries, "checksums", console=err, transient=True):
+            faults += _shard_faults(data, entry)
+        return faults, len(entries)
+    tars = [tar for tars in foreign_shards(data).values() for tar in tars] if data.is_dir() else []
+    for tar in tars:
+        faults += _index_faults(tar)
+    return faults, len(tars)
+
+
+def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tuple[list[Fault], int]:
+    """What is wrong with samples, and how many images were decoded."""
+    faults: list[Fault] = []
+    images = 0
+    for name, split in splits.items():
+        try:
+            dataset = open_dataset(config.data, name)
+        except DataError as error:
+            faults.append(Fault(str(config.data), str(error)))
+            continue
+        try:
+            faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
+            if config.deep:
+                images += len(dataset)
+                faults += _image_faults(dataset, config.max_pixels, err)
+        finally:
+            dataset.close()
+    return faults, images
 
 
 def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
@@ -125,10 +144,15 @@ def _index_faults(tar: Path) -> Iterator[Fault]:
         yield Fault(str(tar), str(error))
 
 
-def _label_faults(dataset: Dataset) -> Iterator[Fault]:
+def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
+    """Labels beyond the classes, and other numbers of them than dataset.json has `stated`."""
     beyond = int(np.count_nonzero((dataset.labels < -1) | (dataset.labels >= len(dataset.classes))))
     if beyond:
         yield Fault(dataset.name, f"{beyond} labels are not among its {len(dataset.classes)} classes")
+    known = dataset.labels[(dataset.labels >= 0) & (dataset.labels < len(dataset.classes))]
+    counts = np.bincount(known, minlength=len(dataset.classes)).tolist()
+    if stated is not None and stated != counts:
+        yield Fault(dataset.name, f"{counts} images of its classes where dataset.json says {stated}")
 
 
 def _image_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:

@@ -63,6 +63,23 @@ def test_what_is_missing_or_cut_short_is_found(shards: Path, faults: Callable[..
     assert "5000 bytes" in found["val-00000.tar"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ('"version": 1,', '"version": 1', "not a dataset description"),
+        ('"class_counts": [\n    9,', '"class_counts": [\n    8,', "[9, 9, 9] images of its classes where"),
+    ],
+)
+def test_an_altered_description_is_found(
+    shards: Path, faults: Callable[..., list[dict[str, Any]]], before: str, after: str, fault: str
+) -> None:
+    text = (shards / "dataset.json").read_text()
+    assert before in text.replace("     ", "    ")
+    (shards / "dataset.json").write_text(text.replace("     ", "    ").replace(before, after))
+    (found,) = faults(shards)
+    assert fault in found["fault"]
+
+
 def test_an_index_that_belongs_to_another_tar_is_found(
     shards: Path, tmp_path: Path, faults: Callable[..., list[dict[str, Any]]]
 ) -> None:
