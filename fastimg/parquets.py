@@ -73,7 +73,7 @@ def find_parquets(folder: Path) -> dict[str, list[Path]]:
         found = next((found for base in (folder, folder / "data") if (found := _parquets(base))), {})
     except OSError as error:
         raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
-    if not any(_may_hold_images(file) for files in found.values() for file in files) or _is_class_folder(folder):
+    if not any(_may_hold_images(file) for files in found.values() for file in files) or is_class_folder(folder):
         return {}
     return {"train": next(iter(found.values()))} if len(found) == 1 else found
 
@@ -113,7 +113,7 @@ def _may_hold_images(file: Path) -> bool:
         return True
 
 
-def _is_class_folder(folder: Path) -> bool:
+def is_class_folder(folder: Path) -> bool:
     """Several subfolders of image files: parquet files beside them are something else."""
     try:
         return len(list_folder(folder).classes) > 1

@@ -22,6 +22,7 @@ from PIL import Image
 from .errors import printable
 from .loaders.beton_dataset import MAX_CLASSES, BetonDataset
 from .loaders.beton_fields import RAW
+from .loaders.compact import check_index
 from .loaders.errors import DataError, ImageError, ShardError
 from .loaders.folder import SPLIT_FOLDERS, image_extensions
 from .loaders.shards import open_dataset, read_description
@@ -40,8 +41,10 @@ def read_dataset(src: Path) -> Source:
     """What `fastimg convert` made, checked against its description."""
     description = read_description(src)
     splits = description["splits"]
-    for split in splits:
+    for split, content in splits.items():
         open_dataset(src, split).close()
+        for shard in content["shards"] if description["container"] == "tar" else ():  # what is opened may be derived
+            check_index(index_path(src / shard["name"]), shard["index_sha256"])
     named = bool(description.get("named", True))
     files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
     if description["container"] == "beton":

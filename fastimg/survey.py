@@ -116,9 +116,9 @@ def _look(source: Source, entry: Entry, treatment: Treatment) -> _Seen | None:
         original = source.read(entry)
         if isinstance(original.image, bytes):
             header = read_header(original.image, treatment.max_pixels)
-            pixels = 3 * header.width * header.height
-            encodes = bool(treatment.encodes(header))
-            fits = encodes or treatment.is_raw(entry.path) or not jpeg_fault(original.image)
+            encodes, raw = bool(treatment.encodes(header)), treatment.is_raw(entry.path)
+            fits = encodes or raw or not jpeg_fault(original.image)
+            pixels = 3 * header.width * header.height if encodes or raw or not fits else 0  # a JPEG else, as it is
             encoded = len(original.image)
         else:
             pixels, encodes, fits, encoded = original.image.nbytes, False, True, 0

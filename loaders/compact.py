@@ -95,7 +95,7 @@ def _index_state(shard: Path) -> tuple[int, int] | None:
 
 
 def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
-    _check_index(index_path(shard), index_sha256)
+    check_index(index_path(shard), index_sha256)
     return parse_index(index_path(shard), shard.stat().st_size)
 
 
@@ -172,7 +172,8 @@ def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
         return 0, 0
 
 
-def _check_index(index: Path, sha256: str) -> None:
+def check_index(index: Path, sha256: str) -> None:
+    """Raises ShardError unless an index is the one with this checksum."""
     try:
         content = index.read_bytes()
     except OSError as error:

@@ -322,6 +322,31 @@ def test_two_images_of_one_sample(tmp_path: Path, encode: Any) -> None:
     assert "left.jpg" in dataset.sample_name(0) and dataset.labels.tolist() == [1]
 
 
+def test_shards_beside_class_folders_are_refused(image_folder: Path, tmp_path: Path, encode: Any) -> None:
+    write_tar(image_folder / "archive.tar", {"a": {"jpg": encode()}})
+    with pytest.raises(
+        DataError, match=r"both subfolders of images and shards \(archive\.tar\); move one of them away"
+    ):
+        run(image_folder, tmp_path / "out")
+    assert run(image_folder / "archive.tar", tmp_path / "out").images == 1
+
+
+def test_an_index_that_was_altered_is_no_source(image_folder: Path, tmp_path: Path) -> None:
+    run(image_folder, tmp_path / "tar")
+    index = tmp_path / "tar/train-00000.idx"
+    index.write_bytes(index.read_bytes().replace(b"cls", b"txt"))
+    with pytest.raises(DataError, match=r"train-00000\.idx: cut short or altered"):
+        run(tmp_path / "tar", tmp_path / "out")
+
+
+def test_large_jpegs_need_no_large_pages(tmp_path: Path, encode: Any) -> None:
+    write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(size=(2000, 2000))}})
+    for fraction, page_size in ((0.0, 1 << 23), (1.0, 1 << 24)):
+        run(tmp_path / "foreign", tmp_path / "beton", format="beton", raw_fraction=fraction, overwrite=True)
+        with BetonReader(tmp_path / "beton/train.beton") as reader:
+            assert reader.page_size == page_size
+
+
 def test_an_unfinished_conversion_is_no_source(image_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half/convert.json").write_text("{}")
