@@ -1,17 +1,21 @@
 """Carry out a plan on a batch, on the device that the batch is on."""
 
 import functools
-from typing import Literal
+import importlib
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 
+from . import cpu, reference
 from .plan import Plan
 from .policy import Policy
-from .reference import augment, normalisation_table, normalise
 
 Backend = Literal["reference", "cpu", "fused"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
+
+_Fused = Callable[[Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None], torch.Tensor]
 
 
 def apply(
@@ -21,12 +25,14 @@ def apply(
     dtype: torch.dtype = torch.float32,
     *,
     backend: Backend | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """uint8 images [B, 3, H, W], of any strides -> the model's input [B, 3, H, W], channels-last, in `dtype`.
 
     float32, bfloat16 and float16 are normalised; uint8 is not. `plan` None is evaluation: normalisation alone. Mixing
-    is not applied here: `mix` does it. Every backend gives the same bits. Raises ValueError for images of another type
-    or shape.
+    is not applied here: `mix` does it. Every backend gives the same bits; `backend_of` tells which is taken where none
+    is named. `out` takes the result where given: it saves the memory's first touch. Raises ValueError for images, a
+    plan, a type, a backend or an `out` that do not fit.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
         raise ValueError(f"images must be uint8 [B, 3, H, W]; they are {images.dtype} {list(images.shape)}")
@@ -34,10 +40,55 @@ def apply(
         raise ValueError(f"images become {', '.join(map(str, DTYPES))}; {dtype} was asked for")
     if plan is not None and len(plan) != len(images):
         raise ValueError(f"the plan is of {len(plan)} images; there are {len(images)}")
+    if out is not None:
+        _check_out(out, images, dtype)
     table = _table(policy, dtype, images.device)
-    return normalise(images, table) if plan is None else augment(plan, images, table)
+    match backend or backend_of(images.device):
+        case "cpu" if images.device.type == "cpu":
+            return cpu.augment(plan, images, table, out)
+        case "fused" if (fused := _fused()) is not None:
+            return fused(plan, images, table, dtype, out)
+        case "reference":
+            result = reference.augment(plan, images, table)
+            return result if out is None else out.copy_(result)
+        case name:
+            raise ValueError(_no_backend(name, images.device))
+
+
+def backend_of(device: torch.device) -> Backend:
+    """What `apply` takes for images on a device: compiled code on the CPU, Triton on a GPU where it is installed."""
+    if device.type == "cpu":
+        return "cpu"
+    return "fused" if device.type == "cuda" and _fused() is not None else "reference"
+
+
+@functools.cache
+def _fused() -> _Fused | None:
+    try:
+        fused: _Fused = importlib.import_module(f"{__package__}.fused").fused
+    except ImportError:  # Triton has no wheel for this system
+        return None
+    return fused
+
+
+def _no_backend(name: str, device: torch.device) -> str:
+    if name not in get_args(Backend):
+        return f"backend is one of {', '.join(get_args(Backend))}; it was {name!r}"
+    if name == "fused":
+        return "the fused backend needs Triton, which is not installed: pip install triton, or leave backend out"
+    return f"the cpu backend takes images on the CPU; they are on {device}: leave backend out"
+
+
+def _check_out(out: torch.Tensor, images: torch.Tensor, dtype: torch.dtype) -> None:
+    if out.shape != images.shape or out.dtype != dtype or out.device != images.device:
+        raise ValueError(
+            f"out must be {dtype} {list(images.shape)} on {images.device}; "
+            f"it is {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    if not out.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError("out must be channels-last: make it with memory_format=torch.channels_last")
 
 
 @functools.lru_cache(maxsize=16)
 def _table(policy: Policy, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return normalisation_table(policy, dtype).to(device)
+    return reference.normalisation_table(policy, dtype).to(device)

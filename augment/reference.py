@@ -7,12 +7,15 @@ from .plan import Plan, sent
 from .policy import Policy
 
 
-def augment(plan: Plan, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """uint8 images [B, 3, H, W] -> [B, 3, H, W] of the table's type, channels-last.
 
     One nearest resampling of the source, at most four pixel operations, normalisation and erasing. `table` is
     `normalisation_table`. Statistics are taken of the image as it is when their operation's turn comes, fill included.
+    `plan` None is normalisation alone.
     """
+    if plan is None:
+        return normalise(images, table)
     sized = plan.sized(images.shape[2], images.shape[3]).to(images.device)
     images = warp(sized.affine, images)
     for number, found in enumerate(plan.columns):

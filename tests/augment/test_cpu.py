@@ -1,0 +1,187 @@
+"""The compiled path gives the reference's bits: every operation, size, type, layout and number of threads."""
+
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from numba.core.runtime import _nrt_python, rtsys
+
+from fastimg.augment import Policy, apply, draw
+from fastimg.augment.apply import backend_of
+from fastimg.augment.cpu import _smooth
+from fastimg.augment.ops import smooth
+
+EVERYTHING = Policy(
+    hflip=0.5,
+    vflip=0.5,
+    rotate=30,
+    brightness=(0.5, 1.5),
+    contrast=(0.5, 1.5),
+    saturation=(0.5, 1.5),
+    trivial=True,
+    erase=0.3,
+    erase_value=(1.0, 2.0, -1.0),
+)
+POLICIES = {
+    "everything": EVERYTHING,
+    "trivial": Policy(hflip=0.5, trivial=True),
+    "flips": Policy(hflip=0.5, vflip=0.5, erase=0.2),
+    "rotation": Policy(rotate=180, hflip=0.5),
+    "jitter": Policy(brightness=(0.0, 3.0), contrast=(0.0, 3.0), saturation=(0.0, 3.0)),
+    "rotated contrast": Policy(rotate=10, contrast=(0.2, 2.0), trivial=True),
+}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]
+SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (2, 5), (3, 3), (5, 2), (37, 53), (64, 64)]
+
+
+def images(batch, height, width, seed=0):
+    """Noise, ramps, one colour, and few levels, in turn."""
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
+    pixels[1::4] = pixels[1::4] // 3 + np.linspace(0, 100, width).astype(np.uint8)[:, None]
+    pixels[2::4] = pixels[2::4, :1, :1]
+    pixels[3::4] = pixels[3::4] // 80 * 80
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_references_bits(policy, size):
+    batch = 240 if max(size) < 60 else 80
+    source, plan = images(batch, *size), draw(policy, np.arange(batch), 1, 1)
+    for dtype in DTYPES:
+        expected = apply(plan, source, policy, dtype, backend="reference")
+        got = apply(plan, source, policy, dtype, backend="cpu")
+        assert torch.equal(got, expected), [i for i in range(batch) if not torch.equal(got[i], expected[i])]
+        assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_any_number_of_threads(threads):
+    source, before = images(67, 19, 23), torch.get_num_threads()
+    plan = draw(EVERYTHING, np.arange(67), 2, 0)
+    expected = apply(plan, source, EVERYTHING, backend="reference")
+    torch.set_num_threads(threads)
+    try:
+        for size in (67, 1, 2, 0):
+            part = draw(EVERYTHING, np.arange(size), 2, 0)
+            assert torch.equal(apply(part, source[:size], EVERYTHING), expected[:size])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_any_layout():
+    source, plan = images(12, 20, 30), draw(EVERYTHING, np.arange(12), 2, 0)
+    expected = apply(plan, source, EVERYTHING)
+    padded = torch.zeros(12, 3, 40, 64, dtype=torch.uint8)
+    padded[:, :, 5:25, 3:63:2] = source
+    for other in (source.contiguous(), padded[:, :, 5:25, 3:63:2], source.flip(3).flip(3)):
+        assert torch.equal(apply(plan, other, EVERYTHING), expected)
+    assert torch.equal(apply(plan, source[:1].expand(12, -1, -1, -1), EVERYTHING)[0], expected[0])
+
+
+def test_images_of_changing_size():
+    """Scratch is kept between calls."""
+    for size in ((40, 50), (3, 90), (64, 64), (2, 2), (90, 3), (50, 40)):
+        source, plan = images(30, *size), draw(EVERYTHING, np.arange(30), 2, 0)
+        assert torch.equal(apply(plan, source, EVERYTHING), apply(plan, source, EVERYTHING, backend="reference"))
+
+
+def test_callers_do_not_disturb_each_other():
+    source, plan = images(40, 33, 31), draw(EVERYTHING, np.arange(40), 2, 0)
+    expected = apply(plan, source, EVERYTHING)
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not torch.equal(apply(plan, source, EVERYTHING), expected):
+                wrong.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_in_inference_mode():
+    source, plan = images(4, 9, 8), draw(EVERYTHING, np.arange(4), 2, 0)
+    expected = apply(plan, source, EVERYTHING)
+    with torch.inference_mode():
+        assert torch.equal(apply(plan, source, EVERYTHING), expected)
+        assert torch.equal(apply(plan, source.clone(), EVERYTHING), expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_nothing_but_the_result_is_allocated(policy):
+    """In the steady state: small objects of Python, and what numba notes of each array that it is called with."""
+    source, plan = images(64, 96, 96), draw(policy, np.arange(64), 2, 0)
+    out = apply(plan, source, policy)
+    for _ in range(20):  # until every thread has its scratch
+        apply(plan, source, policy, out=out)
+    _nrt_python.memsys_enable_stats()
+    tracemalloc.start()
+    try:
+        before = rtsys.get_allocation_stats()
+        apply(plan, source, policy, out=out)
+        after = rtsys.get_allocation_stats()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        _nrt_python.memsys_disable_stats()
+    arrays, calls = 10, 8 * torch.get_num_threads()
+    assert after.alloc - before.alloc <= arrays * calls and after.alloc - after.free == before.alloc - before.free
+    assert peak < 100_000 < source[0].numel() * 4  # less than one image
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_out(backend):
+    source, plan = images(6, 9, 8), draw(EVERYTHING, np.arange(6), 2, 0)
+    for dtype in DTYPES:
+        expected = apply(plan, source, EVERYTHING, dtype)
+        out = torch.empty_like(expected)
+        assert apply(plan, source, EVERYTHING, dtype, backend=backend, out=out) is out
+        assert torch.equal(out, expected)
+        for wrong in (out[:5], out[:, :, :8], out.contiguous(), out.to(torch.float64)):
+            with pytest.raises(ValueError, match="out must be"):
+                apply(plan, source, EVERYTHING, dtype, backend=backend, out=wrong)
+
+
+def test_backends():
+    assert backend_of(torch.device("cpu")) == "cpu" and backend_of(torch.device("meta")) == "reference"
+    with pytest.raises(ValueError, match="backend is one of reference, cpu, fused; it was 'gpu'"):
+        apply(None, images(2, 4, 4), Policy(), backend="gpu")
+    with pytest.raises(ValueError, match="the cpu backend takes images on the CPU; they are on meta"):
+        apply(None, torch.empty(2, 3, 4, 4, dtype=torch.uint8, device="meta"), Policy(), backend="cpu")
+
+
+def test_division_by_13():
+    total = torch.arange(13 * 255 + 1, dtype=torch.int32)
+    assert [int(_smooth(t)) for t in total.tolist()] == smooth(total, torch.zeros_like(total)).tolist()
+
+
+FORKED = """
+import os
+import numpy as np, torch
+from fastimg.augment import Policy, apply, draw
+torch.set_num_threads(2)
+policy, images = Policy(trivial=True), torch.arange(16 * 3 * 9 * 8).to(torch.uint8).view(16, 3, 9, 8)
+plan = draw(policy, np.arange(16), 0, 0)
+expected = apply(plan, images, policy).numpy().tobytes()
+child = os.fork()
+if not child:
+    os._exit(0 if apply(plan, images, policy).numpy().tobytes() == expected else 3)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_threads_of_its_own():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
