@@ -65,7 +65,7 @@ def read_made(folder: Path) -> dict[str, Any]:
     description = read_description(folder)
     try:
         msgspec.convert(description, _Made)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a surrogate pair
         raise DataError(
             f"{folder / 'dataset.json'}: not what this version of fastimg writes ({error}); convert again with "
             "--overwrite"
