@@ -73,12 +73,16 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
     if header is None:
         with _open(data) as image:
             width, height = image.size
-            header = Header((image.format or "unknown").lower(), width, height, _pillow_orientation(image), turbo=False)
-    if header.width * header.height > max_pixels:
-        raise ImageError(
-            f"{header.width} x {header.height} pixels are more than --max-pixels {max_pixels}; raise it if you trust it"
-        )
+            _check_pixels(width, height, max_pixels)
+            orientation = _pillow_orientation(image, data)
+            header = Header((image.format or "unknown").lower(), width, height, orientation, turbo=False)
+    _check_pixels(header.width, header.height, max_pixels)
     return header
+
+
+def _check_pixels(width: int, height: int, most: int) -> None:
+    if width * height > most:
+        raise ImageError(f"{width} x {height} pixels are more than --max-pixels {most}; raise it if you trust it")
 
 
 def decode(data: bytes | memoryview, header: Header | None = None, scratch: Scratch | None = None) -> Pixels:
@@ -178,14 +182,28 @@ def _reason(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _pillow_orientation(image: Image.Image) -> int:
+def _pillow_orientation(image: Image.Image, data: bytes | memoryview) -> int:
     if image.format == "TIFF":  # `load` applies it, `size` has it already
         return 1
     try:
-        orientation = image.getexif().get(0x0112, 1)
+        # Of a PNG without EXIF Pillow decodes the pixels to see what comes behind them.
+        plain = image.format == "PNG" and not _tells_late(data)
+        orientation = (Image.Image.getexif(image) if plain else image.getexif()).get(0x0112, 1)
     except (OSError, ValueError, SyntaxError, KeyError, struct.error):  # broken EXIF is no reason to lose the image
         return 1
     return orientation if orientation in range(1, 9) else 1
+
+
+def _tells_late(png: bytes | memoryview) -> bool:
+    """Whether a PNG has chunks behind its pixels that may hold an orientation (PNG, 3rd edition, 5.6)."""
+    at, pixels = 8, False
+    while at + 8 <= len(png):
+        kind = bytes(png[at + 4 : at + 8])
+        if pixels and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+            return True
+        pixels = pixels or kind == b"IDAT"
+        at += 12 + int.from_bytes(png[at : at + 4], "big")
+    return False
 
 
 def _jpeg_header(data: bytes | memoryview) -> Header | None:

@@ -173,6 +173,19 @@ def test_orientation_is_undone(kind, orientation):
     assert (pixels.shape == plain.shape and (pixels == plain).all()) == (orientation == 1)
 
 
+def test_the_header_of_a_png_is_read_without_decoding(monkeypatch):
+    plain, turned = save(photograph(), "PNG"), save(photograph(), "PNG", exif=exif(6))
+    at = turned.index(b"eXIf") - 4
+    chunk = turned[at : at + 12 + int.from_bytes(turned[at : at + 4], "big")]
+    late = turned.replace(chunk, b"")
+    late = late[:-12] + chunk + late[-12:]  # before IEND
+    assert read_header(late).orientation == 6
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", None)
+    assert (read_header(plain).orientation, read_header(turned).orientation) == (1, 6)
+    with pytest.raises(ImageError, match="more than --max-pixels 10"):
+        read_header(late, max_pixels=10)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_progressive_or_cmyk_jpeg_is_turned_once(orientation):
     for image, options in ((photograph(), {"progressive": True}), (photograph().convert("CMYK"), {})):
