@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from fastimg.augment import Policy, apply, draw
+from fastimg.augment.apply import backend_of
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.scratch import Scratch
 from fastimg.optim import build_optimizer
@@ -54,21 +55,42 @@ def _epochs(
     return kept
 
 
+# What a policy may ask for, one at a time and all at once.
+POLICIES = {
+    "flip": Policy(hflip=0.5, vflip=0.25),
+    "trivial": Policy(hflip=0.5, trivial=True),
+    "all": Policy(
+        hflip=0.5,
+        vflip=0.5,
+        rotate=30.0,
+        brightness=(0.6, 1.4),
+        contrast=(0.5, 2.0),
+        saturation=(0.0, 2.0),
+        trivial=True,
+        erase=0.5,
+    ),
+}
+
+
 def augment_parity(bench: Bench) -> None:
-    """Flip and normalise on the device against the CPU on contiguous images: bit for bit in every type."""
-    policy = Policy(hflip=0.5, vflip=0.25)
+    """The device's augmentation against the reference on the CPU: bit for bit, in every type."""
     rows = []
-    for size in (bench.sizes.crop, 33):
-        generator = torch.Generator().manual_seed(size)
-        images = torch.randint(0, 256, (37, 3, size, size + 2), dtype=torch.uint8, generator=generator)
-        plan = draw(policy, torch.arange(37), seed=1, epoch=2)
-        moved = images.to(bench.device).contiguous(memory_format=torch.channels_last)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            found = apply(plan, moved, policy, dtype)
-            equal = torch.equal(found.cpu(), apply(plan, images, policy, dtype))
-            ok = equal and found.is_contiguous(memory_format=torch.channels_last)
-            rows.append({"type": str(dtype).removeprefix("torch."), "size": size, "ok": ok})
-    bench.report(f"{bench.device.type} channels-last = cpu contiguous, bit for bit", rows)
+    for name, policy in POLICIES.items():
+        for height, width in ((bench.sizes.crop, bench.sizes.crop), (37, 53)):
+            images = torch.randint(0, 256, (bench.sizes.check_batch, 3, height, width), dtype=torch.uint8)
+            plan = draw(policy, torch.arange(len(images)), 0, 0)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.uint8):
+                expected = apply(plan, images, policy, dtype, backend="reference")
+                sent = images.to(bench.device, memory_format=torch.channels_last)
+                found = apply(plan, sent, policy, dtype)
+                rows.append(
+                    {
+                        "check": f"{name}, {height} x {width}, {str(dtype).removeprefix('torch.')}",
+                        "backend": backend_of(sent.device),
+                        "ok": torch.equal(found.cpu(), expected),
+                    }
+                )
+    bench.report("augmentation = reference, bit for bit", rows)
 
 
 def amp(bench: Bench) -> None:

@@ -13,6 +13,7 @@ import torch
 from bench import Bench
 from step import Stepper
 from torch.profiler import ProfilerActivity, profile
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from fastimg.augment import Policy, apply, draw
@@ -139,21 +140,25 @@ def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dic
 
 
 def augment(bench: Bench) -> None:
-    """Flip and normalise, uint8 -> bf16, against a copy of as many bytes, and against others."""
+    """Augmentation, uint8 -> bf16, against a copy of as many bytes, and against others."""
     sizes, device, dtype = bench.sizes, bench.device, torch.bfloat16
     images, _ = bench.random_batch(sizes.augment_batch)
-    policy = Policy(hflip=0.5)
-    plan = draw(policy, torch.arange(sizes.augment_batch), 0, 0)
+    flips, trivial = Policy(hflip=0.5), Policy(hflip=0.5, trivial=True)
+    ids = torch.arange(sizes.augment_batch)
+    flip_plan, trivial_plan = draw(flips, ids, 0, 0), draw(trivial, ids, 0, 0)
     moved = images.numel() * 3  # a byte read, two written
     a, b = (torch.zeros(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
     calls: dict[str, Callable[[], object]] = {
         "floor: a copy of as many bytes": lambda: a.copy_(b),
-        "fastimg: flip per image, normalise": lambda: apply(plan, images, policy, dtype),
-        "fastimg: normalise": lambda: apply(None, images, policy, dtype),
-        "torchvision v2: flip of all, normalise": lambda: _torchvision(images, policy, dtype),
+        "fastimg: TrivialAugment, flip per image, normalise": lambda: apply(trivial_plan, images, trivial, dtype),
+        "fastimg: flip per image, normalise": lambda: apply(flip_plan, images, flips, dtype),
+        "fastimg: normalise": lambda: apply(None, images, flips, dtype),
+        "torchvision v2: TrivialAugment, flip per image, normalise": _torchvision_trivial(images, trivial, dtype),
+        "torchvision v2: flip of all, normalise": lambda: _torchvision(images, flips, dtype),
     }
     if importlib.util.find_spec("kornia"):
-        calls["kornia: flip per image, normalise"] = _kornia(policy, images, dtype)
+        calls["kornia: TrivialAugment, flip per image, normalise"] = _kornia(trivial, images, dtype)
+        calls["kornia: flip per image, normalise"] = _kornia(flips, images, dtype)
     variants = {name: lambda call=call: 1000 * measure.seconds(call, device) for name, call in calls.items()}
     times = measure.interleaved(variants, max(3, 3 * sizes.repeats), warmups=2)
     floor = next(iter(times.values())).median
@@ -161,7 +166,7 @@ def augment(bench: Bench) -> None:
         {"what": name, "milliseconds": spread, "ratio_to_floor": round(spread.median / floor, 2)}
         for name, spread in times.items()
     ]
-    if len(calls) == 4:
+    if not importlib.util.find_spec("kornia"):
         rows.append({"what": "kornia: not installed"})
     bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)
 
@@ -171,11 +176,24 @@ def _torchvision(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> to
     return tv.normalize(scaled, list(policy.mean), list(policy.std), inplace=True)
 
 
+def _torchvision_trivial(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> Callable[[], object]:
+    chain = v2.Compose(
+        [
+            v2.TrivialAugmentWide(),
+            v2.RandomHorizontalFlip(0.5),
+            v2.ToDtype(dtype, scale=True),
+            v2.Normalize(list(policy.mean), list(policy.std)),
+        ]
+    )
+    return lambda: torch.stack([chain(image) for image in images])
+
+
 def _kornia(policy: Policy, images: torch.Tensor, dtype: torch.dtype) -> Callable[[], object]:
     import kornia.augmentation as K
 
     mean, std = torch.tensor(policy.mean), torch.tensor(policy.std)
-    chain = K.AugmentationSequential(K.RandomHorizontalFlip(p=0.5), K.Normalize(mean, std)).to(images.device)
+    first = [K.auto.TrivialAugment()] if policy.trivial else []
+    chain = K.AugmentationSequential(*first, K.RandomHorizontalFlip(p=0.5), K.Normalize(mean, std)).to(images.device)
     return lambda: chain(images.float() / 255).to(dtype)
 
 
