@@ -9,6 +9,7 @@ into a thread's scratch, two images that fit its cache and are kept.
 import itertools
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +25,48 @@ from .plan import Plan, Sized
 
 Bytes = npt.NDArray[np.uint8]
 
-_BITS = {torch.float32: np.int32, torch.bfloat16: np.int16, torch.float16: np.int16, torch.uint8: np.uint8}
+_LINE = 64  # bytes of a cache line, to which results are aligned
 
 # The operations' numbers (ops.Op), as compiled code sees them.
 BRIGHTNESS, COLOR, CONTRAST, SHARPNESS, POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE = range(1, 9)
+
+
+class Results:
+    """Memory for results, taken again once nobody holds a tensor in it: at most `most` pieces are kept.
+
+    The system hands out memory page by page as it is first written, which takes longer than the augmentation itself:
+    of 154 MB about 30 ms of two cores with huge pages, for which NumPy asks, and 47 ms without. A training loop holds
+    one batch while it makes the next, hence two.
+    """
+
+    def __init__(self, most: int = 2) -> None:
+        self._most = most
+        self._pieces: list[Bytes] = []  # the most recently made last
+        self._nobodys = [np.empty(0, np.uint8)]  # to compare with
+        self._lock = threading.Lock()
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor of any content."""
+        size = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            number = next((n for n in range(len(self._pieces)) if self._is_free(n) and self._fits(n, size)), None)
+            if number is None:
+                self._pieces = [*self._pieces, np.empty(size + _LINE, np.uint8)][-self._most :]
+                number = len(self._pieces) - 1
+            piece = self._pieces[number]
+            start = -piece.ctypes.data % _LINE
+            # The tensor, and whatever shares its storage, holds this view, and the view holds the piece.
+            return torch.from_numpy(piece[start : start + size]).view(dtype).view(shape)
+
+    def _fits(self, number: int, size: int) -> bool:
+        """Large enough, and not so large that a small result would hold a large piece."""
+        return size + _LINE <= self._pieces[number].size <= 4 * (size + _LINE)
+
+    def _is_free(self, number: int) -> bool:
+        return sys.getrefcount(self._pieces[number]) == sys.getrefcount(self._nobodys[0])
+
+
+results = Results()
 
 
 def augment(
@@ -35,16 +74,15 @@ def augment(
 ) -> torch.Tensor:
     """uint8 images [B, 3, H, W] -> [B, 3, H, W] of the table's type, channels-last: the bits of `reference.augment`.
 
-    Images that are not channels-last are copied first; otherwise nothing is
-    allocated but the result, and that neither where `out` takes it.
+    Images that are not channels-last are copied first; otherwise nothing is allocated but the result, and that neither
+    where `out` takes it or the memory of an earlier result is free again.
     """
     batch, _, height, width = images.shape
-    bits = _BITS[table.dtype]
+    assert plan is None or len(plan) == batch  # compiled code checks no index
     if not batch:
         return torch.empty_like(images, dtype=table.dtype, memory_format=torch.channels_last) if out is None else out
-    if out is None:  # NumPy asks the system for huge pages: first writing to 154 MB takes 10 ms instead of 40 (2 cores)
-        memory = np.empty((batch, height, width, 3), bits)
-        out = torch.from_numpy(memory).view(table.dtype).permute(0, 3, 1, 2)
+    if out is None:
+        out = results.tensor((batch, height, width, 3), table.dtype).permute(0, 3, 1, 2)
     sized = _nothing(batch) if plan is None else plan.sized(height, width)
     source = images.permute(0, 2, 3, 1).contiguous().numpy()
     job = (source, sized.words.numpy(), sized.magnitudes.numpy(), _words(table), _words(out.permute(0, 2, 3, 1)))

@@ -13,7 +13,7 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from fastimg.augment import Policy, apply, draw
 from fastimg.augment.apply import backend_of
-from fastimg.augment.cpu import _smooth
+from fastimg.augment.cpu import Results, _smooth
 from fastimg.augment.ops import smooth
 
 EVERYTHING = Policy(
@@ -138,6 +138,39 @@ def test_nothing_but_the_result_is_allocated(policy):
     arrays, calls = 10, 8 * torch.get_num_threads()
     assert after.alloc - before.alloc <= arrays * calls and after.alloc - after.free == before.alloc - before.free
     assert peak < 100_000 < source[0].numel() * 4  # less than one image
+
+
+def test_the_memory_of_a_result_is_taken_again_once_nobody_has_it():
+    results, shape = Results(most=2), (4, 100, 100, 3)
+    first = results.tensor(shape, torch.float32)
+    address = first.data_ptr()
+    assert address % 64 == 0 and first.is_contiguous() and first.shape == shape and first.dtype == torch.float32
+    part = first.permute(0, 3, 1, 2)[1:, :, 3]  # shares its storage
+    del first
+    second = results.tensor(shape, torch.float32)
+    assert second.data_ptr() != address
+    array = part.numpy()
+    del part
+    assert results.tensor(shape, torch.float32).data_ptr() not in (address, second.data_ptr())
+    del array, second
+    kept = {results.tensor(shape, torch.float32).data_ptr() for _ in range(5)}
+    assert len(kept) == 1
+    assert results.tensor((4, 90, 100, 3), torch.float32).data_ptr() in kept
+    assert results.tensor((4, 2, 100, 3), torch.float32).data_ptr() not in kept  # a small one would hold a large piece
+    assert results.tensor(shape, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_result_stays_as_it_is_while_somebody_has_it():
+    source = images(20, 64, 64)
+    plans = [draw(EVERYTHING, np.arange(20), seed, 0) for seed in range(6)]
+    held = [apply(plan, source, EVERYTHING) for plan in plans]
+    for plan, got in zip(plans, held, strict=True):
+        assert torch.equal(got, apply(plan, source, EVERYTHING, backend="reference"))
+    weights = torch.ones(3, requires_grad=True)
+    loss = (apply(plans[0], source, EVERYTHING) * weights.view(3, 1, 1)).sum()  # held by autograd alone
+    apply(plans[1], source, EVERYTHING)
+    loss.backward()
+    torch.testing.assert_close(weights.grad, held[0].sum((0, 2, 3)))
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

@@ -1,0 +1,152 @@
+"""TrivialAugment, flip and normalisation of a batch: fastimg against torchvision v2, Kornia and the memory's speed.
+
+    python benchmarks/augment.py                    # on the CPU: 256 x 224 x 224, uint8 -> float32
+    python benchmarks/augment.py --device cuda      # on a GPU: 1024 x 224 x 224, uint8 -> bfloat16
+
+Each variant draws and applies, from uint8 images in memory to normalised ones. What an image draws decides its cost, so
+every repeat is a new epoch. Thread modes: fastimg uses --threads threads of its own; torchvision transforms image by
+image, once in a loop with --threads threads inside each operation, and once in --threads Python threads with one each;
+Kornia, which draws one operation for the whole batch, has --threads inside each operation. fastimg and torchvision draw
+from the same distribution; on tensors torchvision's pixels differ from Pillow's, on Pillow images they are ours.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+from PIL import Image
+from rich.console import Console
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tv
+
+from fastimg.augment import Policy, apply, draw
+
+TRIVIAL = Policy(hflip=0.5, trivial=True)
+FLIP = Policy(hflip=0.5)
+CPU_FLOOR, GPU_FLOOR = "floor: a conversion into kept memory", "floor: a copy of as many bytes"
+
+Call = Callable[[], object]
+
+
+def main() -> None:
+    """Measure and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--batch-size", type=int, help="256 on a CPU, 1024 on a GPU")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "augment.jsonl")
+    args = parser.parse_args()
+    gpu = args.device.type == "cuda"
+    batch = args.batch_size or (1024 if gpu else 256)
+    images = pictures(batch, args.size).to(args.device)
+    torch.set_num_threads(args.threads)
+    calls = on_gpu(images) if gpu else on_cpu(images, args.threads)
+    with torch.inference_mode():
+        variants = {name: lambda c=call: 1000 * measure.seconds(c, args.device) for name, call in calls.items()}
+        times = measure.interleaved(variants, args.repeats, warmups=2)
+    title = f"{batch} x 3 x {args.size} x {args.size} uint8 -> {'bfloat16' if gpu else 'float32'} on {args.device}"
+    report(args.out, title, times, {"batch_size": batch, "size": args.size, "threads": args.threads})
+
+
+def pictures(batch: int, size: int) -> torch.Tensor:
+    """uint8 [B, 3, H, W], channels-last: smooth in the large, noisy in the small, as photographs are."""
+    random = torch.Generator().manual_seed(0)
+    coarse = torch.rand(batch, 3, 7, 7, generator=random) * 220
+    smooth = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
+    noise = torch.randn(batch, 3, size, size, generator=random) * 8
+    return (smooth + noise).clamp(0, 255).to(torch.uint8).contiguous(memory_format=torch.channels_last)
+
+
+def on_cpu(images: torch.Tensor, threads: int) -> dict[str, Call]:
+    """uint8 -> float32."""
+    kept = torch.empty_like(images, dtype=torch.float32)
+    each = list(images.unbind(0))
+    pil = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in each]
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    normalise = v2.Normalize(TRIVIAL.mean, TRIVIAL.std)
+    ending = [v2.ToDtype(torch.float32, scale=True), normalise]
+    tensors = v2.Compose([v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(), *ending])
+    pillow = v2.Compose([v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(), v2.PILToTensor(), *ending])
+    flips = v2.Compose([v2.RandomHorizontalFlip(), *ending])
+    calls: dict[str, Call] = {
+        CPU_FLOOR: lambda: kept.copy_(images),
+        "fastimg: trivial, flip, normalise": fastimg(TRIVIAL, images, torch.float32),
+        "fastimg: trivial, flip, normalise, into kept memory": fastimg(TRIVIAL, images, torch.float32, kept),
+        "fastimg: flip, normalise": fastimg(FLIP, images, torch.float32),
+        "fastimg: flip, normalise, into kept memory": fastimg(FLIP, images, torch.float32, kept),
+        "torchvision v2, tensors: trivial, flip, normalise; loop": lambda: [tensors(image) for image in each],
+        "torchvision v2, tensors: trivial, flip, normalise; pool": lambda: list(pool.map(tensors, each)),
+        "torchvision v2, Pillow: trivial, flip, normalise; loop": lambda: [pillow(image) for image in pil],
+        "torchvision v2, Pillow: trivial, flip, normalise; pool": lambda: list(pool.map(pillow, pil)),
+        "torchvision v2, tensors: flip, normalise; pool": lambda: list(pool.map(flips, each)),
+    }
+    return calls | kornias(images, torch.float32)
+
+
+def on_gpu(images: torch.Tensor) -> dict[str, Call]:
+    """uint8 -> bfloat16."""
+    dtype = torch.bfloat16
+    moved = images.numel() * 3  # a byte read, two written
+    source, kept = (torch.zeros(moved // 2, dtype=torch.uint8, device=images.device) for _ in range(2))
+    trivial = v2.TrivialAugmentWide()
+
+    def torchvision(images: torch.Tensor) -> torch.Tensor:
+        """One operation for the whole batch."""
+        scaled = tv.to_dtype(trivial(tv.horizontal_flip(images)), dtype, scale=True)
+        normalised: torch.Tensor = tv.normalize(scaled, list(TRIVIAL.mean), list(TRIVIAL.std), inplace=True)
+        return normalised
+
+    calls: dict[str, Call] = {
+        GPU_FLOOR: lambda: kept.copy_(source),
+        "fastimg: trivial, flip, normalise": fastimg(TRIVIAL, images, dtype),
+        "fastimg: flip, normalise": fastimg(FLIP, images, dtype),
+        "fastimg: normalise": lambda: apply(None, images, FLIP, dtype),
+        "torchvision v2: trivial, flip of all, normalise": lambda: torchvision(images),
+    }
+    return calls | kornias(images, dtype)
+
+
+def fastimg(policy: Policy, images: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor | None = None) -> Call:
+    """Draw and apply, an epoch a call."""
+    ids, epochs = torch.arange(len(images)), itertools.count()
+    return lambda: apply(draw(policy, ids, 0, next(epochs)), images, policy, dtype, out=kept)
+
+
+def kornias(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
+    """Kornia's TrivialAugment, where it is installed: one operation for the whole batch, on floats."""
+    try:
+        import kornia.augmentation as K
+        from kornia.augmentation.auto import TrivialAugment
+    except ImportError:
+        return {}
+    normalise = K.Normalize(torch.tensor(TRIVIAL.mean), torch.tensor(TRIVIAL.std))
+    chain = torch.nn.Sequential(TrivialAugment(), normalise).to(images.device)
+    flips = torch.nn.Sequential(K.RandomHorizontalFlip(p=0.5), normalise).to(images.device)
+    return {
+        "kornia: trivial, normalise": lambda: chain(images.float() / 255).to(dtype),
+        "kornia: flip, normalise": lambda: flips(images.float() / 255).to(dtype),
+    }
+
+
+def report(out: Path, title: str, times: dict[str, measure.Spread], setting: dict[str, Any]) -> None:
+    """One record and one row per variant, with what it takes in fastimg's time and in the floor's."""
+    floor = next(spread.median for name, spread in times.items() if name.startswith("floor"))
+    ours = times["fastimg: trivial, flip, normalise"].median
+    environment, rows = measure.environment(), []
+    for name, spread in times.items():
+        ratios = {"times_fastimg": round(spread.median / ours, 2), "times_floor": round(spread.median / floor, 2)}
+        rows.append({"what": name, **spread.columns("ms"), **ratios})
+        record = {"benchmark": "augment", "what": name, **spread.fields("milliseconds"), **ratios, **setting}
+        measure.append(out, {**record, "title": title, "environment": environment})
+    measure.show(Console(width=150), title, rows)
+
+
+if __name__ == "__main__":
+    main()
