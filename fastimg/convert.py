@@ -31,7 +31,7 @@ from .conversion import Report, report_on
 from .describe import Base, describe, read_base, read_made
 from .errors import UsageError, UserError, printable
 from .images import Prepare, Prepared, prepared_in_order
-from .journal import Finished, Journal, State, clear, journal_options, locked, state_of
+from .journal import Finished, Journal, State, clear, journal_options, locked, shards_in, state_of
 from .loaders.errors import DataError, ImageError
 from .loaders.shards import open_dataset
 from .loaders.tar import replace_file
@@ -189,6 +189,10 @@ def _appending(folder: Path, job: _Job) -> State:
             )
         return State.DATASET
     there = journal_options(folder)
+    if there is None and (others := shards_in(folder) - job.base.files):
+        raise UserError(
+            f"{folder}: {min(others)} is there and not of the dataset, and would be deleted; move it elsewhere first"
+        )
     return State.UNFINISHED if there and "base" in there else State.EMPTY
 
 
@@ -261,8 +265,8 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
     description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
     replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
     _open_once(folder, description)
-    journal.remove()
     _tidy(folder, description)
+    journal.remove()
     return description, total
 
 
@@ -335,15 +339,16 @@ def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
     if not job.base:
         _check_same(folder, description.get("options", {}), job.options)
     _open_once(folder, description)
-    (folder / "convert.json").unlink(missing_ok=True)
-    _tidy(folder, description)
+    if journal_options(folder) is not None:  # else nothing there can be a left-over
+        _tidy(folder, description)
+        (folder / "convert.json").unlink()
     console.print(Text(f"{folder}: complete already; nothing to do"), soft_wrap=True)
     return description
 
 
 def _tidy(folder: Path, description: dict[str, Any]) -> None:
     """Remove what an append has replaced."""
-    clear(folder, keep=Base.of(description).files)
+    clear(folder, keep=Base.of(description).files | {"convert.json"})
 
 
 class _Speed(ProgressColumn):

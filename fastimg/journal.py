@@ -163,6 +163,11 @@ def journal_options(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def shards_in(folder: Path) -> set[str]:
+    """Files that are called as shards of a conversion are."""
+    return {name for name in os.listdir(folder) if _MADE.fullmatch(name) and name.endswith((".tar", ".beton"))}
+
+
 def clear(folder: Path, keep: Collection[str] = ()) -> None:
     """Delete the files that a conversion makes, dataset.json first, the journal last; and nothing else."""
     names = [name for name in os.listdir(folder) if _MADE.fullmatch(name) and name not in keep]

@@ -187,6 +187,18 @@ def test_a_split_that_convert_did_not_write(config: Convert, more: Path, key: st
         convert(appending(config, more), QUIET)
 
 
+@FORMATS
+def test_somebody_elses_shards_beside_a_dataset_stay(config: Convert, more: Path, container: Any) -> None:
+    config = replace(config, format=container)
+    convert(config, QUIET)
+    (config.dst / "test.beton").write_bytes(b"mine")
+    before = contents(config.dst)
+    with pytest.raises(UserError, match=r"test\.beton is there and not of the dataset, and would be deleted; move it"):
+        convert(appending(config, more), QUIET)
+    convert(replace(config, resume=True), QUIET)
+    assert contents(config.dst) == before
+
+
 def test_nothing_to_append_to(config: Convert, more: Path) -> None:
     with pytest.raises(UserError, match="no dataset that could be appended to"):
         convert(appending(config, more), QUIET)
