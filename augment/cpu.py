@@ -116,13 +116,14 @@ _kept = threading.local()
 
 
 def _scratch(shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Any, Any, Any, Any, Any]:
-    """This thread's images [2, H, W, 3], line [W * 3], tables [2, 768], counts [2, 768] and joint table [768]."""
+    """This thread's images [2, H, W, 3], line [W * 3], tables [3, 768], counts [2, 768] and joint table [768]."""
     size = math.prod(shape)
     pixels = getattr(_kept, "pixels", None)
     if pixels is None or len(pixels) < 2 * size:  # a row is not longer than the image
         pixels = _kept.pixels = np.empty(2 * size, np.uint8)
         _kept.line = np.empty(size, np.int16)
-        _kept.tables, _kept.counts = np.empty((2, 768), np.uint8), np.empty((2, 768), np.int64)
+        _kept.tables = np.arange(3 * 768).astype(np.uint8).reshape(3, 768)  # the last one changes nothing, and stays
+        _kept.counts = np.empty((2, 768), np.int64)
         _kept.joint = {np.dtype(t): np.empty(768, t) for t in (np.int32, np.int16, np.uint8)}
     images = pixels[: 2 * size].reshape(2, *shape)
     return images, _kept.line[: shape[1] * 3], _kept.tables, _kept.counts, _kept.joint[np.dtype(dtype)]
@@ -158,6 +159,7 @@ def _images(
     """Images `first` to `last`: source uint8 [B, H, W, 3], words int32 [B, 10 + 2 K], target [B, H, W, 3]."""
     height, width = source.shape[1], source.shape[2]
     lut, step = tables[0], tables[1]  # what has happened to levels since `current`, and the next operation
+    unchanged = tables[2]
     for i in range(first, last):
         current, free = source[i], 0  # `free` is the scratch image that `current` is not
         a0, a1, a2, a3, a4, a5 = words[i, 0], words[i, 1], words[i, 2], words[i, 3], words[i, 4], words[i, 5]
@@ -168,12 +170,12 @@ def _images(
             if op == 0:
                 continue
             if warped and op not in (BRIGHTNESS, POSTERIZE, SOLARIZE):
-                _warp(current, a0, a1, a2, a3, a4, a5, scratch[free])
+                _emit_warped(current, a0, a1, a2, a3, a4, a5, unchanged, scratch[free])
                 current, free, warped = scratch[free], 1 - free, False
                 a0, a4 = int32(65536), int32(65536)
             if op in (COLOR, SHARPNESS):
                 if mapped:
-                    _map(current, lut, scratch[free])
+                    _emit(current, False, False, lut, scratch[free])
                     current, free, mapped = scratch[free], 1 - free, False
                 if op == COLOR:
                     _color(current, magnitude, line, scratch[free])
@@ -219,8 +221,9 @@ def _emit(current: Any, mirrored: bool, upside_down: bool, joint: Any, target: A
     for y in range(height):
         taken, put = current[height - 1 - y if upside_down else y], target[y]
         if mirrored:
+            u = position(width)
             for x in range(width):
-                u = position(width - 1 - x)
+                u -= position(1)
                 put[x, 0] = red[taken[u, 0]]
                 put[x, 1] = green[taken[u, 1]]
                 put[x, 2] = blue[taken[u, 2]]
@@ -236,50 +239,40 @@ def _emit_warped(current: Any, a0: int, a1: int, a2: int, a3: int, a4: int, a5: 
     """Look up an image [H, W, 3] in a table [768] while it is warped; zeros outside."""
     height, width, _ = current.shape
     red, green, blue = joint[:256], joint[256:512], joint[512:]
+    source = current.ravel()
     for y in range(height):
-        put = target[y]
-        column, line = int64(a2) + a1 * y, int64(a5) + a4 * y
-        for x in range(width):
-            u, v = position(column >> 16), position(line >> 16)
+        column, line = int64(a2) + int64(a1) * y, int64(a5) + int64(a4) * y
+        in_columns, in_rows = _inside(column, a0, width, width), _inside(line, a3, height, width)
+        first = max(in_columns[0], in_rows[0])
+        last = max(min(in_columns[1], in_rows[1]), first)
+        column += int64(a0) * first
+        line += int64(a3) * first
+        put = target[y, first:last]
+        for x in range(last - first):
+            at = position(3) * (position(line >> 16) * position(width) + position(column >> 16))
             column += a0
             line += a3
-            if u < width and v < height:  # below zero is far above as an unsigned number
-                put[x, 0] = red[current[v, u, 0]]
-                put[x, 1] = green[current[v, u, 1]]
-                put[x, 2] = blue[current[v, u, 2]]
-            else:
+            put[x, 0] = red[source[at]]
+            put[x, 1] = green[source[at + position(1)]]
+            put[x, 2] = blue[source[at + position(2)]]
+        for put in (target[y, :first], target[y, last:]):
+            for x in range(len(put)):
                 put[x, 0] = red[0]
                 put[x, 1] = green[0]
                 put[x, 2] = blue[0]
 
 
 @compiled
-def _warp(current: Any, a0: int, a1: int, a2: int, a3: int, a4: int, a5: int, moved: Any) -> None:
-    """Warp an image [H, W, 3]; zeros outside."""
-    height, width, _ = current.shape
-    for y in range(height):
-        put = moved[y]
-        column, line = int64(a2) + a1 * y, int64(a5) + a4 * y
-        for x in range(width):
-            u, v = position(column >> 16), position(line >> 16)
-            column += a0
-            line += a3
-            if u < width and v < height:
-                put[x, 0] = current[v, u, 0]
-                put[x, 1] = current[v, u, 1]
-                put[x, 2] = current[v, u, 2]
-            else:
-                put[x, 0] = put[x, 1] = put[x, 2] = 0
-
-
-@compiled
-def _map(current: Any, lut: Any, moved: Any) -> None:
-    """Look up levels in tables [768]."""
-    height, width, _ = current.shape
-    for y in range(height):
-        for x in range(width):
-            for channel in range(3):
-                moved[y, x, channel] = lut[256 * channel + current[y, x, channel]]
+def _inside(start: int, step: int, side: int, count: int) -> tuple[int, int]:
+    """The x (first, last + 1) in range(count) at which 0 <= (start + step * x) >> 16 < side."""
+    end = side * 65536
+    if step == 0:
+        return (0, count) if 0 <= start < end else (0, 0)
+    if step < 0:  # the same from the other end
+        start, step = end - 1 - start, -step
+    first = max(-(start // step), 0)
+    last = min((end - 1 - start) // step + 1, count)
+    return (first, last) if first < last else (0, 0)
 
 
 @compiled
@@ -313,14 +306,16 @@ def _sharpen(current: Any, factor: float, line: Any, changed: Any) -> None:
     """The outermost pixels stay. `line` int16 [W * 3] holds sums of three rows."""
     height, width, _ = current.shape
     for y in range(height):
-        changed[y] = current[y]
+        taken, put = current[y].ravel(), changed[y].ravel()
+        for entry in range(3 * width):
+            put[entry] = taken[entry]
         if y == 0 or y == height - 1 or width < 3:
             continue
-        above, taken, below = current[y - 1].ravel(), current[y].ravel(), current[y + 1].ravel()
+        above, below = current[y - 1].ravel(), current[y + 1].ravel()
         for entry in range(3 * width):
             line[entry] = int32(above[entry]) + int32(taken[entry]) + int32(below[entry])
         left, middle, right = line[:-6], line[3:-3], line[6:]
-        taken, put = taken[3:-3], changed[y].ravel()[3:-3]
+        taken, put = taken[3:-3], put[3:-3]
         for entry in range(3 * width - 6):
             total = int32(left[entry]) + int32(middle[entry]) + int32(right[entry]) + 4 * int32(taken[entry])
             put[entry] = _blend(_smooth(total), taken[entry], factor)
