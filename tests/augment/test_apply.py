@@ -173,3 +173,17 @@ def test_a_gpu_gives_the_same_bits(dtype):
     plan, batch = draw(policy, np.arange(6), 0, 0), images()
     got = apply(plan, batch.cuda(), policy, dtype)
     assert got.is_cuda and torch.equal(got.cpu(), apply(plan, batch, policy, dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8])
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_a_gpu_gives_the_same_bits_of_every_operation(dtype, backend):
+    factors = (0.5, 1.5)
+    policy = Policy(
+        hflip=0.5, rotate=30, brightness=factors, contrast=factors, saturation=factors, trivial=True, erase=0.3
+    )
+    batch, plan = images(400, 37, 53), draw(policy, np.arange(400), 0, 0)
+    expected = apply(plan, batch, policy, dtype, backend="reference")
+    assert torch.equal(apply(plan, batch.cuda(), policy, dtype, backend=backend).cpu(), expected)
