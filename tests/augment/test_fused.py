@@ -1,0 +1,306 @@
+"""The Triton path is the reference, bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
+
+Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
+"""
+
+import dataclasses
+import importlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.augment import Policy, draw
+from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
+from fastimg.augment.reference import augment, normalisation_table
+
+triton = pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
+fused = importlib.import_module("fastimg.augment.fused")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]
+JITTER = {"brightness": (0.5, 1.7), "contrast": (0.3, 2.0), "saturation": (0.0, 2.5)}
+POLICIES = {
+    "nothing": Policy(),
+    "flips": Policy(hflip=0.5, vflip=0.5),
+    "rotate": Policy(rotate=30, hflip=0.5),
+    "brightness": Policy(brightness=(0.0, 2.0), vflip=0.5),
+    "contrast": Policy(contrast=(0.0, 2.0), rotate=180),
+    "saturation": Policy(saturation=(0.0, 3.0), hflip=0.5),
+    "trivial": Policy(trivial=True, hflip=0.5, erase=0.5, erase_value=(0.5, -1.0, 2.0)),
+    "contrast, trivial": Policy(contrast=(0.3, 2.0), trivial=True),
+    "jitter": Policy(**JITTER, rotate=10),
+    "jitter, trivial": Policy(**JITTER, trivial=True, rotate=45, hflip=0.5, vflip=0.5, erase=0.5),
+}
+
+
+def images(batch, height, width, seed=0):
+    """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients by turns."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
+    pixels[1::4] = pixels[1::4] % 3 * 50 + 20
+    pixels[2::4] = pixels[2::4, :1, :1]
+    pixels[3::4] = (np.arange(height)[:, None, None] * 5 + np.arange(width)[:, None] * 3 + np.arange(3) * 40) % 256
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def check(plan, batch, policy=None, dtype=torch.bfloat16):
+    table = normalisation_table(policy or Policy(), dtype).to(batch.device)
+    before = batch.clone()
+    got = fused.fused(plan, batch, table, dtype)
+    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(got, augment(plan, batch, table)) and torch.equal(batch, before)
+
+
+def plan_of_columns(*columns):
+    """A plan that no warp is in: columns of (op, magnitude) per image."""
+    plan = draw(Policy(hflip=0.5), np.arange(len(columns[0])), 0, 0)
+    ops, magnitudes = (torch.tensor([[pair[i] for pair in column] for column in columns]).T for i in (0, 1))
+    return dataclasses.replace(plan, ops=ops.to(torch.int32), magnitudes=magnitudes.to(torch.float32))
+
+
+def magnitudes(op):
+    """A few for each operation, the extremes among them."""
+    if op in (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS):
+        return [0.0, 0.01, 0.505, 1.0, 1.33, 1.99, 7.3]
+    return {Op.POSTERIZE: [2.0, 5.0, 8.0], Op.SOLARIZE: [0.0, 1.0, 128.0, 255.0]}.get(op, [0.0])
+
+
+class TestInterpreted:
+    __test__ = INTERPRETED
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("name", POLICIES)
+    def test_policies_and_types(self, name, dtype):
+        policy = POLICIES[name]
+        for size, shape in enumerate([(29, 22), (1, 1)]):
+            batch = 10 if name.endswith("trivial") else 4
+            check(draw(policy, np.arange(batch), size, 0), images(batch, *shape), policy, dtype)
+
+    @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 2), (2, 7), (3, 3), (37, 53), (64, 64), (65, 64)])
+    @pytest.mark.parametrize("name", ["flips", "jitter, trivial"])
+    def test_sizes_and_one_image(self, name, shape):
+        for batch in (1, 8):
+            check(draw(POLICIES[name], np.arange(batch) + 7, 1, 2), images(batch, *shape), POLICIES[name])
+
+    @pytest.mark.parametrize("policy", [Policy(trivial=True), Policy(trivial=True, saturation=(0.0, 2.0))])
+    def test_trivial_augment(self, policy):
+        """Each operation at five magnitudes of both signs."""
+        rows = [(o * BINS + b) * 2 + s for o in range(len(TRIVIAL)) for b in (0, 6, 15, 23, 30) for s in (0, 1)]
+        plan = draw(policy, np.arange(len(rows)), 0, 0)
+        ops, amounts = plan.ops.clone(), plan.magnitudes.clone()
+        ops[:, -1] = torch.from_numpy(trivial_table().ops[rows])
+        amounts[:, -1] = torch.from_numpy(trivial_table().magnitudes[rows])
+        plan = dataclasses.replace(plan, trivial=torch.tensor(rows), ops=ops, magnitudes=amounts)
+        assert plan.columns[-1] == set(Op)
+        check(plan, images(len(rows), 23, 41))
+
+    @pytest.mark.parametrize("op", Op)
+    def test_a_column_of_one_operation(self, op):
+        column = [(op, magnitude) for magnitude in magnitudes(op) for _ in range(4)]
+        check(plan_of_columns(column), images(len(column), 11, 13))
+
+    @pytest.mark.parametrize("count", range(5))
+    def test_columns_that_no_policy_draws(self, count):
+        """Any operation anywhere: statistics in every column, and sharpness before others."""
+        rng = np.random.default_rng(count)
+        columns = [
+            [(op, float(rng.choice(magnitudes(op)))) for op in map(Op, rng.integers(0, len(Op), 24))]
+            for _ in range(count)
+        ]
+        plan = plan_of_columns(*columns) if count else draw(Policy(rotate=9), np.arange(24), 0, 0)
+        assert plan.passes == count
+        check(plan, images(24, 9, 14))
+
+    def test_two_statistics_passes(self):
+        contrast, images_ = [(Op.CONTRAST, 0.3), (Op.CONTRAST, 1.9)] * 4, images(8, 33, 20)
+        for op in STATISTICS:
+            plan = plan_of_columns(contrast, [(op, 1.5)] * 5 + [(Op.IDENTITY, 0.0)] * 3)
+            assert plan.passes == 2
+            check(plan, images_)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_erasing(self, dtype):
+        policy = Policy(erase=1.0, erase_value=(1.0, -2.0, 0.5), hflip=0.5)
+        for shape in ((30, 20), (2, 3), (64, 65)):
+            plan = draw(policy, np.arange(6), 0, 0)
+            assert plan.sized(*shape).box.any() or shape == (2, 3)
+            check(plan, images(6, *shape), policy, dtype)
+
+    @pytest.mark.parametrize("name", ["nothing", "flips", "jitter, trivial"])
+    def test_strides(self, name):
+        policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(4), 3, 0)
+        whole = images(9, 20, 30)
+        for batch in (
+            whole[:4].contiguous(),
+            whole[1::2],
+            whole[:4, :, 3:17, 5:24],
+            whole[:4, :, ::2, ::3],
+            whole[:4].flip(1).transpose(2, 3),
+            whole[:1].expand(4, -1, -1, -1),
+            whole[:4].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+            torch.cat([whole[:4], whole[4:8]], dim=1)[:, 1::2],
+        ):
+            check(plan, batch, policy)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_evaluation(self, dtype):
+        for shape in ((37, 53), (65, 64), (1, 1)):
+            check(None, images(3, *shape), None, dtype)
+
+    def test_an_empty_batch(self):
+        for policy in POLICIES.values():
+            check(draw(policy, np.arange(0), 0, 0), images(0, 5, 7), policy)
+
+    def test_a_result_that_is_given(self):
+        policy, batch = POLICIES["jitter, trivial"], images(4, 13, 9)
+        plan, table = draw(policy, np.arange(4), 0, 0), normalisation_table(policy, torch.float16)
+        out = torch.empty(4, 13, 9, 3, dtype=torch.float16).permute(0, 3, 1, 2)
+        assert fused.fused(plan, batch, table, torch.float16, out) is out
+        assert torch.equal(out, augment(plan, batch, table))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_under_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{Path(__file__)}::TestInterpreted"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="needs a process that cannot run Triton")
+def test_images_on_the_cpu_are_refused():
+    with pytest.raises(ValueError, match="the fused backend takes images on a GPU; they are on cpu"):
+        fused.fused(None, images(1, 2, 2), normalisation_table(Policy(), torch.float32), torch.float32)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What would be launched, instead of launching: [(kernel, grid, {argument: value})]."""
+    found = []
+    monkeypatch.setattr(fused, "_INTERPRETED", True)
+
+    class Recorder:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            def launch(*arguments, **named):
+                options = {name: named.pop(name) for name in fused.OPTIONS}
+                assert options == fused.OPTIONS
+                values = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
+                assert set(values) == set(self.kernel.arg_names)
+                found.append((self.kernel, grid, {name: values[name] for name in self.kernel.arg_names}))
+
+            return launch
+
+    for name in ("_tables", "_statistics", "_pixels"):
+        monkeypatch.setattr(fused, name, Recorder(getattr(fused, name)))
+    return found
+
+
+def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0):
+    launches.clear()
+    plan = draw(policy, ids, seed, 0) if policy else None
+    fused.fused(plan, images(len(ids), *shape), normalisation_table(policy or Policy(), dtype), dtype)
+    return plan, [(kernel.fn.__name__, grid[0], values) for kernel, grid, values in launches]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8], ids=str)
+def test_kernels_compile_for_an_h200(launches, dtype, tmp_path, monkeypatch):
+    """Without a device. Nothing is spilled, and multiplications and additions stay apart."""
+    compiler = importlib.import_module("triton.compiler")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kinds = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
+    compiled = {}
+    for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), [(224, 224), (37, 53)]):
+        launch(launches, POLICIES.get(name), np.arange(16), dtype, shape)
+        for kernel, _, values in launches:
+            constants, signature, aligned = {}, {}, {}
+            for position, (name, value) in enumerate(values.items()):
+                if isinstance(value, torch.Tensor):
+                    signature[name], aligned[(position,)] = kinds[value.dtype], [["tt.divisibility", 16]]
+                elif kernel.params[position].is_constexpr or value == 1:
+                    signature[name], constants[(position,)] = "constexpr", value
+                else:
+                    signature[name] = "i32"
+            key = kernel.fn.__name__, str(signature), str(constants)
+            if key not in compiled:
+                source = compiler.ASTSource(kernel, signature, constants, aligned)
+                compiled[key] = triton.compile(source, target=target, options=fused.OPTIONS)
+    assert {name for name, _, _ in compiled} == {"_tables", "_statistics", "_pixels"}
+    for (name, _, constants), result in compiled.items():
+        assert not re.search(r"\bfma\.", result.asm["ptx"]), name
+        assert "st.local" not in result.asm["ptx"] and len(result.asm["cubin"]) > 1000
+        if name == "_pixels" and "224" in constants:  # 4 bytes at a time
+            assert set(re.findall(r"st\.global\.\w+", result.asm["ptx"])) == {"st.global.b32"}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="counts launches")
+def test_statistics_are_taken_of_the_images_that_need_them(launches):
+    blocks = triton.cdiv(224 * 224, fused.COUNTED_BLOCK)
+    for name, most in (
+        ("flips", 0),
+        ("saturation", 0),
+        ("trivial", 1),
+        ("contrast, trivial", 2),
+        ("jitter, trivial", 2),
+    ):
+        plan, found = launch(launches, POLICIES[name], np.arange(64))
+        passes = [(grid, values) for kernel, grid, values in found if kernel == "_statistics"]
+        assert len(passes) == plan.passes <= most
+        for grid, values in passes:
+            needing = np.flatnonzero(np.isin(plan.ops[:, values["COLUMN"]].numpy(), list(STATISTICS)))
+            assert grid == len(needing) * blocks
+            listed = values["words"][: len(needing), 10 + 2 * values["COUNT"] + values["LIST"]]
+            assert listed.tolist() == needing.tolist()
+        assert [kernel for kernel, _, _ in found].count("_pixels") == 1
+
+
+@pytest.mark.skipif(INTERPRETED, reason="counts launches")
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_compiles_little(launches, name):
+    """Whatever a batch drew, the kernels are the same ones: nothing compiles in the middle of a run."""
+    found = set()
+    for seed in range(20):
+        for kernel, _, values in launch(launches, POLICIES[name], np.arange(16), shape=(8, 8), seed=seed)[1]:
+            constants = {key: value for key, value in values.items() if key.isupper()}
+            found.add((kernel, str(constants)))
+    assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnAGPU:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("name", POLICIES)
+    def test_policies_and_types(self, name, dtype):
+        for batch, shape in ((64, (224, 224)), (5, (37, 53)), (1, (1, 1))):
+            plan = draw(POLICIES[name], np.arange(batch), 5, 0)
+            check(plan, images(batch, *shape).cuda(), POLICIES[name], dtype)
+            check(plan, images(batch, *shape).contiguous().cuda(), POLICIES[name], dtype)
+
+    @pytest.mark.parametrize("name", POLICIES)
+    def test_nothing_waits_for_the_device(self, name):
+        policy, batch = POLICIES[name], images(32, 224, 224).cuda()
+        table = normalisation_table(policy, torch.bfloat16).cuda()
+        expected = []
+        for seed in range(3):  # the last in the steady state
+            plan = draw(policy, np.arange(32), seed, 0)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error" if seed == 2 else "default")
+            try:
+                got = fused.fused(plan, batch, table, torch.bfloat16)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            expected.append(torch.equal(got, augment(plan, batch, table)))
+        assert all(expected)
