@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from . import cpu, reference
+from . import reference
 from .plan import Plan
 from .policy import Policy
 
@@ -45,6 +45,8 @@ def apply(
     table = _table(policy, dtype, images.device)
     match backend or backend_of(images.device):
         case "cpu" if images.device.type == "cpu":
+            from . import cpu  # numba takes 0.4 s to import, for nothing where there is a GPU
+
             return cpu.augment(plan, images, table, out)
         case "fused" if (fused := _fused()) is not None:
             return fused(plan, images, table, dtype, out)

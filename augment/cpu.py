@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +83,9 @@ def augment(
         return torch.empty_like(images, dtype=table.dtype, memory_format=torch.channels_last) if out is None else out
     if out is None:
         out = results.tensor((batch, height, width, 3), table.dtype).permute(0, 3, 1, 2)
-    sized = _nothing(batch) if plan is None else plan.sized(height, width)
+    sized = None if plan is None else plan.sized(height, width)
     source = images.permute(0, 2, 3, 1).contiguous().numpy()
-    job = (source, sized.words.numpy(), sized.magnitudes.numpy(), _words(table), _words(out.permute(0, 2, 3, 1)))
+    job = _Job(source, sized, _words(table), _words(out.permute(0, 2, 3, 1)))
     threads = min(torch.get_num_threads(), batch)
     chunk = -(-batch // (8 * threads)) if threads > 1 else batch
     starts = itertools.count(0, chunk)  # `next` of it is atomic
@@ -98,12 +98,24 @@ def augment(
     return out
 
 
-def _work(job: tuple[Any, Any, Any, Any, Any], starts: Iterator[int], chunk: int) -> None:
+class _Job(NamedTuple):
+    source: Bytes  # [B, H, W, 3]
+    plan: Sized | None
+    table: npt.NDArray[Any]  # [771]
+    target: npt.NDArray[Any]  # [B, H, W, 3]
+
+
+def _work(job: _Job, starts: Iterator[int], chunk: int) -> None:
     """Take chunks of the batch until none is left."""
-    source, target = job[0], job[-1]
-    scratch = _scratch(source.shape[1:], target.dtype)
+    source, plan, table, target = job
     while (first := next(starts)) < len(source):
-        _images(*job, first, min(first + chunk, len(source)), *scratch)
+        last = min(first + chunk, len(source))
+        if plan is None:
+            _normalise(source, table, target, first, last)
+        else:
+            scratch = _scratch(source.shape[1:], target.dtype)
+            words, magnitudes = plan.words.numpy(), plan.magnitudes.numpy()
+            _images(source, words, magnitudes, table, target, first, last, *scratch)
 
 
 @lru_cache(maxsize=1)
@@ -135,10 +147,11 @@ def _words(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return tensor.view(kinds[tensor.element_size()]).numpy()
 
 
-@lru_cache(maxsize=4)
-def _nothing(batch: int) -> Sized:
-    """The plan in which nothing happens."""
-    return Sized(torch.tensor([65536, 0, 32768, 0, 65536, 32768, 0, 0, 0, 0], dtype=torch.int32).repeat(batch, 1))
+@compiled
+def _normalise(source: Any, table: Any, target: Any, first: int, last: int) -> None:
+    """Images `first` to `last`, as they are. A function of its own, so that evaluation compiles little."""
+    for i in range(first, last):
+        _emit(source[i], False, False, table[:768], target[i])
 
 
 @compiled
