@@ -8,7 +8,6 @@ so an image that is skipped leaves a gap and moves nothing.
 """
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -29,21 +28,20 @@ from .combine import combine, onto
 from .config import Convert
 from .conversion import Report, report_on
 from .describe import Base, describe, read_base, read_made
-from .errors import UsageError, UserError, printable
+from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
+from .errors import UsageError, printable
 from .images import Prepare, Prepared, prepared_in_order
-from .journal import Finished, Journal, State, clear, journal_options, locked, shards_in, state_of
+from .journal import Finished, Journal, State, clear, journal_options, locked
 from .loaders.errors import DataError, ImageError
 from .loaders.shards import open_dataset
 from .loaders.tar import replace_file
 from .manifest import Columns
 from .plan import Shard, plan_shards
-from .request import Request, read_request
+from .request import Request, check_paths, read_request
 from .samples import Entry, Source
 from .sources import read_source
 from .stores import BetonStore, Store, TarStore
 from .survey import Schema, survey
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -65,16 +63,17 @@ def convert(config: Convert, console: Console) -> Report:
     try:
         return _convert(config, console)
     except OSError as error:
-        raise _plain((config.dst, *config.more)[-1], error) from error
+        raise plain_error((config.dst, *config.more)[-1], error) from error
 
 
 def _convert(config: Convert, console: Console) -> Report:
     began = time.perf_counter()
+    check_paths(config)
     base = read_base(config.dst) if config.append else None
     request = read_request(config, base.container if base else None)
     if not base:
-        _missing(request.dst)
-        _admit(request.dst, config)  # before a source is read for nothing
+        missing_folders(request.dst)
+        admit(request.dst, config)  # before a source is read for nothing
     source = _source(request, base)
     try:
         for remark in source.remarks:
@@ -131,20 +130,20 @@ def _failure(source: Source, entry: Entry, reason: str) -> DataError:
 def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
     """Write into the destination, or find it written: the description, and how many images were read for it."""
     folder, config = job.request.dst, job.request.flags
-    made = _missing(folder)
+    made = missing_folders(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            state = _admit(folder, config, job)
+            state = admit(folder, config, job.options, job.base)
             if state is State.DATASET and config.resume:
                 return _already(folder, job, console), 0
             resumed = state is State.UNFINISHED and config.resume
             try:
                 return _run(job, resumed, console)
             except Exception as error:
-                full = isinstance(error, OSError) and error.errno in _FULL
+                full = isinstance(error, OSError) and error.errno in FULL
                 if not resumed and not (full and journal_options(folder)):
-                    _undo(folder, job)
+                    undo(folder, job.options, job.base)
                 raise
     except KeyboardInterrupt:
         if folder.is_dir() and journal_options(folder):
@@ -158,89 +157,10 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 path.rmdir()
 
 
-def _missing(folder: Path) -> list[Path]:
-    """The folders that have to be made for `folder`, innermost first."""
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UserError(f"{folder}: a file, where the dataset's folder is to be; give another destination")
-    return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
-
-
-def _admit(folder: Path, config: Convert, job: _Job | None = None) -> State:
-    """What is in the destination, of an append: of that. Raises UserError unless the flags allow it."""
-    state = _appending(folder, job) if job and job.base else state_of(folder)
-    if state is State.OTHER:
-        raise UserError(f"{folder}: not empty, and nothing that fastimg convert made; give a new or empty folder")
-    if state is State.DATASET and not (config.resume or config.overwrite):
-        raise UserError(f"{folder}: holds a dataset already; give another folder, or replace it with --overwrite")
-    if state is State.UNFINISHED and not (config.resume or config.overwrite):
-        raise UserError(
-            f"{folder}: holds a conversion that did not finish; go on with --resume, or start again with --overwrite"
-        )
-    return state
-
-
-def _appending(folder: Path, job: _Job) -> State:
-    """Whether an append has begun, or is done."""
-    assert job.base
-    if job.base.holds(job.options):
-        if not job.request.flags.resume:
-            raise UserError(
-                f"{folder}: these very samples were appended or converted already; leave them out, or give what is new"
-            )
-        return State.DATASET
-    there = journal_options(folder)
-    if there is None and (others := shards_in(folder) - job.base.files):
-        raise UserError(
-            f"{folder}: {min(others)} is there and not of the dataset, and would be deleted; move it elsewhere first"
-        )
-    return State.UNFINISHED if there and "base" in there else State.EMPTY
-
-
-def _journal(job: _Job, resumed: bool) -> Journal:
-    folder = job.request.dst
-    if resumed:
-        _check_same(folder, journal_options(folder) or {}, job.options)
-        journal = Journal.go_on(folder)
-    else:
-        journal = Journal.start(folder, job.options)
-    clear(folder, keep=journal.files() | {"convert.json"} | (job.base.files if job.base else set()))
-    return journal
-
-
-def _check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-    if not names:
-        return
-    told = {
-        "listing": "the source (its paths, labels or sizes)",
-        "classes": "the classes",
-        "fastimg": "the version of fastimg",
-        "source": "the kind of source",
-        "base": "the dataset that is appended to",
-    }
-    what = ", ".join(
-        told.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)") for name in names
-    )
-    raise UserError(f"{folder}: began with something else: {what}; give what it began with, or use --overwrite")
-
-
-def _undo(folder: Path, job: _Job) -> None:
-    """Leave nothing behind of a conversion that this run began."""
-    if journal_options(folder) == job.options:
-        clear(folder, keep=job.base.files if job.base else ())
-
-
-def _plain(folder: Path, error: OSError) -> UserError:
-    if error.errno in _FULL:
-        goes_on = " go on with the same command and --resume" if journal_options(folder) else " convert again"
-        return UserError(f"{folder}: no space left on the disk; free some, then{goes_on}")
-    return UserError(f"{error.filename or folder}: {error.strerror or error}; check the path and its permissions")
-
-
 def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
     """From the journal to dataset.json: what was written there, and how many images were read for it."""
     folder, workers = job.request.dst, job.request.workers
-    journal = _journal(job, resumed)
+    journal = begin_journal(folder, job.options, job.base, resumed)
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     total = sum(len(shard.entries) for shard in todo)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
@@ -337,7 +257,7 @@ def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
     """The description of a dataset that an earlier run finished, or nearly: the journal may still be there."""
     description = read_made(folder)
     if not job.base:
-        _check_same(folder, description.get("options", {}), job.options)
+        check_same(folder, description.get("options", {}), job.options)
     _open_once(folder, description)
     if journal_options(folder) is not None:  # else nothing there can be a left-over
         _tidy(folder, description)

@@ -34,8 +34,9 @@ from .samples import Entry, Original, Source
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-AHEAD, AHEAD_RAW = 64, 8  # images per thread that may be read and not yet written
-ROOM = 64 << 20  # bytes of source files that they may be
+AHEAD = 64  # images per thread that may be read and not yet written, and
+ROOM = 64 << 20  # bytes that they may be in all, one image per thread apart
+SWELLS = 8  # times the size of its file that an image's pixels are taken to be
 TILED, REENCODED, KEPT = "tiled", "re-encoded", "kept"
 KINDS = (TILED, REENCODED, KEPT)
 
@@ -229,10 +230,11 @@ def prepared_in_order(
 ) -> Iterator[Prepared | str]:
     """What becomes of `entries`, in their order, a bounded distance ahead of whoever takes it.
 
-    So far ahead that threads have work while a shard is synced to disk; less where pixels are held and not files.
+    So far ahead that threads have work while a shard is synced to disk; less where pixels may be held, as of images in
+    a .beton, which are estimated from the sizes of their files.
     """
-    most, room = (workers * AHEAD_RAW, None) if container == "beton" else (workers * AHEAD, ROOM)
-    return in_order(pool, prepare, entries, most, room, lambda entry: max(entry.size, 0))
+    swells = SWELLS if container == "beton" else 1
+    return in_order(pool, prepare, entries, workers * AHEAD, workers, ROOM, lambda entry: swells * max(entry.size, 0))
 
 
 def in_order(
@@ -240,14 +242,16 @@ def in_order(
     work: Callable[[_Item], _Result],
     items: Iterator[_Item],
     most: int,
-    room: int | None = None,
+    least: int | None = None,
+    room: int = 0,
     size: Callable[[_Item], int] = lambda item: 0,
 ) -> Iterator[_Result]:
-    """Results in the order of `items`; begun and not yet taken are `most` at a time, in all of no more than `room`."""
+    """Results in the order of `items`. `most` of them are begun and not yet taken; or `least`, and what has room."""
+    least = most if least is None else least
     window: deque[tuple[Future[_Result], int]] = deque()
     held, waiting = 0, next(items, None)
     while window or waiting is not None:
-        while waiting is not None and len(window) < most and (room is None or not window or held < room):
+        while waiting is not None and len(window) < most and (len(window) < least or held < room):
             held += size(waiting)
             window.append((pool.submit(work, waiting), size(waiting)))
             waiting = next(items, None)

@@ -60,12 +60,6 @@ def read_request(config: Convert, container: str | None = None) -> Request:
     shard_size, workers, tile_px = parse_size(config.shard_size), _workers(config.workers), _tile_px(config.tile)
     paths = (config.src, config.dst, *config.more)
     sources, dst = paths[:-1], paths[-1]
-    if config.merge and len(sources) < 2:
-        raise UsageError(f"--merge {config.src} {config.dst}: give at least two sources and then the destination")
-    if config.merge and config.append:
-        raise UsageError("--merge makes a new dataset, --append adds to one; give one of them")
-    if len(sources) > 1 and not config.merge:
-        raise UsageError(f"{len(sources) + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
     if config.resume and config.overwrite:
         raise UsageError("--resume goes on with what is there, --overwrite deletes it; give one of them")
     if config.shuffle and config.no_shuffle:
@@ -90,6 +84,17 @@ def read_request(config: Convert, container: str | None = None) -> Request:
         _treatment(config, container or config.format or "tar", tile_px),
         config,
     )
+
+
+def check_paths(config: Convert) -> None:
+    """Raise UsageError where the paths are not those that --append or --merge take."""
+    sources = 1 + len(config.more)
+    if config.merge and sources < 2:
+        raise UsageError(f"--merge {config.src} {config.dst}: give at least two sources and then the destination")
+    if config.merge and config.append:
+        raise UsageError("--merge makes a new dataset, --append adds to one; give one of them")
+    if sources > 1 and not config.merge:
+        raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
 
 
 def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatment:
