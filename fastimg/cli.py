@@ -23,6 +23,7 @@ _COMMANDS: dict[str, type] = {
     "demo": config.Demo,
     "convert": config.Convert,
     "verify": config.Verify,
+    "inspect": config.Inspect,
     "train": config.Train,
     "eval": config.Eval,
     "predict": config.Predict,
@@ -90,6 +91,11 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         from .verify import verify
 
         return verify(settings, Console(), console)
+    if command == "inspect":
+        from .inspect_data import inspect_data
+
+        inspect_data(settings, Console(), console)
+        return 0
     if command == "train":
         from .train import train
 
@@ -133,12 +139,21 @@ def _from_file(arguments: list[str]) -> config.Train | None:
     """Defaults from --config FILE, or from the run that --resume names."""
     given = {name: _value(arguments, name) for name in ("--config", "--resume")}
     if given["--config"] is not None:
-        return configfile.load(Path(given["--config"]), config.Train)
+        return _flags_win(configfile.load(Path(given["--config"]), config.Train), arguments)
     if given["--resume"] not in (None, "auto"):
         file = Path(str(given["--resume"])) / "config.yaml"
         if file.exists():
             return dataclasses.replace(configfile.load(file, config.Train), resume=given["--resume"])
     return None
+
+
+def _flags_win(file: config.Train, arguments: list[str]) -> config.Train:
+    """A file's settings without those that flags about augmentation contradict."""
+    names = {field.name for field in dataclasses.fields(config.Augmenting)}
+    given = names & {argument.partition("=")[0].lstrip("-").replace("-", "_") for argument in arguments}
+    if _value(arguments, "--aa") == "none":
+        given -= {"aa"}
+    return configfile.without_contradicted(file, given)
 
 
 def _value(arguments: list[str], name: str) -> str | None:

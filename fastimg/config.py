@@ -6,14 +6,16 @@ instant.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Fixed, FlagCreatePairsOff, Positional, Suppress, arg
 
 _Int = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 _Float = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 _Str = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
 _Path = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+_Pair = Annotated[tuple[float, float] | None, arg(metavar="FLOAT FLOAT", help_behavior_hint="")]
+_Triple = Annotated[tuple[float, float, float] | None, arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,8 @@ class Verify:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
-    """Train an image classifier. Start it with torchrun to train data-parallel."""
+class Inputs:
+    """What is trained, on what, at which size: the first flags of `train`."""
 
     data: Positional[Annotated[Path | None, arg(metavar="DATA", help_behavior_hint="")]] = None
     """Shards made by `fastimg convert`, or an image folder. Left out: the dataset in the current directory, else the
@@ -152,21 +154,54 @@ class Train:
         Literal["bilinear", "bicubic"] | None, arg(metavar="{bilinear,bicubic}", help_behavior_hint="")
     ] = None
     """Filter of the antialiased resize. Default: the model's own."""
-    mean: Annotated[tuple[float, float, float] | None, arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="")] = None
+    mean: _Triple = None
     """Mean of the input channels, 0 to 1. Default: the model's own."""
-    std: Annotated[tuple[float, float, float] | None, arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="")] = None
+    std: _Triple = None
     """Standard deviation of the input channels. Default: the model's own."""
 
-    scale: Annotated[tuple[float, float] | None, arg(metavar="FLOAT FLOAT", help_behavior_hint="")] = None
+
+@dataclass(frozen=True, kw_only=True)
+class Augmenting:
+    """What happens to training images: the flags that `train` and `inspect` share."""
+
+    scale: _Pair = None
     """Smallest and largest share of the image's area in a training crop. Default: 0.08 1."""
-    ratio: Annotated[tuple[float, float] | None, arg(metavar="FLOAT FLOAT", help_behavior_hint="")] = None
+    ratio: _Pair = None
     """Smallest and largest aspect ratio of a training crop. Default: 0.75 1.3333."""
     hflip: _Float = None
     """Probability of a horizontal flip. Default: 0.5."""
     vflip: _Float = None
     """Probability of a vertical flip. Default: 0."""
+    rotate: _Float = None
+    """Turn by up to this many degrees to either side. Default: 0."""
+    aa: Annotated[
+        Literal["trivial", "ta_wide", "none"] | None, arg(metavar="{trivial,none}", help_behavior_hint="")
+    ] = None
+    """trivial (ta_wide): TrivialAugmentWide, one of 14 operations at one of 31 strengths for each image. Default:
+    none."""
+    brightness: _Pair = None
+    """Smallest and largest factor of brightness; 1 changes nothing. Default: 1 1."""
+    contrast: _Pair = None
+    """Smallest and largest factor of contrast. Default: 1 1."""
+    saturation: _Pair = None
+    """Smallest and largest factor of saturation. Default: 1 1."""
+    color_jitter: _Triple = None
+    """Brightness, contrast and saturation by torchvision's strengths: x is a factor from max(0, 1 - x) to 1 + x."""
+    reprob: _Float = None
+    """Probability that a rectangle of the image is erased. Default: 0."""
+    mixup: _Float = None
+    """Mix each image with another of its batch; the share is drawn from Beta(x, x). Default: 0, for never."""
+    cutmix: _Float = None
+    """Put a rectangle of another image of the batch into each. With --mixup each image takes one of the two."""
     no_aug: FlagCreatePairsOff[bool] = False
     """Train on the same resized centre crops that validation sees."""
+    augmentation: Fixed[Suppress[bool | list[str | dict[str, Any]] | None]] = None  # in YAML alone, as Ludwig has it
+    kornia: Fixed[Suppress[list[dict[str, dict[str, Any]]] | None]] = None  # in YAML alone: class name -> arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Augmenting, Inputs):
+    """Train an image classifier. Start it with torchrun to train data-parallel."""
 
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per step on each device."""
@@ -295,6 +330,34 @@ class Predict:
     """Print one json object per line instead of a table."""
     csv: _Path = None
     """Write the result to this csv file; - is standard output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(Augmenting):
+    """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see."""
+
+    data: Positional[Path]
+    """Shards, .beton files, somebody's tars, or an image folder."""
+    split: _Str = None
+    """Look at this split alone. Default: all of them."""
+    headers_only: FlagCreatePairsOff[bool] = False
+    """Do not decode the images: faster, and damage inside them is not found."""
+    samples: int = 36
+    """Images in samples.png; up to 8 of them are in augmented.png, as training sees them in their first 8 epochs."""
+    img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
+    """Side in pixels of the crops in augmented.png. Default: 224, or what --config says."""
+    config: _Path = None
+    """Show the augmentation of this YAML file, such as a run's config.yaml; flags win."""
+    output: Annotated[Path | None, arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")] = None
+    """Where the pictures go. Default: inspect-NAME, by the name of the data."""
+    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    """Threads that read and decode: a number, or auto for one per core."""
+    max_pixels: int = 89_478_485
+    """Images with more pixels than this count as unreadable."""
+    seed: int = 0
+    """Seed of what is shown; training with the same seed draws the same crops and augmentation."""
+    json: bool = False
+    """Print the result as json."""
 
 
 @dataclass(frozen=True, kw_only=True)

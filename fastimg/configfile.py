@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from .config import Augmenting, Train
 from .errors import UsageError, nearest
 
 _T = TypeVar("_T")
@@ -33,7 +34,45 @@ def load(path: Path, kind: type[_T]) -> _T:
     for key in values:
         if key not in known:
             raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, known)}")
+    if values.get("augmentation") is False and "no_aug" in known:
+        values = {key: value for key, value in values.items() if key != "augmentation"} | {"no_aug": True}
     try:
-        return msgspec.convert(values, kind, dec_hook=lambda target, value: target(value), strict=True)
+        config = msgspec.convert(values, kind, dec_hook=lambda target, value: target(value), strict=True)
     except msgspec.ValidationError as error:
+        raise UsageError(f"--config {path}: {error}") from error
+    if isinstance(config, Augmenting) and config.augmentation is not None:
+        _check_list(path, config)
+    return config
+
+
+def without_contradicted(file: Train, given: set[str]) -> Train:
+    """A file's settings without those that contradict the `given` fields of Augmenting: flags win.
+
+    --no-aug drops all other augmentation, any other drops no_aug; --color-jitter and the ranges that it sets exclude
+    each other.
+    """
+    dropped: dict[str, Any] = {}
+    if given == {"no_aug"}:
+        dropped = {field.name: None for field in dataclasses.fields(Augmenting)} | {"no_aug": False}
+    elif given:
+        dropped = {"no_aug": False}
+        jitter = {"brightness", "contrast", "saturation"}
+        if "color_jitter" in given:
+            dropped |= dict.fromkeys(jitter)
+        elif given & jitter:
+            dropped |= {"color_jitter": None}
+    return dataclasses.replace(file, **dropped)
+
+
+def _check_list(path: Path, config: Augmenting) -> None:
+    """Refuse a list that cannot be, and a file that says the same thing in two ways."""
+    from .augmentation import FIELDS, listed  # not above: it brings torch, which takes seconds
+
+    others = [name for name in FIELDS if name not in ("augmentation", "scale", "ratio")]
+    for name in others:
+        if getattr(config, name) is not None:
+            raise UsageError(f"--config {path}: augmentation and {name} say two things; put {name} into the list")
+    try:
+        listed(config.augmentation)
+    except UsageError as error:
         raise UsageError(f"--config {path}: {error}") from error

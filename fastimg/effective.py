@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from . import augmentation
 from .config import Train
 from .data import Part
 from .errors import UsageError
@@ -18,6 +19,8 @@ _SCRATCH_LR = {"adamw": (1e-3, 256), "sgd": (0.5, 1024)}  # learning rate at a g
 
 def check(config: Train) -> None:
     """Refuse values out of range, and flags that would have no effect. Raises UsageError naming the remedy."""
+    augmentation.check(config)
+    happens = augmentation.effective(config, _plain(config))
     idle = [
         (config.momentum is not None and config.opt != "sgd", "--momentum", f"--opt {config.opt}"),
         (config.decay_epochs is not None and config.sched != "step", "--decay-epochs", "any --sched but step"),
@@ -37,7 +40,7 @@ def check(config: Train) -> None:
             "--img-size",
             "--train-crop-size and --val-crop-size",
         ),
-        *((config.no_aug and getattr(config, name) is not None, f"--{name}", "--no-aug") for name in _AUG),
+        *((happens[name] and config.batch_size == 1, f"--{name}", "--batch-size 1") for name in ("mixup", "cutmix")),
     ]
     for useless, flag, other in idle:
         if useless:
@@ -59,8 +62,6 @@ def check(config: Train) -> None:
         (config.momentum is None or 0 <= config.momentum < 1, "--momentum", "a number from 0 up to, not including, 1"),
         (config.clip_grad is None or config.clip_grad > 0, "--clip-grad", "a number above 0"),
         (0 <= config.smoothing < 1, "--smoothing", "a share from 0 up to, not including, 1"),
-        (config.hflip is None or 0 <= config.hflip <= 1, "--hflip", "a probability, from 0 to 1"),
-        (config.vflip is None or 0 <= config.vflip <= 1, "--vflip", "a probability, from 0 to 1"),
         (config.crop_pct is None or 0 < config.crop_pct <= 1, "--crop-pct", "a share above 0 and up to 1"),
         (config.warmup_epochs is None or config.warmup_epochs >= 0, "--warmup-epochs", "0 or more"),
         (
@@ -88,13 +89,12 @@ def check(config: Train) -> None:
             raise UsageError(f"{flag}: give {what}")
 
 
-_AUG = ("scale", "ratio", "hflip", "vflip")
 _PIXELS = "a size from 1 to 16384 pixels"
 
 
 def _plain(config: Train) -> bool:
     """Whether training sees validation's crops: as told, or with a frozen backbone and no augmentation asked for."""
-    return config.no_aug or (config.freeze is not None and all(getattr(config, name) is None for name in _AUG))
+    return config.no_aug or (config.freeze is not None and not augmentation.asked(config))
 
 
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
@@ -137,7 +137,6 @@ def resolve(
     fraction = config.warmup_fraction
     if fraction is None and config.warmup_epochs is None:
         fraction = 0.2 if tuned else 0.05
-    plain = _plain(config)
     return replace(
         config,
         data=data.resolve(),
@@ -153,11 +152,7 @@ def resolve(
         interpolation=pre.interpolation,
         mean=pre.mean,
         std=pre.std,
-        no_aug=plain,
-        scale=None if plain else config.scale or (0.08, 1.0),
-        ratio=None if plain else config.ratio or (3 / 4, 4 / 3),
-        hflip=None if plain else 0.5 if config.hflip is None else config.hflip,
-        vflip=None if plain else config.vflip or 0.0,
+        **augmentation.effective(config, _plain(config)),
         lr=config.lr or _default_lr(opt, tuned, frozen, model.convolutional, global_batch),
         momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
         weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),

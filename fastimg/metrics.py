@@ -19,7 +19,12 @@ class Meter:
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
 
     def add(self, logits: torch.Tensor, losses: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor) -> None:
-        """Count a batch: logits [B, C], losses [B], targets [B], weight [B]."""
+        """Count a batch: logits [B, C], losses [B], targets [B] or soft ones [B, C], weight [B].
+
+        Of soft targets the class with the largest share is the one to hit.
+        """
+        if targets.is_floating_point():
+            targets = targets.argmax(dim=1)
         ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, 5]
         hits = ranked == targets[:, None]
         rows = torch.stack([losses, hits[:, 0].float(), hits.any(dim=1).float(), torch.ones_like(losses)])

@@ -9,8 +9,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from . import effective, rundir
-from .augment import Policy
+from . import augmentation, effective, kornia_pass, rundir
 from .config import Train
 from .data import (
     Part,
@@ -52,6 +51,8 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
     directory = Path(ranks.broadcast(str(directory)))
     print_effective(console, resolved, ranks, precision, model, part, val_part, directory)
+    if note := augmentation.order_note(config):
+        console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
     run = _assemble(resolved, ranks, directory, model, preprocessing, precision, part, val_part)
     stack.callback(run.loader.close)
     if run.val_loader is not None:
@@ -154,6 +155,9 @@ def _assemble(
         if ranks.world_size == 1 or ranks.device.type != "cuda":
             raise UsageError("--sync-bn has no effect on one process, and needs GPUs on several; leave it out")
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    kornia = None
+    if config.kornia:
+        kornia = kornia_pass.build(config.kornia, preprocessing.train_size, ranks.device)
     module = module.to(ranks.device)
     if config.channels_last and model.convolutional:
         module = module.to(memory_format=torch.channels_last)
@@ -188,9 +192,8 @@ def _assemble(
         parallel=wrap(module, ranks),
         classes=part.dataset.classes,
         preprocessing=preprocessing,
-        policy=Policy(
-            hflip=config.hflip or 0.0, vflip=config.vflip or 0.0, mean=preprocessing.mean, std=preprocessing.std
-        ),
+        policy=augmentation.policy_of(config, preprocessing.mean, preprocessing.std),
+        kornia=kornia,
         precision=precision,
         optimizer=optimizer,
         scaler=precision.scaler(),

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import checkpoint, rundir
+from .augmentation import sentence
 from .config import Train
 from .data import Part, worker_count
 from .errors import printable
@@ -43,11 +44,12 @@ def print_effective(
     )
     layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
     threads = worker_count(config.workers, ranks)
+    words = sentence(config, config.train_crop_size)
     rows = {
         "data": f"{shown(data)}: {len(part)} images, {len(part.dataset.classes)} classes",
         "validation": "none" if val_part is None else f"{len(val_part)} images ({val_part.origin}); {resize}",
         "model": f"{config.arch}, {total / 1e6:.1f} M parameters ({trained:,} trained), from {origin}",
-        "input": f"mean {_triple(config.mean)}, std {_triple(config.std)}; {_augmentation(config)}",
+        "input": f"mean {_triple(config.mean)}, std {_triple(config.std)}; {words}",
         "optimiser": _optimiser(config),
         "schedule": _schedule(config),
         "batch": _batch(config, ranks),
@@ -67,16 +69,6 @@ def shown(path: Path) -> str:
 
 def _triple(values: tuple[float, float, float] | None) -> str:
     return " ".join(f"{value:.4g}" for value in values or ())
-
-
-def _augmentation(config: Train) -> str:
-    if config.no_aug:
-        return "no augmentation (validation's crops)"
-    assert config.scale is not None and config.ratio is not None
-    crop = f"random resized crop {config.train_crop_size} (scale {config.scale[0]:g} to {config.scale[1]:g}, "
-    return (
-        f"{crop}ratio {config.ratio[0]:.3g} to {config.ratio[1]:.3g}), hflip {config.hflip:g}, vflip {config.vflip:g}"
-    )
 
 
 def _optimiser(config: Train) -> str:

@@ -12,6 +12,7 @@ from . import checkpoint, rundir
 from .augment import Policy
 from .config import Train
 from .errors import UserError
+from .kornia_pass import KorniaPass
 from .loaders import Loader
 from .metrics import Meter, Score
 from .models import Model, Preprocessing, read_weights
@@ -40,6 +41,7 @@ class Run:
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     policy: Policy
+    kornia: KorniaPass | None  # runs after the policy's pixel operations
     precision: Precision
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -69,6 +71,11 @@ class Run:
         return self.step - self.epoch * self.steps_per_epoch
 
     @property
+    def outputs(self) -> int:
+        """Numbers that the model gives for an image."""
+        return self.config.num_classes or len(self.classes)
+
+    @property
     def global_batch(self) -> int:
         """Samples per optimiser step over all ranks."""
         return self.config.batch_size * self.config.grad_accum_steps * self.ranks.world_size
@@ -83,7 +90,7 @@ def save(run: Run, best: bool = False) -> None:
             arch=run.model.arch,
             kwargs=run.model.kwargs,
             classes=run.classes,
-            num_classes=run.config.num_classes or len(run.classes),
+            num_classes=run.outputs,
             preprocessing=run.preprocessing,
             step=run.step,
             epoch=run.epoch,

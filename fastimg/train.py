@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
-from .augment import apply, draw
+from .augment import draw, mix
+from .augmentation import model_input
 from .config import Train
 from .errors import UserError
 from .interrupt import Interrupt
@@ -28,6 +29,8 @@ from .prepare import prepare
 from .progress import Display, Line, Rate
 from .report import print_summary
 from .run import Best, Run, save
+
+_KORNIA = 0x6B6F726E  # keeps what Kornia draws apart from dropout
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,20 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     for number, batch in enumerate(run.loader, start=1):
         last = number % accumulate == 0 or number == batches
         plan = None if config.no_aug else draw(run.policy, batch.ids, config.seed, run.epoch)
-        images = apply(plan, batch.inputs, run.policy, precision.input_dtype)
-        torch.manual_seed(_seed(config.seed, run.step, number % accumulate, ranks.rank))  # for dropout
+        seed = _seed(config.seed, run.step, number % accumulate, ranks.rank)
+        images = model_input(plan, batch.inputs, run.policy, precision.input_dtype, run.kornia, seed ^ _KORNIA)
+        targets, smoothing = batch.targets, config.smoothing
+        if run.policy.mixes:  # soft targets, smoothed already
+            images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
+            smoothing = 0.0
+        torch.manual_seed(seed)  # for dropout
         sync = nullcontext() if last or ranks.world_size == 1 else run.parallel.no_sync()  # type: ignore[operator]
         with sync:
             with precision.autocast():
                 logits = run.parallel(images)
-            losses = F.cross_entropy(
-                logits.float(), batch.targets, reduction="none", label_smoothing=config.smoothing
-            )  # [B]
+            losses = F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=smoothing)  # [B]
             run.scaler.scale((losses * batch.weight).sum() / nominal).backward()  # type: ignore[no-untyped-call]
-        run.meter.add(logits.detach(), losses.detach(), batch.targets, batch.weight)
+        run.meter.add(logits.detach(), losses.detach(), targets, batch.weight)
         rows += batch.samples
         rate.add(batch.samples)
         if not last:

@@ -1,5 +1,6 @@
 """Going on equals never having stopped: the same weights, bit for bit, and the same records."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -97,6 +98,29 @@ def test_a_signal_saves_and_resume_gives_the_same_bits(
     assert saved["step"] in (step + 1, step + 2)  # the step ended, or the next one where the signal came late
     assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
     assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+
+
+EVERYTHING = [
+    *("--aa", "trivial", "--vflip", "0.5", "--rotate", "15", "--color-jitter", "0.4", "0.4", "0.4"),
+    *("--reprob", "0.3", "--mixup", "0.2", "--cutmix", "1", "--grad-accum-steps", "2", "-b", "3"),
+]
+KORNIAS = "kornia: [{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [0.1, 2.0], p: 0.5}}, {RandomInvert: {p: 0.3}}]"
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_kill_with_every_augmentation_on(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(KORNIAS if importlib.util.find_spec("kornia") else "")
+    more = [*EVERYTHING, "--config", str(file), "--epochs", "2", "--save-interval", "1"]
+    assert cli.run([*arguments(shards, tmp_path / "whole"), *more]) == 0
+    at_step(monkeypatch, step, kill)
+    with pytest.raises(Killed):
+        cli.run([*arguments(shards, tmp_path / "halves"), *more])
+    assert cli.run([*arguments(shards, tmp_path / "halves", "--resume"), *more, "-j", "1"]) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    assert cli.run([*arguments(shards, tmp_path / "halves", "--resume"), *more, "--rotate", "20"]) == 2
 
 
 def test_workers_do_not_change_the_weights(shards: Path, tmp_path: Path) -> None:

@@ -1,0 +1,326 @@
+"""`fastimg inspect`: what is in a dataset, what is wrong with it, and pictures of what a model will see."""
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from . import augmentation, configfile, kornia_pass
+from .config import Inspect, Train
+from .data import display_name, train_crop
+from .errors import UsageError, UserError, printable
+from .facts import Copies, Duplicates, Facts, duplicates, gather, several
+from .loaders import CenterCrop, list_splits, open_dataset
+from .loaders.cpus import available_cpus
+from .loaders.crop import Crop
+from .models import Preprocessing
+from .sheets import draw_augmented, draw_samples, draw_trivial
+
+_MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
+_ROWS, _EPOCHS, _LINES, _CLASSES = 8, 8, 5, 30
+
+
+class Spread(NamedTuple):
+    """Of a number over images."""
+
+    min: float
+    median: float
+    max: float
+
+
+class Balance(NamedTuple):
+    """The smallest and the largest class of a split."""
+
+    smallest: str
+    images: int
+    largest: str
+    largest_images: int
+    ratio: float  # smallest / largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was found."""
+
+    data: str
+    images: int
+    classes: int
+    splits: dict[str, dict[str, int]]  # split -> class -> images
+    unlabelled: int
+    balance: dict[str, Balance | None]
+    bytes: int
+    formats: dict[str, int]
+    width: Spread | None  # pixels, upright; None where no image could be read
+    height: Spread | None
+    aspect: Spread | None  # width / height
+    tiled: int  # images of which crops can be decoded alone
+    decoded: bool  # every image; else headers alone
+    unreadable: int
+    unreadable_names: list[tuple[str, str]]
+    duplicates: Duplicates
+    pictures: list[str]
+
+
+def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection:
+    """Look and print. Raises UsageError, UserError and DataError, each a sentence."""
+    shown, crop, kornia = _augmentation(config)
+    if config.samples < 1 or config.samples > 400:
+        raise UsageError(f"--samples {config.samples}: give 1 to 400")
+    if config.max_pixels < 1:
+        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
+    if config.seed < 0:
+        raise UsageError(f"--seed {config.seed}: give 0 or more")
+    workers = _workers(config.workers)
+    found = list_splits(config.data)
+    if config.split is not None and config.split not in found:
+        raise UsageError(f"--split {config.split}: {config.data} has no such split; it has {', '.join(found)}")
+    order = sorted(found, key=lambda name: (name != "train", name))  # a leak is out of the training split
+    folder = config.output or Path(f"inspect-{display_name(config.data)}")
+    with ExitStack() as stack:
+        _made(folder, stack)
+        splits = []
+        for name in [config.split] if config.split else order:
+            dataset = open_dataset(config.data, name)
+            stack.callback(dataset.close)
+            for remark in dataset.notes:
+                err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+            splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
+        pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
+        result = _result(config, splits, pictures)
+    if config.json:
+        print(json.dumps(_plain(result)))
+    else:
+        _print(result, out)
+    return result
+
+
+def _augmentation(config: Inspect) -> tuple[Train, Crop, kornia_pass.KorniaPass | None]:
+    """What training would do to images: the file's settings, and flags, which win; the crop; Kornia's part."""
+    file = Train()
+    if config.config is not None:
+        given = set(augmentation.asked(config)) | ({"no_aug"} if config.no_aug else set())
+        file = configfile.without_contradicted(configfile.load(config.config, Train), given)
+    values = {name: getattr(config, name) for name in augmentation.FIELDS if getattr(config, name) is not None}
+    merged = replace(file, **values, no_aug=config.no_aug or file.no_aug)
+    augmentation.check(merged)
+    merged = replace(merged, **augmentation.effective(merged, merged.no_aug))
+    size = config.img_size if config.img_size is not None else file.train_crop_size or file.img_size or _SIZE
+    if not 1 <= size <= 16384:
+        raise UsageError("--img-size: give a size from 1 to 16384 pixels")
+    resize = file.val_resize_size or 0
+    pre = Preprocessing(
+        train_size=size,
+        val_size=size,
+        val_resize=resize if resize >= size else round(size / 0.875),
+        interpolation=file.interpolation or "bilinear",
+        mean=file.mean or _MEAN,
+        std=file.std or _STD,
+    )
+    merged = replace(merged, mean=pre.mean, std=pre.std)
+    kornia = kornia_pass.build(merged.kornia, size, torch.device("cpu")) if merged.kornia else None
+    if merged.no_aug:
+        return merged, CenterCrop(size=size, resize=pre.val_resize, interpolation=pre.interpolation), None
+    return merged, train_crop(pre, merged.scale, merged.ratio), kornia
+
+
+def _workers(workers: str) -> int:
+    if workers == "auto":
+        return available_cpus()
+    if not workers.isdigit() or int(workers) < 1:
+        raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
+    return int(workers)
+
+
+def _made(folder: Path, stack: ExitStack) -> None:
+    """The folder for the pictures, before hours of reading; taken away at the end where it stayed empty."""
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if new:
+        stack.callback(lambda: None if any(folder.iterdir()) else folder.rmdir())
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"--output {folder}: {error.strerror or error}; give a folder that can be written")
+
+
+def _draw(
+    config: Inspect,
+    folder: Path,
+    shown: Train,
+    crop: Crop,
+    kornia: kornia_pass.KorniaPass | None,
+    facts: Facts,
+    err: Console,
+) -> list[str]:
+    """The pictures, of the first split. Raises UserError where they cannot be written."""
+    ids = several(facts, config.samples, config.seed)
+    if not len(ids):
+        return []
+    assert shown.mean is not None and shown.std is not None
+    samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))
+    rows = ids[:_ROWS]  # neighbours, which are mixed, are of different classes
+    policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
+    epochs = 1 if policy is None else _EPOCHS
+    try:
+        with err.status("drawing"):
+            draw_samples(facts.dataset, ids, config.max_pixels, samples)
+            draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
+            draw_augmented(facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return [str(file) for file in (samples, trivial, augmented)]
+
+
+def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspection:
+    records = np.concatenate([facts.records for facts in splits])
+    readable = records[records["readable"]]
+    counted = {facts.split: dict(zip(_classes(facts), facts.counts(), strict=True)) for facts in splits}
+    names = list(dict.fromkeys(name for classes in counted.values() for name in classes))
+    formats: Counter[str] = sum((facts.formats for facts in splits), Counter())
+    return Inspection(
+        data=printable(str(config.data)),
+        images=len(records),
+        classes=len(names),
+        splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
+        unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
+        balance={split: _balance(classes) for split, classes in counted.items()},
+        bytes=int(records["bytes"].sum()),
+        formats=dict(formats.most_common()),
+        width=_spread(readable["width"]),
+        height=_spread(readable["height"]),
+        aspect=_spread(readable["width"] / np.maximum(readable["height"], 1)),
+        tiled=int(readable["tiled"].sum()),
+        decoded=not config.headers_only,
+        unreadable=int((~records["readable"]).sum()),
+        unreadable_names=[pair for facts in splits for pair in facts.unreadable],
+        duplicates=duplicates(splits),
+        pictures=pictures,
+    )
+
+
+def _classes(facts: Facts) -> list[str]:
+    """Names of classes; of two that print alike the second keeps its number."""
+    names = [printable(name) for name in facts.dataset.classes]
+    return [name if names.index(name) == i else f"{name} ({i})" for i, name in enumerate(names)]
+
+
+def _balance(counts: dict[str, int]) -> Balance | None:
+    if not counts or not max(counts.values()):
+        return None
+    smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    few, many = counts[smallest], counts[largest]
+    return Balance(smallest, few, largest, many, round(few / many, 4))
+
+
+def _spread(values: Any) -> Spread | None:
+    if not len(values):
+        return None
+    return Spread(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
+
+
+def _plain(result: Inspection) -> dict[str, Any]:
+    """For json: named tuples as objects."""
+
+    def unfolded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: unfolded(each) for key, each in value.items()}
+        if hasattr(value, "_asdict"):
+            return unfolded(value._asdict())
+        return [unfolded(each) for each in value] if isinstance(value, list | tuple) else value
+
+    plain: dict[str, Any] = unfolded(asdict(result))
+    return plain
+
+
+def _print(result: Inspection, out: Console) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    splits = ", ".join(f"{split} {sum(classes.values()):,}" for split, classes in result.splits.items())
+    unlabelled = f", {result.unlabelled:,} without a label" if result.unlabelled else ""
+    rows = {
+        "dataset": result.data,
+        "images": f"{result.images:,} of {result.classes:,} classes ({splits}{unlabelled})",
+        "balance": "\n".join(_balanced(split, balance) for split, balance in result.balance.items()),
+        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB an image",
+        "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
+        "width": _from_to(result.width, ",.0f", " pixels"),
+        "height": _from_to(result.height, ",.0f", " pixels"),
+        "aspect": _from_to(result.aspect, ".2f", ", width over height"),
+        "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}): crops of them decode alone",
+        "copies": f"{_images(result.duplicates.within)} with the bytes of another one of the same split",
+        "leaks": f"{_images(result.duplicates.leaked)} with the bytes of one in another split",
+        "unreadable": _images(result.unreadable) + ("" if result.decoded else " (by their headers alone)"),
+        "pictures": ", ".join(result.pictures) or "none: no image can be read",
+    }
+    for name, value in rows.items():
+        table.add_row(f" {name}", Text(value))
+    out.print(table, highlight=False)
+    _print_classes(result, out)
+    dup = result.duplicates
+    _print_some(out, "In several splits", [_copied(c) for c in dup.across])
+    _print_some(out, "Twice in a split", [_copied(c) for c in dup.same])
+    if dup.conflicting:
+        what = "1 of these is" if dup.conflicting == 1 else f"{dup.conflicting:,} of these are"
+        out.print(f"{what} in several classes", style="yellow", highlight=False)
+    _print_some(
+        out, "Not readable", [f"{name}: {reason}" for name, reason in result.unreadable_names], result.unreadable
+    )
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
+
+
+def _balanced(split: str, balance: Balance | None) -> str:
+    if balance is None:
+        return f"{split}: no labels"
+    few, many = f"{balance.smallest} {balance.images:,}", f"{balance.largest} {balance.largest_images:,}"
+    return f"{split}: smallest {few}, largest {many}, ratio {balance.ratio:.2f}"
+
+
+def _from_to(spread: Spread | None, form: str, unit: str) -> str:
+    if spread is None:
+        return "none"
+    return f"{spread.min:{form}} to {spread.max:{form}}, median {spread.median:{form}}{unit}"
+
+
+def _print_classes(result: Inspection, out: Console) -> None:
+    table = Table()
+    table.add_column("class", overflow="fold")
+    for split in result.splits:
+        table.add_column(Text(split), justify="right")
+    names = list(next(iter(result.splits.values())))
+    for name in names[:_CLASSES]:
+        table.add_row(Text(name), *(f"{classes[name]:,}" for classes in result.splits.values()))
+    if len(names) > _CLASSES:
+        table.add_row(f"... {len(names) - _CLASSES:,} more, see --json", *("" for _ in result.splits))
+    out.print(table, highlight=False)
+
+
+def _copied(copies: Copies) -> str:
+    names = [f"{split}: {name}" for split, name in copies.names[:4]]
+    more = [f"... {len(copies.names) - 4} more"] if len(copies.names) > 4 else []
+    return " = ".join([*names, *more]) + (f" ({' and '.join(copies.classes)})" if len(copies.classes) > 1 else "")
+
+
+def _print_some(out: Console, title: str, lines: list[str], count: int | None = None) -> None:
+    if not lines:
+        return
+    out.print(f"{title}:", style="yellow", highlight=False)
+    for line in lines[:_LINES]:
+        out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    left = (count or len(lines)) - _LINES
+    if left > 0:
+        out.print(f"  ... and {left:,} more, see --json", highlight=False)
