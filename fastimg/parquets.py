@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from .errors import UsageError
 from .loaders.decode import read_header
 from .loaders.errors import DataError, ImageError
-from .loaders.folder import SPLIT_FOLDERS, image_extensions, list_folder
+from .loaders.folder import SPLIT_FOLDERS, image_extensions, is_class_folder
 from .manifest import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column, label_of, plain, readable, split_of
 from .samples import Row
 
@@ -111,14 +111,6 @@ def _may_hold_images(file: Path) -> bool:
         return any(_is_bytes(field.type) or _is_image(field.type) for field in pq.read_schema(file))
     except (OSError, pa.ArrowException):
         return True
-
-
-def is_class_folder(folder: Path) -> bool:
-    """Several subfolders of image files: parquet files beside them are something else."""
-    try:
-        return len(list_folder(folder).classes) > 1
-    except (DataError, OSError):
-        return False
 
 
 def read_layout(file: Path, columns: Columns) -> Layout:

@@ -6,9 +6,8 @@ from pathlib import Path
 from .errors import UsageError
 from .files import read_folder
 from .loaders.errors import DataError
-from .loaders.shards import foreign_betons, foreign_shards
+from .loaders.shards import foreign_betons, foreign_shards, refuse_class_folder
 from .manifest import MANIFESTS, Columns, read_manifest
-from .parquets import is_class_folder
 from .samples import Source
 from .spool import NAMED, find_parquets, holds_images, read_named, read_parquets
 from .stored import read_betons, read_dataset, read_tars
@@ -51,21 +50,12 @@ def _read_directory(src: Path) -> Source:
     if (src / "convert.json").exists():
         raise DataError(f"{src}: a conversion that did not finish; run the same `fastimg convert` with --resume")
     if tars := foreign_shards(src):
-        _refuse_class_folder(src, [tar for files in tars.values() for tar in files])
+        refuse_class_folder(src, [tar for files in tars.values() for tar in files])
         return read_tars(src, tars)
     if betons := foreign_betons(src):
-        _refuse_class_folder(src, list(betons.values()))
+        refuse_class_folder(src, list(betons.values()))
         return read_betons(src, betons)
     return read_folder(src)
-
-
-def _refuse_class_folder(src: Path, shards: list[Path]) -> None:
-    """A class folder with the archive beside it that it came from: neither is silently left out."""
-    if is_class_folder(src):
-        raise DataError(
-            f"{src}: holds both subfolders of images and shards ({shards[0].name}); move one of them away, or give "
-            "the shard itself"
-        )
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:

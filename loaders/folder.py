@@ -83,6 +83,14 @@ def list_folder(root: Path) -> Listing:
     return Listing(root, classes, files, ignored)
 
 
+def is_class_folder(folder: Path) -> bool:
+    """Whether it has several subfolders of image files; other kinds of data in it are then something else."""
+    try:
+        return len(list_folder(folder).classes) > 1
+    except (DataError, OSError):
+        return False
+
+
 def _subfolders(folder: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))

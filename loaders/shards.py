@@ -22,7 +22,7 @@ import numpy.typing as npt
 from . import compact
 from .beton_dataset import BetonDataset
 from .errors import DataError, ShardError
-from .folder import SPLIT_FOLDERS, FilesDataset, list_folder
+from .folder import SPLIT_FOLDERS, FilesDataset, is_class_folder, list_folder
 from .scratch import Scratch
 from .tar import index_path, split_name
 from .ustar import BLOCK, stated_size
@@ -81,8 +81,10 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
         return _open_converted(path, split)
     _refuse_unfinished(path)  # before its finished shards pass for somebody else's
     if shards := foreign_shards(path):
+        refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
         return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
     if betons := foreign_betons(path):
+        refuse_class_folder(path, list(betons.values()))
         return BetonDataset(_pick(path, betons, split))
     listing = list_folder(path)
     files = _pick(path, listing.files, split)
@@ -100,6 +102,15 @@ def list_splits(path: str | Path) -> dict[str, int]:
     if path.is_dir() and (others := foreign_shards(path) or foreign_betons(path)):
         return dict.fromkeys(others, -1)
     return {name: len(files) for name, files in list_folder(path).files.items()}
+
+
+def refuse_class_folder(path: Path, shards: list[Path]) -> None:
+    """A class folder with the archive beside it that it came from: neither is silently left out. Raises DataError."""
+    if is_class_folder(path):
+        raise DataError(
+            f"{path}: holds both subfolders of images and shards ({shards[0].name}); move one of them away, or give "
+            "the shard itself"
+        )
 
 
 def unfinished(path: Path) -> bool:

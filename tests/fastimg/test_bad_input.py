@@ -485,3 +485,9 @@ def test_an_index_that_does_not_fit_somebody_elses_tar_is_told(trained, tmp_path
     assert "train-00000.idx does not fit train-00000.tar: the tar was scanned" in ran.out and "24 images" in ran.out
     ran = cli("eval", tmp_path / "runs/r", theirs)
     assert ran.code == 0 and "val-00000.idx does not fit val-00000.tar" in ran.err
+
+
+def test_shards_beside_class_folders_are_no_dataset(trained, tmp_path, refuses):
+    both = shutil.copytree(trained.images / "train", tmp_path / "both")
+    shutil.copy(next(trained.shards.glob("train*.tar")), both)
+    refuses(1, (both, "holds both subfolders of images and shards", "move one of them away"), "train", both)
