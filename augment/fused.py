@@ -14,8 +14,8 @@ interpreter on the CPU, every operation, type and odd size; compiles for an H200
 spills or fused multiplications; and, with `-m gpu`, holds it equal on a device, which has not been done yet.
 
 Not measured. The floor of 1024 x 3 x 224 x 224, uint8 to bfloat16, is 462 MB: 0.108 ms at 4.3 TB/s. By the machine code
-of the pass over the pixels (Triton 3.9), a value takes 21 instructions with flips and 27 with warps: 0.11 and 0.14 ms at
-the rate at which an H200 issues them (132 SMs x 4 at 1.75 GHz). Statistics of all 1024 images would read 154 MB more.
+of the pass over the pixels (Triton 3.9), a value takes 21 instructions with flips and 27 with warps: 0.11 and 0.14 ms
+at the rate at which an H200 issues them (132 SMs x 4 at 1.75 GHz). Statistics of all images would read 154 MB more.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -139,10 +139,11 @@ class _Columns:
 
 
 def _columns(plan: Plan | None) -> _Columns:
-    columns = () if plan is None else plan.columns
-    any_of = [ops if len(ops) == 1 else frozenset(Op) for ops in columns]
+    any_of = [] if plan is None else [ops if len(ops) == 1 else frozenset(Op) for ops in plan.columns]
+    if plan is not None and any_of and plan.trivial.any():  # of a batch of one image, too
+        any_of[-1] = frozenset(Op)
     return _Columns(
-        count=len(columns),
+        count=len(any_of),
         colors=sum(1 << k for k, ops in enumerate(any_of) if Op.COLOR in ops),
         mapped=sum(2 << k for k, ops in enumerate(any_of) if ops != {Op.COLOR}),
         statistics=tuple(k for k, ops in enumerate(any_of) if ops & STATISTICS),

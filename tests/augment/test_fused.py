@@ -266,13 +266,25 @@ def test_statistics_are_taken_of_the_images_that_need_them(launches):
         assert [kernel for kernel, _, _ in found].count("_pixels") == 1
 
 
+@pytest.mark.skipif(INTERPRETED, reason="looks at launches")
+def test_images_that_are_far_apart_are_copied(launches):
+    """Positions within an image are 32 bits; those of images are 64."""
+    memory = torch.empty(2**31 + 64, dtype=torch.uint8)  # of which nothing is touched but three pages
+    table = normalisation_table(Policy(), torch.float32)
+    for apart, strides in ((2**30, (12, 1, 6, 3)), (2**30 - 3, (16, 2**30 - 3, 4, 1))):
+        batch = memory.as_strided((2, 3, 2, 2), (16, apart, 4, 1))
+        fused.fused(None, batch, table, torch.float32)
+        _, _, values = launches.pop()
+        assert tuple(values[name] for name in ("s_n", "s_c", "s_h", "s_w")) == strides
+
+
 @pytest.mark.skipif(INTERPRETED, reason="counts launches")
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_compiles_little(launches, name):
     """Whatever a batch drew, the kernels are the same ones: nothing compiles in the middle of a run."""
     found = set()
-    for seed in range(20):
-        for kernel, _, values in launch(launches, POLICIES[name], np.arange(16), shape=(8, 8), seed=seed)[1]:
+    for seed, batch in itertools.product(range(20), (1, 16)):
+        for kernel, _, values in launch(launches, POLICIES[name], np.arange(batch), shape=(8, 8), seed=seed)[1]:
             constants = {key: value for key, value in values.items() if key.isupper()}
             found.add((kernel, str(constants)))
     assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
