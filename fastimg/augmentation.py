@@ -49,7 +49,7 @@ def _is_share(value: float) -> bool:
 
 
 def _is_alpha(value: float) -> bool:
-    return 0 <= value < math.inf
+    return value == 0 or 0.001 <= value <= 100  # beyond, the distribution is a point or two, to float64
 
 
 def _are_factors(values: tuple[float, float]) -> bool:
@@ -58,10 +58,10 @@ def _are_factors(values: tuple[float, float]) -> bool:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("hflip", "vflip", "reprob"), (_is_share, "a probability, from 0 to 1")),
-    **dict.fromkeys(("mixup", "cutmix"), (_is_alpha, "the alpha of a Beta distribution: 0 (never) or more")),
+    **dict.fromkeys(("mixup", "cutmix"), (_is_alpha, "the alpha of a Beta distribution: 0 (never), or 0.001 to 100")),
     **dict.fromkeys(JITTER, (_are_factors, "two factors from 0 up, the smaller first")),
     "rotate": (lambda degrees: 0 <= degrees <= 180, "degrees to either side, from 0 to 180"),
-    "color_jitter": (lambda strengths: all(_is_alpha(x) for x in strengths), "three strengths, 0 or more"),
+    "color_jitter": (lambda strengths: all(0 <= x < math.inf for x in strengths), "three strengths, 0 or more"),
 }
 
 

@@ -190,7 +190,8 @@ class Augmenting:
     reprob: _Float = None
     """Probability that a rectangle of the image is erased. Default: 0."""
     mixup: _Float = None
-    """Mix each image with another of its batch; the share is drawn from Beta(x, x). Default: 0, for never."""
+    """Mix each image with another of its batch; the share is drawn from Beta(x, x). The training accuracy that is shown
+    is then that of the class with the larger share. Default: 0, for never."""
     cutmix: _Float = None
     """Put a rectangle of another image of the batch into each. With --mixup each image takes one of the two."""
     no_aug: FlagCreatePairsOff[bool] = False

@@ -1,6 +1,6 @@
 """What can be known of a dataset by reading every sample once: sizes, formats, content hashes, what cannot be read.
 
-Memory is bounded: 40 bytes a sample, and a bounded number of names.
+Memory is bounded: 40 bytes a sample, twice that while copies are sought, and a bounded number of names.
 """
 
 import hashlib
@@ -18,11 +18,12 @@ from rich.progress import track
 from .errors import printable
 from .images import in_order
 from .loaders import DataError, Dataset
+from .loaders.beton_dataset import BetonDataset
 from .loaders.decode import Header, decode, read_header
 from .loaders.scratch import Scratch
 from .loaders.splice import row_index
 
-NAMED = 1000  # unreadable images, and groups of duplicates, that are named
+NAMED, MEMBERS = 1000, 10  # unreadable images, and groups of copies, that are named; images of such a group
 _CHUNK, _AHEAD = 32, 4  # samples that a thread takes at a time; chunks begun and not yet taken, a thread
 
 # Of a sample: `hashed` where its bytes could be read, `readable` where its image could.
@@ -95,7 +96,9 @@ def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Se
                 decode(data, header, scratch)
             record["width"], record["height"] = header.size
             record["readable"], record["tiled"] = True, _is_tiled(data, header)
-            seen.formats.append("raw pixels" if header.format == "ppm" else header.format)
+            seen.formats.append(
+                "raw pixels" if isinstance(dataset, BetonDataset) and header.format == "ppm" else header.format
+            )
         except DataError as error:
             seen.faults.append((index, str(error)))
     return seen
@@ -106,10 +109,11 @@ def _is_tiled(data: memoryview, header: Header) -> bool:
 
 
 class Copies(NamedTuple):
-    """Samples with the same bytes: where each of them is."""
+    """Samples with the same bytes."""
 
-    names: list[tuple[str, str]]  # (split, name)
-    classes: list[str]  # the different ones, in order
+    images: int
+    names: list[tuple[str, str]]  # (split, name) of the first MEMBERS
+    classes: list[str]  # the different ones of those
 
 
 @dataclass(frozen=True)
@@ -150,18 +154,18 @@ def duplicates(splits: list[Facts]) -> Duplicates:
         conflicting += len(labels) > 1
         group = across if kinds > 1 else same
         if len(group) < NAMED:
-            group.append(_copies(splits, parts[:NAMED].tolist(), index[start:end][:NAMED].tolist()))
+            group.append(_copies(splits, parts.tolist(), index[start:end].tolist()))
     return Duplicates(within, leaked, across, same, conflicting)
 
 
 def _copies(splits: list[Facts], parts: list[int], indices: list[int]) -> Copies:
     names, classes = [], []
-    for part, index in zip(parts, indices, strict=True):
+    for part, index in list(zip(parts, indices, strict=True))[:MEMBERS]:
         dataset = splits[part].dataset
         names.append((splits[part].split, printable(dataset.sample_name(index))))
         label = int(dataset.labels[index])
         classes.append(printable(dataset.classes[label]) if 0 <= label < len(dataset.classes) else "no label")
-    return Copies(names, list(dict.fromkeys(classes)))
+    return Copies(len(parts), names, list(dict.fromkeys(classes)))
 
 
 def several(facts: Facts, count: int, seed: int) -> npt.NDArray[np.int64]:

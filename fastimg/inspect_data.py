@@ -286,6 +286,8 @@ def _images(count: int) -> str:
 def _balanced(split: str, balance: Balance | None) -> str:
     if balance is None:
         return f"{split}: no labels"
+    if balance.ratio == 1:
+        return f"{split}: {balance.images:,} images of every class"
     few, many = f"{balance.smallest} {balance.images:,}", f"{balance.largest} {balance.largest_images:,}"
     return f"{split}: smallest {few}, largest {many}, ratio {balance.ratio:.2f}"
 
@@ -311,7 +313,7 @@ def _print_classes(result: Inspection, out: Console) -> None:
 
 def _copied(copies: Copies) -> str:
     names = [f"{split}: {name}" for split, name in copies.names[:4]]
-    more = [f"... {len(copies.names) - 4} more"] if len(copies.names) > 4 else []
+    more = [f"... {copies.images - 4:,} more"] if copies.images > 4 else []
     return " = ".join([*names, *more]) + (f" ({' and '.join(copies.classes)})" if len(copies.classes) > 1 else "")
 
 

@@ -180,7 +180,7 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
     [
         ("--rotate", ("-1", "181", "nan")),
         ("--reprob", ("-0.1", "1.1")),
-        ("--mixup", ("-1", "inf")),
+        ("--mixup", ("-1", "inf", "1e-9", "1e6")),
         ("--cutmix", ("-1",)),
         ("--contrast", ("2 1", "-1 1", "1 inf")),
         ("--brightness", ("2 1",)),

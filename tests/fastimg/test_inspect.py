@@ -73,6 +73,7 @@ def test_a_flawed_folder(flawed, look):
     assert said["width"] == {"min": 48, "median": 48, "max": 48}
     assert said["height"]["min"] == 36 and said["height"]["max"] == 43
     assert said["aspect"]["max"] == round(48 / 36, 4)
+    assert "ppm" not in said["formats"] and leak["images"] == 2
     assert said["bytes"] == sum(file.stat().st_size for file in flawed.rglob("*.*") if file.is_file())
 
 
@@ -175,6 +176,25 @@ def test_no_dataset(name, tmp_path, cli):
     (tmp_path / "empty").mkdir()
     ran = cli("inspect", tmp_path / name)
     assert ran.code == 1 and name in ran.err and "Traceback" not in ran.err
+
+
+def test_a_ppm_file_is_no_raw_image_of_a_beton(tmp_path, look):
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (9, 7), "red" if name == "a" else "blue").save(tmp_path / "data" / name / "x.ppm")
+    said = look(tmp_path / "data")
+    assert said["formats"] == {"ppm": 2} and said["balance"]["train"]["ratio"] == 1.0
+
+
+def test_of_many_copies_some_are_named(tmp_path, encode, look, cli):
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(15):
+            (tmp_path / "data" / name / f"{i}.jpg").write_bytes(encode())
+    (copies,) = look(tmp_path / "data")["duplicates"]["same"]
+    assert copies["images"] == 30 and len(copies["names"]) == 10
+    ran = cli("inspect", tmp_path / "data", "-o", tmp_path / "p", "--samples", "1")
+    assert "... 26 more" in ran.out and "train: 15 images of every class" in ran.out
 
 
 def test_too_many_pixels_are_unreadable(trained, look):

@@ -42,13 +42,31 @@ def losses(run: Path) -> list[tuple[str, int, float, int]]:
     return [(r["kind"], r["step"], r["loss"], r["samples"]) for r in rundir.read_log(run)]
 
 
+MIXED = (
+    "--aa",
+    "trivial",
+    "--rotate",
+    "15",
+    "--contrast",
+    "0.5",
+    "2",
+    "--reprob",
+    "0.3",
+    "--mixup",
+    "1",
+    "--cutmix",
+    "1",
+)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("augmentation", [(), MIXED], ids=["flips", "mixed"])
 def test_two_ranks_train_like_one_process_without_batch_norm(
-    make_image_folder: Callable[[int], Path], tmp_path: Path
+    augmentation: tuple[str, ...], make_image_folder: Callable[[int], Path], tmp_path: Path
 ) -> None:
     data = make_image_folder(9)
-    assert cli.run([*arguments(data, tmp_path / "one", "test_vit", 8), "--grad-accum-steps", "1"]) == 0
-    done = torchrun(2, *arguments(data, tmp_path / "two", "test_vit", 4))
+    assert cli.run([*arguments(data, tmp_path / "one", "test_vit", 8), "--grad-accum-steps", "1", *augmentation]) == 0
+    done = torchrun(2, *arguments(data, tmp_path / "two", "test_vit", 4), *augmentation)
     assert done.returncode == 0, done.stderr
     one, two = losses(tmp_path / "one/run"), losses(tmp_path / "two/run")
     assert [r[:2] for r in one] == [r[:2] for r in two]
