@@ -53,6 +53,7 @@ class Inspection:
     data: str
     images: int
     classes: int
+    samples: dict[str, int]  # of each split
     splits: dict[str, dict[str, int]]  # split -> class -> images
     unlabelled: int
     balance: dict[str, Balance | None]
@@ -192,6 +193,7 @@ def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspec
         data=printable(str(config.data)),
         images=len(records),
         classes=len(names),
+        samples={facts.split: len(facts.records) for facts in splits},
         splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
         unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
         balance={split: _balance(classes) for split, classes in counted.items()},
@@ -247,8 +249,8 @@ def _print(result: Inspection, out: Console) -> None:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    splits = ", ".join(f"{split} {sum(classes.values()):,}" for split, classes in result.splits.items())
-    unlabelled = f", {result.unlabelled:,} without a label" if result.unlabelled else ""
+    splits = ", ".join(f"{split} {count:,}" for split, count in result.samples.items())
+    unlabelled = f"; {result.unlabelled:,} without a label" if result.unlabelled else ""
     rows = {
         "dataset": result.data,
         "images": f"{result.images:,} of {result.classes:,} classes ({splits}{unlabelled})",
@@ -299,6 +301,8 @@ def _from_to(spread: Spread | None, form: str, unit: str) -> str:
 
 
 def _print_classes(result: Inspection, out: Console) -> None:
+    if not result.classes:
+        return
     table = Table()
     table.add_column("class", overflow="fold")
     for split in result.splits:

@@ -19,6 +19,8 @@ from fastimg.errors import UsageError
 from fastimg.facts import duplicates, gather, several
 from fastimg.inspect_data import _augmentation
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.beton import BetonWriter
+from fastimg.loaders.beton_fields import Field
 
 PICTURES = ("samples.png", "trivial.png", "augmented.png")
 
@@ -123,6 +125,17 @@ def test_every_container(kind, trained, tmp_path, look, cli):
     assert said["tiled"] > 0 and sum(said["formats"].values()) == said["images"]
     assert ("raw pixels" in said["formats"]) == ("beton" in kind)
     assert all(Path(file).exists() for file in said["pictures"])
+
+
+def test_images_without_labels(tmp_path, trained, look, cli):
+    with BetonWriter(tmp_path / "x.beton", {"image": Field("rgb")}) as writer:
+        for file in sorted((trained.images / "val/red").glob("*.jpg")):
+            writer.add({"image": file.read_bytes()})
+    said = look(tmp_path / "x.beton", "--mixup", "1", "--cutmix", "1")
+    assert (said["samples"], said["unlabelled"], said["classes"]) == ({"train": 2}, 2, 0)
+    assert said["balance"] == {"train": None} and len(said["pictures"]) == 3
+    ran = cli("inspect", tmp_path / "x.beton", "-o", tmp_path / "p")
+    assert ran.code == 0 and "2 of 0 classes (train 2; 2 without a label)" in ran.out
 
 
 def test_one_split(flawed, look, cli):
