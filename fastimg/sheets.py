@@ -112,19 +112,21 @@ def draw_augmented(
         seen, soft = mix(plan, seen, labels, max(1, len(dataset.classes)), 0.0, weight)
         mean, std = (torch.tensor(values)[:, None, None] for values in (used.mean, used.std))
         levels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        columns.append([(pixels, _happened(dataset, plan, used, row, soft[row])) for row, pixels in enumerate(levels)])
+        captions = [_happened(dataset, plan, used, row, soft[row], int(label)) for row, label in enumerate(labels)]
+        columns.append(list(zip(levels, captions, strict=True)))
     names = [class_name(dataset, int(dataset.labels[index])) for index in ids.tolist()]
     _save([list(row) for row in zip(*columns, strict=True)], names, file)
 
 
-def _happened(dataset: Dataset, plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor) -> str:
+def _happened(dataset: Dataset, plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int) -> str:
+    """TrivialAugment's operation, and the shares of classes where they are not the image's own class alone."""
     words = []
     if plan is not None and policy.trivial:
         words.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
     if plan is not None and policy.mixes:
-        shares = [(float(share), label) for label, share in enumerate(soft) if share > 0]
-        parts = [f"{share:.0%} {class_name(dataset, label)}" for share, label in sorted(shares, reverse=True)]
-        words.append(" + ".join(parts) if len(parts) > 1 else "")
+        shares = sorted(((float(share), label) for label, share in enumerate(soft) if share >= 0.005), reverse=True)
+        if [label for _, label in shares] != [own]:
+            words.append(" + ".join(f"{share:.0%} {class_name(dataset, label)}" for share, label in shares))
     return ", ".join(filter(None, words))
 
 

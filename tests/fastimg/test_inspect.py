@@ -261,6 +261,14 @@ def test_mixed_captions_name_the_shares(trained, look, monkeypatch):
     assert any(" + " in caption and "%" in caption for caption in captions)
 
 
+def test_an_image_that_another_covers_is_named_by_it(trained):
+    dataset, policy = open_dataset(trained.images), Policy(trivial=True, mixup=1.0)
+    plan = draw(policy, np.arange(2), 0, 0)
+    said = [sheets._happened(dataset, plan, policy, 0, torch.tensor(soft), 0) for soft in ([0.0, 1.0], [0.999, 0.001])]
+    assert said[0].endswith(", 100% green") and said[1] in sheets.TRIVIAL
+    dataset.close()
+
+
 def test_without_augmentation_it_is_validations_crop(trained, look, monkeypatch):
     kept = drawn(monkeypatch)
     look(trained.images, "--no-aug", "--samples", "3")
