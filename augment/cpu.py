@@ -178,6 +178,9 @@ def _images(
         a0, a1, a2, a3, a4, a5 = words[i, 0], words[i, 1], words[i, 2], words[i, 3], words[i, 4], words[i, 5]
         warped = not (_is_straight(a0, a1, a2, width) and _is_straight(a4, a3, a5, height))
         mapped = False
+        if warped or a0 < 0:  # memory is fast only where it is read forwards: 36 us an image instead of 145
+            _copy(current, scratch[free])
+            current, free = scratch[free], 1 - free
         for k in range(magnitudes.shape[1]):
             op, magnitude = words[i, 10 + k], magnitudes[i, k]
             if op == 0:
@@ -216,6 +219,13 @@ def _images(
             for x in range(words[i, 7], words[i, 9]):
                 for channel in range(3):
                     target[i, y, x, channel] = table[768 + channel]
+
+
+@compiled
+def _copy(current: Any, moved: Any) -> None:
+    taken, put = current.ravel(), moved.ravel()
+    for entry in range(len(taken)):
+        put[entry] = taken[entry]
 
 
 @compiled
