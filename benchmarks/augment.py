@@ -110,7 +110,7 @@ def on_gpu(images: torch.Tensor) -> dict[str, Call]:
         "fastimg: normalise": lambda: apply(None, images, FLIP, dtype),
         "torchvision v2: trivial, flip of all, normalise": lambda: torchvision(images),
     }
-    return calls | kornias(images, dtype)
+    return calls | kornias(images, dtype) | dalis(images)
 
 
 def fastimg(policy: Policy, images: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor | None = None) -> Call:
@@ -133,6 +133,42 @@ def kornias(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
         "kornia: trivial, normalise": lambda: chain(images.float() / 255).to(dtype),
         "kornia: flip, normalise": lambda: flips(images.float() / 255).to(dtype),
     }
+
+
+def dalis(images: torch.Tensor) -> dict[str, Call]:
+    """DALI's TrivialAugmentWide, where it is installed: per image, to float16, since it has no bfloat16."""
+    try:
+        from nvidia.dali import fn, pipeline_def, types
+        from nvidia.dali.auto_aug import trivial_augment
+    except ImportError:
+        return {}
+    batch, _, height, width = images.shape
+    gpu = images.device.type == "cuda"
+    rows = images.permute(0, 2, 3, 1).contiguous()
+
+    @pipeline_def(batch_size=batch, num_threads=torch.get_num_threads(), device_id=0 if gpu else None, seed=0)
+    def flip_and_normalise(trivial: bool) -> Any:
+        taken = fn.external_source(name="images", device="gpu" if gpu else "cpu", layout="HWC")
+        taken = fn.flip(taken, horizontal=fn.random.coin_flip())
+        if trivial:
+            taken = trivial_augment.trivial_augment_wide(taken, shape=[height, width], fill_value=0)
+        mean, std = ([255 * v for v in values] for values in (TRIVIAL.mean, TRIVIAL.std))
+        return fn.crop_mirror_normalize(taken, dtype=types.FLOAT16, output_layout="HWC", mean=mean, std=std)
+
+    def call(trivial: bool) -> Call:
+        pipeline = flip_and_normalise(trivial, enable_conditionals=True)
+        pipeline.build()
+
+        def run() -> object:
+            pipeline.feed_input("images", rows if gpu else rows.numpy())
+            made = pipeline.run()
+            if gpu:  # it works on a stream of its own
+                torch.cuda.synchronize()
+            return made
+
+        return run
+
+    return {"dali: trivial, flip, normalise": call(True), "dali: flip, normalise": call(False)}
 
 
 def report(out: Path, title: str, times: dict[str, measure.Spread], setting: dict[str, Any]) -> None:

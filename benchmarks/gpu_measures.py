@@ -5,6 +5,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,24 @@ def augment(bench: Bench) -> None:
     bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)
 
 
+def augment_share(bench: Bench) -> None:
+    """What TrivialAugment, flip and normalisation take of a training step of the first model."""
+    arch = bench.sizes.archs[0]
+    stepper = Stepper(arch, bench.device, size=bench.sizes.crop)
+    stepper.policy = replace(stepper.policy, trivial=True)
+    images, targets = bench.random_batch(bench.sizes.batch)
+    plan = draw(stepper.policy, torch.arange(len(images)), 0, 0)
+    calls: dict[str, Callable[[], object]] = {
+        "step": lambda: stepper(images, targets, plan),
+        "augmentation": lambda: apply(plan, images, stepper.policy, stepper.precision.input_dtype),
+    }
+    variants = {name: lambda call=call: 1000 * measure.seconds(call, bench.device) for name, call in calls.items()}
+    times = measure.interleaved(variants, max(3, 3 * bench.sizes.repeats), warmups=2)
+    share = round(times["augmentation"].median / times["step"].median, 4)
+    rows = [{"what": name, "milliseconds": spread} for name, spread in times.items()]
+    bench.report(f"{arch}, batch {len(images)}: augmentation's share of a step", [*rows, {"what": f"share {share}"}])
+
+
 def _torchvision(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> torch.Tensor:
     scaled = tv.to_dtype(tv.horizontal_flip(images), dtype, scale=True)
     return tv.normalize(scaled, list(policy.mean), list(policy.std), inplace=True)
@@ -249,4 +268,11 @@ def _real_speed(bench: Bench, stepper: Stepper | None, loader: Loader, steps: in
     return count / (time.perf_counter() - began)
 
 
-MEASURES = {"loader": loader, "copy": copy, "overlap": overlap, "augment": augment, "train": train}
+MEASURES = {
+    "loader": loader,
+    "copy": copy,
+    "overlap": overlap,
+    "augment": augment,
+    "augment-share": augment_share,
+    "train": train,
+}
