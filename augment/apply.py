@@ -45,7 +45,7 @@ def apply(
     table = _table(policy, dtype, images.device)
     match backend or backend_of(images.device):
         case "cpu" if images.device.type == "cpu":
-            from . import cpu  # numba takes 0.4 s to import, for nothing where there is a GPU
+            from . import cpu  # numba takes its time to import, for nothing where there is a GPU
 
             return cpu.augment(plan, images, table, out)
         case "fused" if (fused := _fused()) is not None:
