@@ -21,21 +21,30 @@ _Fused = Callable[[Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.T
 def apply(
     plan: Plan | None,
     images: torch.Tensor,
-    policy: Policy,
+    policy: Policy | None = None,
     dtype: torch.dtype = torch.float32,
     *,
     backend: Backend | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """uint8 images [B, 3, H, W], of any strides -> the model's input [B, 3, H, W], channels-last, in `dtype`.
+    """uint8 images [B, 3, H, W] of any strides, or [B, H, W, 3] -> the model's input [B, 3, H, W], channels-last.
 
-    float32, bfloat16 and float16 are normalised; uint8 is not. `plan` None is evaluation: normalisation alone. Mixing
-    is not applied here: `mix` does it. Every backend gives the same bits; `backend_of` tells which is taken where none
-    is named. `out` takes the result where given: it saves the memory's first touch. Raises ValueError for images, a
-    plan, a type, a backend or an `out` that do not fit.
+    In `dtype`: float32, bfloat16 and float16 are normalised; uint8 is not. `policy` is the plan's own where none is
+    given. `plan` None is evaluation: normalisation alone, by `policy`. Mixing is not applied here: `mix` does it. Every
+    backend gives the same bits; `backend_of` tells which is taken where none is named. `out` takes the result where
+    given: it saves the memory's first touch. Raises ValueError for images (none, too), a plan, a type, a backend or an
+    `out` that do not fit.
     """
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-        raise ValueError(f"images must be uint8 [B, 3, H, W]; they are {images.dtype} {list(images.shape)}")
+    if images.dim() == 4 and images.shape[1] != 3 and images.shape[3] == 3:
+        images = images.permute(0, 3, 1, 2)
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:
+        raise ValueError(
+            "images must be uint8 [B, 3, H, W] or [B, H, W, 3], with one image and one pixel at least; "
+            f"they are {images.dtype} {list(images.shape)}"
+        )
+    policy = policy or (None if plan is None else plan.policy)
+    if policy is None:
+        raise ValueError("without a plan there is no policy to normalise by: give one")
     if dtype not in DTYPES:
         raise ValueError(f"images become {', '.join(map(str, DTYPES))}; {dtype} was asked for")
     if plan is not None and len(plan) != len(images):

@@ -57,6 +57,7 @@ class Plan:
     magnitudes: torch.Tensor  # float32 [B, K]
     erasing: Erasing | None = None
     mixing: Mixing | None = None
+    policy: Policy | None = None  # that it was drawn from
 
     def __len__(self) -> int:
         return len(self.hflip)
@@ -187,6 +188,7 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
         magnitudes=torch.from_numpy(magnitudes),
         erasing=_erasing(policy, seed, epoch, keys) if policy.erase else None,
         mixing=_mixing(policy, uniforms(_MIX_STAGE, 4)) if policy.mixes else None,
+        policy=policy,
     )
 
 

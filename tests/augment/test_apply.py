@@ -52,7 +52,7 @@ def test_policies_and_types_are_not_confused():
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("shape", [(6, 5, 7), (1, 1, 1), (2, 8, 1), (0, 5, 7)])
+@pytest.mark.parametrize("shape", [(6, 5, 7), (1, 1, 1), (2, 8, 1)])
 def test_flips_are_those_of_the_plan(shape, channels_last):
     batch, policy = images(*shape, channels_last=channels_last), Policy(hflip=0.5, vflip=0.5)
     plain = apply(None, batch, policy)
@@ -104,7 +104,18 @@ def test_the_output_is_channels_last(dtype):
 def test_an_empty_batch():
     policy = Policy(hflip=0.5)
     for plan in (None, draw(policy, np.arange(0), 0, 0)):
-        assert apply(plan, images(0), policy).shape == (0, 3, 5, 7)
+        with pytest.raises(ValueError, match="one image and one pixel at least"):
+            apply(plan, images(0), policy)
+
+
+def test_the_plans_own_policy_and_images_with_channels_last():
+    policy, batch = Policy(hflip=0.5, trivial=True, mean=(0.5, 0.4, 0.3)), images()
+    plan = draw(policy, np.arange(6), 0, 0)
+    expected = apply(plan, batch, policy)
+    assert torch.equal(apply(plan, batch), expected)
+    assert torch.equal(apply(plan, batch.permute(0, 2, 3, 1)), expected)
+    with pytest.raises(ValueError, match="no policy to normalise by"):
+        apply(None, batch)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +124,12 @@ def test_an_empty_batch():
         torch.zeros(2, 3, 4, 4),
         torch.zeros(2, 3, 4, 4, dtype=torch.int8),
         torch.zeros(3, 4, 4, dtype=torch.uint8),
-        torch.zeros(2, 4, 4, 3, dtype=torch.uint8),
+        torch.zeros(2, 4, 4, 1, dtype=torch.uint8),
         torch.zeros(2, 1, 4, 4, dtype=torch.uint8),
     ],
 )
 def test_images_of_another_type_or_shape(batch):
-    with pytest.raises(ValueError, match=r"images must be uint8 \[B, 3, H, W\]; they are torch\..* \["):
+    with pytest.raises(ValueError, match=r"images must be uint8 \[B, 3, H, W\] or .*; they are torch\..* \["):
         apply(None, batch, Policy())
 
 

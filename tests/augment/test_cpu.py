@@ -68,7 +68,7 @@ def test_any_number_of_threads(threads):
     expected = apply(plan, source, EVERYTHING, backend="reference")
     torch.set_num_threads(threads)
     try:
-        for size in (67, 1, 2, 0):
+        for size in (67, 1, 2):
             part = draw(EVERYTHING, np.arange(size), 2, 0)
             assert torch.equal(apply(part, source[:size], EVERYTHING), expected[:size])
     finally:
