@@ -12,7 +12,7 @@ def test_the_loaders_names():
 
 
 def test_the_augment_names():
-    assert fastimg.augment.__all__ == ["Plan", "Policy", "apply", "draw"]
+    assert fastimg.augment.__all__ == ["Plan", "Policy", "apply", "draw", "mix", "operation"]
 
 
 def test_every_name_is_there():
