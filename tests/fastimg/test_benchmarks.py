@@ -10,7 +10,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 CHECKS = {"loader-parity", "augment-parity", "amp", "fp16", "compile", "fsdp2", "gpu-decode"}
-MEASURES = {"loader", "copy", "overlap", "augment", "train"}
+MEASURES = {"loader", "copy", "overlap", "augment", "augment-share", "train"}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
