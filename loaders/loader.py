@@ -1,18 +1,16 @@
-"""The loader: one global order, threads that fill rows of preallocated slots, one copy per batch.
+"""The native loader: threads that fill rows of preallocated slots, one copy per batch.
 
-    order -> this rank's ids of a batch -> chunks of rows -> [worker: read, decode, crop, resize] -> slot -> Batch
+    Epochs -> this rank's ids of a batch -> chunks of rows -> [worker: read, decode, crop, resize] -> slot -> Batch
 
 A worker that fails ends the run with its own error; a consumer that stops early leaves nothing running behind.
 """
 
-import hashlib
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,33 +18,15 @@ import torch
 
 from .batch import Batch
 from .cpus import available_cpus
+from .epochs import Epochs, Faults, LoaderConfig, Reading
 from .errors import DataError, ImageError, WorkerError
-from .order import Order, Slices, epoch_order
-from .ring import CudaRing, HostRing, Layout, Slot
-from .sample import LABEL_FIELDS, Decoder
+from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
+from .sample import LABEL_FIELDS, Decoder, Row
 from .scratch import Scratch
 from .shards import Dataset
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
-    """How a dataset is read. The pixels of a sample depend on `seed`, the epoch and its id alone."""
-
-    batch_size: int  # per rank
-    order: Order = "random"
-    seed: int = 0
-    workers: int | None = None  # threads; None: one per core that this process may use
-    prefetch: int = 3  # slots: batches in host memory, the one in use included
-    on_error: Literal["skip", "fail"] = "skip"  # an undecodable sample: weight 0 and counted, or an error
-    rank: int = 0
-    world_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.prefetch < 2 or (self.workers is not None and self.workers < 1):
-            raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
-
-
-class Loader:
+class Loader(Epochs):
     """Iterate over a dataset: each `for batch in loader` is one epoch of `len(loader)` batches.
 
     `indices` restricts it to a part of the dataset. Raises DataError for data that cannot be used, WorkerError for a
@@ -57,137 +37,87 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        decoder: Decoder,
+        decoder: Decoder | RingDecoder,
         config: LoaderConfig,
         device: torch.device | str = "cpu",
         indices: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self.dataset = dataset
-        self.config = config
+        super().__init__(dataset, config, indices, config.workers or available_cpus())
         self.device = torch.device(device)
-        self.workers = config.workers or available_cpus()
-        self.unreadable: dict[int, str] = {}  # id -> reason, of all epochs so far
-        self.wait_seconds = 0.0  # time that the consumer has waited for data
-        self._indices = np.arange(len(dataset), dtype=np.int64) if indices is None else indices
-        self._whole = indices is None
-        if len(self._indices) < (config.world_size if config.order == "random" else 1):
-            raise DataError(
-                f"{dataset.name}: {len(self._indices)} samples for {config.world_size} ranks; "
-                "every rank needs at least one: start fewer"
-            )
-        self._decoder = decoder
-        layout = Layout((*decoder.fields, *LABEL_FIELDS), config.batch_size)
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f"device {self.device}: the loader feeds cpu and cuda")
-        on_cuda = self.device.type == "cuda"
-        self._ring = CudaRing(layout, self.device) if on_cuda else HostRing(layout)
-        self._slots = [Slot(layout, pinned=on_cuda) for _ in range(config.prefetch)]
+        self._decoder = decoder
+        layout = Layout((*decoder.fields, *LABEL_FIELDS), config.batch_size)
+        self._ring = _ring(decoder, layout, self.device)
+        pinned = self.device.type == "cuda"
+        self._slots = [Slot(layout, pinned) for _ in range(config.prefetch)]
         self.slot_bytes = layout.nbytes
         self._pool: _Pool | None = None
         self._stop: Callable[[], object] = lambda: None
-        self._epoch, self._position = -1, len(self._indices)
-        self._resume: tuple[int, int] | None = None
-
-    def __len__(self) -> int:
-        return self._slices(0).steps
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is being read, or was read last."""
-        return max(self._epoch, 0)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch `epoch`, from its start. Without it epochs count up from 0."""
-        self._resume = (epoch, 0)
-
-    def state_dict(self) -> dict[str, int | str]:
-        """Where the batch handed out last ends: small, exact, and good for any number of ranks and workers."""
-        epoch, position = self._resume or (self._epoch, self._position)
-        return {
-            "epoch": epoch,
-            "position": position,
-            "samples": len(self._indices),
-            "seed": self.config.seed,
-            "fingerprint": self._fingerprint(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another seed."""
-        if state["samples"] != len(self._indices) or state["fingerprint"] != self._fingerprint():
-            raise DataError(
-                f"{self.dataset.name}: not the data that the run began with ({len(self._indices)} samples, then "
-                f"{state['samples']}); restore it, or start a new run"
-            )
-        if state["seed"] != self.config.seed:
-            raise ValueError(f"the state was made with seed {state['seed']}, the loader has {self.config.seed}")
-        done = state["position"] >= len(self._indices)
-        self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, start = self._resume or (self._epoch + 1, 0)
-        self._resume = None
-        self._epoch, self._position = epoch, start
-        order = self._indices[epoch_order(len(self._indices), self.config.seed, epoch, self.config.order)]
-        slices = self._slices(start)
+        reading = self.begin()
         pool = self._pool = self._pool or self._start()
         job = pool.begin()
         try:
-            for step in range(min(len(self._slots), slices.steps)):
-                self._dispatch(pool, job, step, slices, order)
-            for step in range(slices.steps):
+            for step in range(min(len(self._slots), reading.steps)):
+                self._dispatch(pool, job, reading, step)
+            for step in range(reading.steps):
                 slot = self._slots[step % len(self._slots)]
                 began = time.perf_counter()
                 pool.wait(slot, job)
-                self.wait_seconds += time.perf_counter() - began
-                samples = int(slot.arrays["weight"].sum())
                 tensors = self._ring.hand_over(slot)
-                self._position = min(start + (step + 1) * slices.global_batch, slices.n)
+                self.wait_seconds += time.perf_counter() - began
+                for row, reason in slot.failed.items():
+                    self.faults.add(int(slot.arrays["ids"][row]), reason)
+                self.passed(reading, step)
                 yield Batch(
                     inputs=tensors["inputs"].permute(0, 3, 1, 2),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
-                    samples=samples,
+                    samples=int(slot.arrays["weight"].sum()),
                 )
                 job.check()  # before this writes to slots that are another iteration's by now
                 self._ring.reclaim()
-                if step + len(self._slots) < slices.steps:
-                    self._dispatch(pool, job, step + len(self._slots), slices, order)
+                if step + len(self._slots) < reading.steps:
+                    self._dispatch(pool, job, reading, step + len(self._slots))
         finally:
             pool.cancel(job)
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        return f"native, {self.workers} threads"
 
     def close(self) -> None:
         """Stop the threads, and the iteration that is under way. Iterating again starts new ones."""
         self._pool = None
         self._stop()
 
-    def _fingerprint(self) -> str:
-        own = self.dataset.fingerprint
-        return own if self._whole else hashlib.sha256(own.encode() + self._indices.tobytes()).hexdigest()
-
-    def _slices(self, start: int) -> Slices:
-        c = self.config
-        return Slices(len(self._indices), start, c.batch_size, c.rank, c.world_size)
-
     def _start(self) -> "_Pool":
-        pool = _Pool(self.dataset, self._decoder, self.config.on_error, self.unreadable, self.workers)
+        pool = _Pool(self.dataset, self._decoder, self.faults, self.workers)
         self._stop = weakref.finalize(self, pool.stop)
         return pool
 
-    def _dispatch(self, pool: "_Pool", job: "_Job", step: int, slices: Slices, order: npt.NDArray[np.int64]) -> None:
+    def _dispatch(self, pool: "_Pool", job: "_Job", reading: Reading, step: int) -> None:
         slot = self._slots[step % len(self._slots)]
-        positions, weight = slices.positions(step)
-        ids = order[positions]
+        ids, weight, decoded = reading.rows(step)
         slot.arrays["ids"][:] = ids
         slot.arrays["targets"][:] = self.dataset.labels[ids]
         slot.arrays["weight"][:] = weight
+        slot.failed.clear()
+        slot.carried[decoded:] = [None] * (len(ids) - decoded)
+        for field in self._decoder.fields:
+            slot.arrays[field.name][decoded:] = 0
         self.dataset.will_need(ids)
-        draws = self._decoder.draw(self.config.seed, self._epoch, ids)
-        if self.config.order == "sequential":  # an evaluation has no use for padding's pixels
-            draws = draws[: int(weight.sum())]
-            for field in self._decoder.fields:
-                slot.arrays[field.name][len(draws) :] = 0
-        pool.fill(slot, job, draws)
+        pool.fill(slot, job, self._decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
+
+
+def _ring(decoder: Decoder | RingDecoder, layout: Layout, device: torch.device) -> Ring:
+    """The decoder's own ring where it has one, else the one that copies slots as they are."""
+    if isinstance(decoder, RingDecoder):
+        return decoder.ring(layout, device)
+    return CudaRing(layout, device) if device.type == "cuda" else HostRing(layout)
 
 
 class _Job:
@@ -216,10 +146,10 @@ class _Chunk(NamedTuple):
 class _Pool:
     """Threads that fill rows. It knows nothing of the Loader, so that a forgotten loader can be collected."""
 
-    def __init__(
-        self, dataset: Dataset, decoder: Decoder, on_error: str, unreadable: dict[int, str], workers: int
-    ) -> None:
-        self._dataset, self._decoder, self._on_error, self._unreadable = dataset, decoder, on_error, unreadable
+    def __init__(self, dataset: Dataset, decoder: Decoder | RingDecoder, faults: Faults, workers: int) -> None:
+        self._dataset, self._faults = dataset, faults
+        self._fields = [field.name for field in decoder.fields]
+        self._fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._job = _Job()
@@ -298,20 +228,17 @@ class _Pool:
             del chunk, failure
 
     def _fill_rows(self, chunk: _Chunk, scratch: Scratch) -> None:
-        arrays = chunk.slot.arrays
-        fields = [field.name for field in self._decoder.fields]
+        arrays, carried = chunk.slot.arrays, chunk.slot.carried
         for row, draws in zip(range(chunk.start, chunk.stop), chunk.draws.tolist(), strict=True):
             if chunk.job.cancelled:
                 return
             index = int(arrays["ids"][row])
-            view = {name: arrays[name][row] for name in fields}
+            view = {name: arrays[name][row] for name in self._fields}
             try:
-                self._decoder.fill(self._dataset.read(index, scratch), draws, view, scratch)
+                carried[row] = self._fill(self._dataset.read(index, scratch), draws, view, scratch)
             except ImageError as error:
-                name = self._dataset.sample_name(index)
-                if self._on_error == "fail":
-                    raise DataError(f"{name}: {error}; repair or remove it, or use --on-error skip") from error
-                self._unreadable[index] = str(error)
+                self._faults.add(index, str(error), error)
+                carried[row] = None
                 arrays["weight"][row] = 0
                 for array in view.values():
                     array[...] = 0

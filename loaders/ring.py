@@ -1,13 +1,14 @@
 """Slots of a ring: declared once, allocated once, filled by threads, and copied to the device from one flat buffer."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .sample import Field
+from .sample import Field, Row
+from .scratch import Scratch
 
 _ALIGN = 256
 _TORCH = {np.dtype(np.uint8): torch.uint8, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
@@ -17,6 +18,7 @@ class Layout:
     """Where each field of a batch lies in a slot's flat buffer."""
 
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
+        self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
         self.nbytes = 0
         for name, shape, dtype in fields:
@@ -42,12 +44,48 @@ class Layout:
 
 
 class Slot:
-    """One batch in host memory; pinned where a GPU will fetch it. `pending` rows are still to be filled."""
+    """One batch in host memory; pinned where a GPU will fetch it. `pending` chunks of rows are still to be filled."""
 
     def __init__(self, layout: Layout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
         self.arrays = layout.arrays(self.buffer)
+        self.carried: list[object] = [None] * layout.rows  # what `fill` gave for the ring; None where there is no image
+        self.failed: dict[int, str] = {}  # row -> reason, by the ring
         self.pending = 0
+
+
+class Ring(Protocol):
+    """Takes full slots and gives a batch's tensors."""
+
+    def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
+        """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid until `reclaim` or longer.
+
+        A row that it could not finish it names in `slot.failed`, with a weight of 0 in the slot and on the device.
+        """
+
+    def reclaim(self) -> None:
+        """The consumer has enqueued all that reads the batch that it got last: its slot is filled again."""
+
+
+@runtime_checkable
+class RingDecoder(Protocol):
+    """A decoder that leaves the rest to a ring of its own: what `fill` returns is kept in `Slot.carried`.
+
+    Otherwise it is a `Decoder`; its fields are what the slot holds, and need not be the batch's `inputs`.
+    """
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What it fills in the slot."""
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """See `Decoder`."""
+
+    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> object:
+        """Fill `row`, and give what the ring needs beside it; not in `data` or `scratch`, which are used again."""
+
+    def ring(self, layout: Layout, device: torch.device) -> Ring:
+        """The ring of one loader."""
 
 
 class HostRing:

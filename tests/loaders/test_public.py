@@ -6,8 +6,8 @@ import fastimg.loaders
 
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
-        *("Batch", "CenterCrop", "DataError", "Dataset", "FilesDataset", "ImageDecoder", "ImageError", "Loader"),
-        *("LoaderConfig", "RandomResizedCrop", "ShardError", "WorkerError", "list_splits", "open_dataset"),
+        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "FilesDataset", "ImageDecoder", "ImageError"),
+        *("Loader", "LoaderConfig", "RandomResizedCrop", "ShardError", "WorkerError", "list_splits", "open_dataset"),
     ]
 
 

@@ -1,0 +1,208 @@
+"""What every backend shares: which samples an epoch reads, in which order, where the reading stands, what was left out.
+
+    Epochs.begin() -> Reading: rows(step) -> ids, weights      a backend turns them into a Batch, then passed(step)
+
+A backend is a class on top of `Epochs` that decodes; `BatchSource` is all that the others know of it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch
+from .errors import DataError
+from .order import Order, Slices, epoch_order
+from .shards import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How a dataset is read. The pixels of a sample depend on `seed`, the epoch and its id alone."""
+
+    batch_size: int  # per rank
+    order: Order = "random"
+    seed: int = 0
+    workers: int | None = None  # threads; None: one per core that this process may use
+    prefetch: int = 3  # slots: batches in host memory, the one in use included
+    on_error: Literal["skip", "fail"] = "skip"  # an undecodable sample: weight 0 and counted, or an error
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.prefetch < 2 or (self.workers is not None and self.workers < 1):
+            raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
+
+
+class BatchSource(Protocol):
+    """What training, evaluation and benchmarks know of a loader, whatever decodes in it."""
+
+    dataset: Dataset
+    config: LoaderConfig
+    workers: int  # threads or processes
+    wait_seconds: float  # time that the consumer has waited for data
+    slot_bytes: int  # of one batch in host memory
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch, or the rest of it."""
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or was read last."""
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Id -> reason, of all samples that were left out so far."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch `epoch`, from its start."""
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Where the batch handed out last ends."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` ended."""
+
+    def describe(self) -> str:
+        """What decodes, and with how many workers, in words."""
+
+    def close(self) -> None:
+        """End what runs, and the iteration that is under way."""
+
+
+class Rows(NamedTuple):
+    """The samples of one batch."""
+
+    ids: npt.NDArray[np.int64]  # [B]
+    weight: npt.NDArray[np.float32]  # [B], 0 for padding
+    decoded: int  # the first so many rows are decoded; the others' pixels are zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One iteration over an epoch, or over what is left of it."""
+
+    epoch: int
+    order: npt.NDArray[np.int64]  # the epoch's permutation of range(n)
+    indices: npt.NDArray[np.int64] | None  # the part of the dataset that is read, None: all of it
+    slices: Slices
+    pads_with_zeros: bool  # an evaluation has no use for padding's pixels; in training batch norms see real ones
+
+    @property
+    def steps(self) -> int:
+        """Batches that it has."""
+        return self.slices.steps
+
+    def rows(self, step: int) -> Rows:
+        """What batch `step` holds, counted from where the reading began."""
+        positions, weight = self.slices.positions(step)
+        places = self.order[positions]
+        ids = places if self.indices is None else self.indices[places]
+        return Rows(ids, weight, int(weight.sum()) if self.pads_with_zeros else len(ids))
+
+
+class Faults:
+    """Samples that cannot be decoded: left out, counted and named, or the end of the run. Shared by all threads."""
+
+    def __init__(self, dataset: Dataset, on_error: Literal["skip", "fail"]) -> None:
+        self.unreadable: dict[int, str] = {}  # id -> reason
+        self._dataset, self._on_error = dataset, on_error
+
+    def add(self, index: int, reason: str, cause: Exception | None = None) -> None:
+        """Note that a sample is left out. Raises DataError naming it where none may be."""
+        if self._on_error == "fail":
+            name = self._dataset.sample_name(index)
+            raise DataError(f"{name}: {reason}; repair or remove it, or use --on-error skip") from cause
+        self.unreadable[index] = reason
+
+
+class Epochs:
+    """A dataset, or the part of it that `indices` names, read epoch by epoch.
+
+    `state_dict()` after a batch, given to `load_state_dict` of a loader over the same data with any backend and any
+    number of workers or ranks, goes on with the sample after it. Raises DataError for data that cannot be used.
+    """
+
+    def __init__(
+        self, dataset: Dataset, config: LoaderConfig, indices: npt.NDArray[np.int64] | None, workers: int
+    ) -> None:
+        self.dataset = dataset
+        self.config = config
+        self.workers = workers
+        self.wait_seconds = 0.0
+        self.faults = Faults(dataset, config.on_error)
+        self._indices = indices
+        self._n = len(dataset) if indices is None else len(indices)
+        if self._n < (1 if config.order == "sequential" else config.world_size):
+            raise DataError(
+                f"{dataset.name}: {self._n} samples for {config.world_size} ranks; "
+                "every rank needs at least one: start fewer"
+            )
+        self._epoch, self._position = -1, self._n
+        self._resume: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return self._slices(0).steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or was read last."""
+        return max(self._epoch, 0)
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Id -> reason, of all samples that were left out so far."""
+        return self.faults.unreadable
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch `epoch`, from its start. Without it epochs count up from 0."""
+        self._resume = (epoch, 0)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Where the batch handed out last ends: small, exact, and good for any number of ranks and workers."""
+        epoch, position = self._resume or (self._epoch, self._position)
+        return {
+            "epoch": epoch,
+            "position": position,
+            "samples": self._n,
+            "seed": self.config.seed,
+            "fingerprint": self._fingerprint(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another seed."""
+        if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
+            raise DataError(
+                f"{self.dataset.name}: not the data that the run began with ({self._n} samples, then "
+                f"{state['samples']}); restore it, or start a new run"
+            )
+        if state["seed"] != self.config.seed:
+            raise ValueError(f"the state was made with seed {state['seed']}, the loader has {self.config.seed}")
+        done = state["position"] >= self._n
+        self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
+
+    def begin(self) -> Reading:
+        """The next epoch, or what is left of one."""
+        epoch, start = self._resume or (self._epoch + 1, 0)
+        self._resume = None
+        self._epoch, self._position = epoch, start
+        order = epoch_order(self._n, self.config.seed, epoch, self.config.order)
+        return Reading(epoch, order, self._indices, self._slices(start), self.config.order == "sequential")
+
+    def passed(self, reading: Reading, step: int) -> None:
+        """Batch `step` of the reading is being handed out: a state made from now on goes on behind it."""
+        self._position = min(reading.slices.start + (step + 1) * reading.slices.global_batch, self._n)
+
+    def _fingerprint(self) -> str:
+        own = self.dataset.fingerprint
+        return own if self._indices is None else hashlib.sha256(own.encode() + self._indices.tobytes()).hexdigest()
+
+    def _slices(self, start: int) -> Slices:
+        c = self.config
+        return Slices(self._n, start, c.batch_size, c.rank, c.world_size)
