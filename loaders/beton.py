@@ -34,6 +34,7 @@ from .beton_fields import (
     sample_dtype,
 )
 from .errors import ShardError
+from .readahead import ask
 from .tar import WholeFile, sync_folder, temporary
 
 _CHUNK = 1 << 20  # bytes; divides every page
@@ -379,8 +380,7 @@ class BetonReader:
 
     def will_need(self, offset: int, size: int) -> None:
         """Ask the system to read this ahead."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file, offset, size, os.POSIX_FADV_WILLNEED)
+        ask(self._file, offset, size)
 
     def close(self) -> None:
         """Close the file."""

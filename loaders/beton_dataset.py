@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .beton import BetonReader
 from .beton_fields import RAW
 from .errors import DataError, ShardError
+from .readahead import pieces
 from .scratch import Scratch
 
 MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
@@ -68,7 +69,8 @@ class BetonDataset:
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
-        for offset, size in zip(self._offsets[indices].tolist(), self._sizes[indices].tolist(), strict=True):
+        offsets, sizes = self._offsets[indices].astype(np.int64), self._sizes[indices].astype(np.int64)
+        for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets, sizes):
             self.reader.will_need(offset, size)
 
     def sample_name(self, index: int) -> str:

@@ -23,6 +23,7 @@ from . import compact
 from .beton_dataset import BetonDataset
 from .errors import DataError, ShardError
 from .folder import SPLIT_FOLDERS, FilesDataset, is_class_folder, list_folder
+from .readahead import ask, pieces
 from .scratch import Scratch
 from .tar import index_path, split_name
 from .ustar import BLOCK, stated_size
@@ -285,13 +286,10 @@ class TarDataset:
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
-        if not hasattr(os, "posix_fadvise"):
-            return
         chosen = self.records[indices]
-        for shard, offset, size in zip(
-            chosen["shard"].tolist(), chosen["offset"].tolist(), chosen["size"].tolist(), strict=True
-        ):
-            os.posix_fadvise(self._file(shard), offset - BLOCK, size + BLOCK, os.POSIX_FADV_WILLNEED)
+        shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
+        for shard, offset, size in pieces(shards, offsets - BLOCK, sizes + BLOCK):
+            ask(self._file(shard), offset, size)
 
     def sample_name(self, index: int) -> str:
         """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path."""

@@ -1,5 +1,8 @@
 """The order of an epoch is a permutation that the ranks partition, batch by batch."""
 
+import time
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,3 +81,153 @@ def test_padding_wraps_round_with_weight_0():
 @pytest.mark.parametrize(("n", "start", "steps"), [(12, 0, 2), (13, 0, 3), (12, 12, 0), (12, 6, 1), (12, 5, 2)])
 def test_steps_that_are_left(n, start, steps):
     assert Slices(n, start, 3, 1, 2).steps == steps and Slices(n, start, 3, 1, 2).global_batch == 6
+
+
+# Quasi-random: blocks within a window
+
+
+quasi = st.fixed_dictionaries({"block": st.integers(1, 50), "window": st.integers(1, 700)})
+
+
+@given(n=st.integers(0, 500), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6), shape=quasi)
+def test_a_quasi_random_order_is_a_permutation(n, seed, epoch, shape):
+    order = epoch_order(n, seed, epoch, "quasi-random", **shape)
+    assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(n))
+    assert epoch_order(n, seed, epoch, "quasi-random", **shape).tolist() == order.tolist()
+
+
+def test_known_quasi_random_orders():
+    assert epoch_order(12, 0, 0, "quasi-random", 3, 6).tolist() == [11, 9, 1, 0, 2, 10, 3, 4, 5, 8, 7, 6]
+    assert epoch_order(12, 0, 1, "quasi-random", 3, 6).tolist() == [4, 3, 5, 1, 2, 7, 0, 11, 9, 6, 8, 10]
+    assert epoch_order(12, 1, 0, "quasi-random", 3, 6).tolist() == [4, 5, 3, 1, 10, 9, 11, 2, 7, 0, 6, 8]
+    assert epoch_order(10, 5, 7, "quasi-random", 4, 1000).tolist() == [7, 0, 9, 5, 2, 4, 8, 3, 1, 6]
+
+
+@given(n=st.integers(1, 3000), seed=st.integers(0, 99), shape=quasi)
+def test_a_block_is_begun_and_finished_within_a_window(n, seed, shape):
+    block, window = shape["block"], shape["window"]
+    order = epoch_order(n, seed, 0, "quasi-random", **shape)
+    first, last = np.full(-(-n // block), n), np.full(-(-n // block), -1)
+    np.minimum.at(first, order // block, np.arange(n))
+    np.maximum.at(last, order // block, np.arange(n))
+    begun = np.searchsorted(np.sort(first), np.arange(n), "right")
+    finished = np.searchsorted(np.sort(last), np.arange(n), "left")
+    assert (begun - finished).max() <= -(-window // block) + 1
+
+
+def test_the_window_of_a_large_dataset_is_used_and_never_exceeded():
+    n, block, window = 200_000, 32, 8192
+    order = epoch_order(n, 0, 0, "quasi-random", block, window)
+    first, last = np.full(n // block, n), np.full(n // block, -1)
+    np.minimum.at(first, order // block, np.arange(n))
+    np.maximum.at(last, order // block, np.arange(n))
+    positions = np.arange(n)
+    open_blocks = np.searchsorted(np.sort(first), positions, "right") - np.searchsorted(np.sort(last), positions)
+    assert 0.9 * window / block < open_blocks[window:-window].mean() <= window / block
+    assert open_blocks.max() <= window // block + 1
+
+
+def test_blocks_come_in_any_sequence_and_samples_in_any_place_of_them():
+    """With a window of one block: every block is as often at every place; within it, every sample."""
+    orders = np.array([epoch_order(20, 0, epoch, "quasi-random", 4, 1) for epoch in range(3000)])
+    for place in range(5):
+        blocks = orders[:, 4 * place : 4 * place + 4] // 4
+        assert (blocks == blocks[:, :1]).all()  # whole blocks: the window moves no sample out of its own
+        assert stats.chisquare(np.bincount(blocks[:, 0], minlength=5)).pvalue > 1e-3
+    for place in range(4):
+        assert stats.chisquare(np.bincount(orders[:, place] % 4, minlength=4)).pvalue > 1e-3
+
+
+def test_a_window_of_twice_the_data_is_random():
+    orders = np.array([epoch_order(6, 0, epoch, "quasi-random", 2, 12) for epoch in range(4000)])
+    for place in orders.T:
+        assert stats.chisquare(np.bincount(place, minlength=6)).pvalue > 1e-3
+    together = (orders[:, 0] // 2 == orders[:, 1] // 2).mean()  # neighbours in the data are neighbours by chance alone
+    assert stats.binomtest(round(together * 4000), 4000, 1 / 5).pvalue > 1e-3
+
+
+def classes_in_a_batch(order, classes, batch):
+    """(mean number of classes, mean entropy in bits) of the batches of class-sorted data."""
+    n = len(order)
+    counts, entropy = [], []
+    for labels in (order * classes // n)[: n // batch * batch].reshape(-1, batch):
+        found = np.bincount(labels, minlength=classes)
+        counts.append(np.count_nonzero(found))
+        share = found[found > 0] / batch
+        entropy.append(-(share * np.log2(share)).sum())
+    return np.array(counts), np.array(entropy)
+
+
+@pytest.mark.parametrize(("classes", "batch"), [(10, 64), (100, 64), (100, 256), (1000, 256)])
+def test_batches_of_class_sorted_data_are_mixed_nearly_as_at_random(classes, batch):
+    """The measure: distinct classes of a batch, and its classes' entropy, against those of `random`."""
+    n = 300_000
+    ours, our_bits = classes_in_a_batch(epoch_order(n, 0, 0, "quasi-random"), classes, batch)
+    best, best_bits = classes_in_a_batch(epoch_order(n, 0, 0, "random"), classes, batch)
+    assert ours.mean() > 0.88 * best.mean() and our_bits.mean() > 0.96 * best_bits.mean()
+    assert ours.min() > 0.75 * best.min()  # at the ends of an epoch, too
+    stored, bits = classes_in_a_batch(np.arange(n), classes, batch)  # what there is to lose
+    assert stored.mean() < 2 and bits.mean() < 1
+
+
+def test_a_million_samples_take_no_time_and_eight_bytes_each():
+    for policy in ("random", "quasi-random"):
+        tracemalloc.start()
+        order = epoch_order(1_000_000, 0, 0, policy)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert order.nbytes == 8_000_000 and peak < 13_000_000  # the rest does not grow with n, but for the blocks
+        began = time.perf_counter()
+        epoch_order(1_000_000, 0, 1, policy)
+        assert time.perf_counter() - began < 1  # 15 ms on an idle core
+
+
+def test_too_many_samples_for_a_key():
+    with pytest.raises(ValueError, match="2147483648 samples: an order has fewer than 2147483648"):
+        epoch_order(2**31, 0, 0, "random")
+
+
+# Going on
+
+
+@st.composite
+def interrupted(draw):
+    """(n, ids of the subset or None, seed, policy and its shape, [(batch, ranks, steps)]): an epoch in several goes."""
+    n = draw(st.integers(1, 400))
+    policy = draw(st.sampled_from(["random", "quasi-random", "sequential"]))
+    goes = draw(st.lists(st.tuples(st.integers(1, 17), st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=4))
+    return n, draw(st.integers(0, 2**40)), draw(st.integers(0, 50)), policy, draw(quasi), goes
+
+
+@given(interrupted())
+def test_an_epoch_that_is_resumed_by_other_ranks_has_every_sample_once(case):
+    n, seed, epoch, policy, shape, goes = case
+    order = epoch_order(n, seed, epoch, policy, **shape)
+    position, seen = 0, []
+    for number, (batch, world, steps) in enumerate(goes):
+        again = epoch_order(n, seed, epoch, policy, **shape)  # all that a resumed run knows
+        assert (again == order).all()
+        ranks = [Slices(n, position, batch, rank, world) for rank in range(world)]
+        if number == len(goes) - 1:
+            steps = ranks[0].steps
+        steps = min(steps, ranks[0].steps)
+        for step in range(steps):
+            for slices in ranks:
+                positions, weight = slices.positions(step)
+                seen += again[positions[weight == 1]].tolist()
+        position = min(position + steps * batch * world, n)
+    assert (
+        position == n and seen == order.tolist()
+    )  # none twice, none missing, and in the order of one who never stopped
+
+
+@given(n=st.integers(1, 300), batch=st.integers(1, 20), world=st.integers(1, 5), start=st.floats(0, 1), data=st.data())
+def test_a_span_is_its_batches_without_padding(n, batch, world, start, data):
+    slices = Slices(n, int(start * n), batch, data.draw(st.integers(0, world - 1)), world)
+    first = data.draw(st.integers(0, slices.steps))
+    stop = data.draw(st.integers(first, slices.steps))
+    expected = []
+    for step in range(first, stop):
+        positions, weight = slices.positions(step)
+        expected += positions[weight == 1].tolist()
+    assert slices.span(first, stop).tolist() == expected
