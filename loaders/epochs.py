@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from .batch import Batch
 from .errors import DataError
-from .order import Order, Slices, epoch_order
+from .order import BLOCK, WINDOW, Order, Slices, epoch_order
+from .readahead import WholeBlocks
 from .shards import Dataset
 
 
@@ -25,6 +26,8 @@ class LoaderConfig:
 
     batch_size: int  # per rank
     order: Order = "random"
+    block: int = BLOCK  # of quasi-random: samples that lie together and are read together
+    window: int = WINDOW  # of quasi-random: samples that batches are drawn from
     seed: int = 0
     workers: int | None = None  # threads; None: one per core that this process may use
     prefetch: int = 3  # slots: batches in host memory, the one in use included
@@ -35,6 +38,8 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.prefetch < 2 or (self.workers is not None and self.workers < 1):
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
+        if not 1 <= self.block <= self.window:
+            raise ValueError("block must be 1 or more, and window no smaller")
 
 
 class BatchSource(Protocol):
@@ -93,6 +98,7 @@ class Reading:
     indices: npt.NDArray[np.int64] | None  # the part of the dataset that is read, None: all of it
     slices: Slices
     pads_with_zeros: bool  # an evaluation has no use for padding's pixels; in training batch norms see real ones
+    blocks: WholeBlocks | None  # what is read ahead, None: each batch
 
     @property
     def steps(self) -> int:
@@ -105,6 +111,15 @@ class Reading:
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
         return Rows(ids, weight, int(weight.sum()) if self.pads_with_zeros else len(ids))
+
+    def soon(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Samples to fetch now that batch `step` is being filled, the most urgent first. Asked for step by step."""
+        if self.blocks is None:
+            ids, _, decoded = self.rows(step)
+            yield ids[:decoded]
+            return
+        for places in self.blocks.before(step):
+            yield places if self.indices is None else self.indices[places]
 
 
 class Faults:
@@ -126,7 +141,9 @@ class Epochs:
     """A dataset, or the part of it that `indices` names, read epoch by epoch.
 
     `state_dict()` after a batch, given to `load_state_dict` of a loader over the same data with any backend and any
-    number of workers or ranks, goes on with the sample after it. Raises DataError for data that cannot be used.
+    number of workers or ranks, goes on with the sample after it. A quasi-random order goes by blocks of the dataset as
+    it is stored, in whatever order `indices` are. Held over an epoch: 8 bytes a sample, quasi-random 9, and `indices`.
+    Raises DataError for data that cannot be used.
     """
 
     def __init__(
@@ -137,7 +154,7 @@ class Epochs:
         self.workers = workers
         self.wait_seconds = 0.0
         self.faults = Faults(dataset, config.on_error)
-        self._indices = indices
+        self._indices = np.sort(indices) if indices is not None and config.order == "quasi-random" else indices
         self._n = len(dataset) if indices is None else len(indices)
         if self._n < (1 if config.order == "sequential" else config.world_size):
             raise DataError(
@@ -172,11 +189,12 @@ class Epochs:
             "position": position,
             "samples": self._n,
             "seed": self.config.seed,
+            "order": self._order(),
             "fingerprint": self._fingerprint(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another seed."""
+        """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another order."""
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
             raise DataError(
                 f"{self.dataset.name}: not the data that the run began with ({self._n} samples, then "
@@ -184,6 +202,8 @@ class Epochs:
             )
         if state["seed"] != self.config.seed:
             raise ValueError(f"the state was made with seed {state['seed']}, the loader has {self.config.seed}")
+        if state["order"] != self._order():
+            raise ValueError(f"the state was made with order {state['order']}, the loader has {self._order()}")
         done = state["position"] >= self._n
         self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
 
@@ -192,12 +212,19 @@ class Epochs:
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
         self._epoch, self._position = epoch, start
-        order = epoch_order(self._n, self.config.seed, epoch, self.config.order)
-        return Reading(epoch, order, self._indices, self._slices(start), self.config.order == "sequential")
+        c, slices = self.config, self._slices(start)
+        order = epoch_order(self._n, c.seed, epoch, c.order, c.block, c.window)
+        blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
+        return Reading(epoch, order, self._indices, slices, c.order == "sequential", blocks)
 
     def passed(self, reading: Reading, step: int) -> None:
         """Batch `step` of the reading is being handed out: a state made from now on goes on behind it."""
         self._position = min(reading.slices.start + (step + 1) * reading.slices.global_batch, self._n)
+
+    def _order(self) -> str:
+        """All that the order of an epoch depends on beside the data and the seed."""
+        c = self.config
+        return f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
 
     def _fingerprint(self) -> str:
         own = self.dataset.fingerprint

@@ -109,7 +109,8 @@ class Loader(Epochs):
         slot.carried[decoded:] = [None] * (len(ids) - decoded)
         for field in self._decoder.fields:
             slot.arrays[field.name][decoded:] = 0
-        self.dataset.will_need(ids)
+        for soon in reading.soon(step):
+            self.dataset.will_need(soon)
         pool.fill(slot, job, self._decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +15,6 @@ _CATCH_UP = 4  # times as many blocks a batch as it takes in the long run: half 
 _CHUNK = 1 << 16  # samples looked at in one go
 _GAP = 16384  # bytes that are fetched without being asked for, rather than asking once more: labels, notes, padding
 _PIECE = 131072  # bytes asked for at a time: Linux drops what goes beyond the device's read-ahead, often 128 KB
-
-
-class ReadAhead(Protocol):
-    """What an epoch asks for."""
-
-    def before(self, step: int) -> tuple[Samples, ...]:
-        """Positions in the stored order to fetch now that batch `step` is being filled, the most urgent first."""
-
-
-class SampleByItself:
-    """`random` and `sequential`: each batch's samples."""
-
-    def __init__(self, order: Samples, slices: Slices) -> None:
-        self._order, self._slices = order, slices
-
-    def before(self, step: int) -> tuple[Samples, ...]:
-        """The batch's samples, padding included: it is read, too."""
-        return (self._order[self._slices.positions(step)[0]],)
 
 
 class WholeBlocks:

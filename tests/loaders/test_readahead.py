@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastimg.loaders import open_dataset, readahead
 from fastimg.loaders.order import Slices, epoch_order
-from fastimg.loaders.readahead import SampleByItself, WholeBlocks, pieces
+from fastimg.loaders.readahead import WholeBlocks, pieces
 from fastimg.loaders.tar import ShardWriter
 
 SHAPES = {
@@ -54,14 +54,6 @@ def test_half_a_window_is_not_asked_for_at_once():
     assert 0.8 * 64 < np.mean([len(ahead) for (ahead,) in steady]) < 1.2 * 64
     for (ahead,) in steady:
         assert (np.diff(ahead.reshape(-1, 16)) == 1).all()  # as whole blocks
-
-
-def test_other_orders_ask_for_the_batch():
-    order = epoch_order(20, 0, 0, "random")
-    (first,) = SampleByItself(order, Slices(20, 3, 5, 1, 2)).before(0)
-    assert first.tolist() == order[8:13].tolist()
-    (last,) = SampleByItself(order, Slices(20, 3, 5, 1, 2)).before(1)
-    assert last.tolist() == [*order[18:20], *order[:3]]  # padding is read, too
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(1, 40)), max_size=40), st.randoms())
