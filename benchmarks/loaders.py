@@ -1,110 +1,29 @@
-"""The native loader against its peers: JPEG files -> uint8 batches [B, 3, 224, 224] on the CPU, random crop and flip.
+"""The native loader against its peers: JPEGs -> uint8 batches [B, 3, 224, 224] on the CPU, random crop and flip.
 
-    python benchmarks/loaders.py --data FOLDER
+    build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER            # CONTRIBUTING.md makes build/peers
+    python benchmarks/loaders.py --data FOLDER --stages --gil                       # the native loader alone, in parts
 
-Every loader reads the same files (page cache warm), draws RandomResizedCrop(0.08-1) and a flip per image, and has the
-same number of threads or processes. Epochs of all loaders are interleaved; the median of n counts.
+Every loader has the same photographs (page cache warm), draws RandomResizedCrop(0.08-1) and a flip per image, and has
+the same number of threads or processes. Each runs in a process of its own; epochs of all are interleaved; the median
+of n counts. First their centre crops and their boxes are compared. A loader that is not installed is named.
 """
 
 import argparse
-import atexit
-import math
-import shutil
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import loader_stages
 import measure
-import torch
-from images import dataset
-from PIL import Image
+from images import list_images
+from loader_checks import Checks, compare
+from loader_data import Sources, make, write_gradients
+from loader_peers import PEERS, Work
+from loader_processes import PeerError, Remote, remotes
+from measure import Spread
 from rich.console import Console
-from torchvision.transforms import v2
 
-from fastimg.augment import Policy, draw
-from fastimg.augment.reference import flip
-from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.tiles import tile
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What every loader does."""
-
-    data: FilesDataset
-    batch_size: int
-    size: int
-    workers: int
-
-
-Epoch = Callable[[], int]  # reads every image once, returns how many it was given
-
-
-def native(work: Work) -> Epoch:
-    """fastimg's loader: threads; the flip is done on the batch, as in training."""
-    policy = Policy(hflip=0.5)
-    config = LoaderConfig(batch_size=work.batch_size, workers=work.workers)
-    loader = Loader(work.data, ImageDecoder(RandomResizedCrop(size=work.size)), config)
-
-    def epoch() -> int:
-        count = 0
-        for batch in loader:
-            flip(draw(policy, batch.ids, 0, loader.epoch), batch.inputs)
-            count += batch.samples
-        return count
-
-    return epoch
-
-
-def native_tiled(work: Work) -> Epoch:
-    """fastimg's loader over the same photographs, tiled as `fastimg convert --tile auto` does."""
-    folder = Path(tempfile.mkdtemp(prefix="fastimg-tiled-"))
-    atexit.register(shutil.rmtree, folder)
-    names = [work.data.sample_name(i) for i in range(len(work.data))]
-    copies = {name: folder / f"{i}.jpg" for i, name in enumerate(dict.fromkeys(names))}
-    for name, copy in copies.items():
-        copy.write_bytes(tile(Path(name).read_bytes()).jpeg)
-    return native(replace(work, data=FilesDataset(folder, [copies[name].name for name in names])))
-
-
-class _PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """torchvision's ImageFolder as its users write it: Pillow, then v2 transforms on the image."""
-
-    def __init__(self, paths: list[str], size: int) -> None:
-        self.paths = paths
-        self.transform = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(0.5)])
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        with Image.open(self.paths[index]) as image:
-            return v2.functional.pil_to_tensor(self.transform(image.convert("RGB"))), index
-
-
-def torch_loader(work: Work) -> Epoch:
-    """torch's DataLoader with Pillow and torchvision v2: processes that live for all epochs."""
-    paths = [work.data.sample_name(i) for i in range(len(work.data))]
-    loader = torch.utils.data.DataLoader(
-        _PillowFiles(paths, work.size),
-        batch_size=work.batch_size,
-        shuffle=True,
-        num_workers=work.workers,
-        persistent_workers=True,
-    )
-    return lambda: sum(len(images) for images, _ in loader)
-
-
-# A new peer is a function of Work that returns an Epoch, and a line here.
-PEERS: dict[str, Callable[[Work], Epoch]] = {
-    "fastimg": native,
-    "fastimg, tiled": native_tiled,
-    "torch": torch_loader,
-}
-BASE = "torch"  # ratios are to it
+BASE = next(iter(PEERS))  # ratios are of its speed to the others'
 
 
 def main() -> None:
@@ -114,56 +33,131 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000, help="images per epoch: the files over and over")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS), metavar="NAME")
+    parser.add_argument(
+        "--stages", action="store_true", help="what each stage of the native loader costs, and no peers"
+    )
+    parser.add_argument("--gil", action="store_true", help="how long a sample holds the GIL, and no peers")
+    parser.add_argument("--scratch", type=Path, default=None, help="folder for shards; default: the system's")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "loaders.jsonl")
     args = parser.parse_args()
 
-    torch.set_num_threads(1)
+    console = Console(width=150)
+    names = [name for name in PEERS if name in {BASE, *args.peers}]
+    for name in list(names):
+        if missing := PEERS[name].missing():
+            console.print(f"{name}: {', '.join(missing)} is not installed; {PEERS[name].install}", highlight=False)
+            names.remove(name)
+    files = [args.data / name for name in list_images(args.data)]
     count = max(1, args.images // args.batch_size) * args.batch_size  # whole batches: no loader pads
-    data = dataset(args.data, count)
-    environment, rows = measure.environment(), []
+    repeated = (files * -(-count // len(files)))[:count]
+    alone = args.stages or args.gil
+    wanted = {"tiled"} if alone else {PEERS[name].reads for name in names}
+    with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-loaders-") as scratch:
+        sources = make(Path(scratch) / "photographs", repeated, wanted)
+        shared = {
+            "benchmark": "loaders",
+            "images": count,
+            "files": len(files),
+            "bytes_per_image": round(sum(file.stat().st_size for file in files) / len(files)),
+            "data": args.data.resolve().name,
+            "batch_size": args.batch_size,
+            "size": args.size,
+            "environment": measure.environment(),
+        }
+        if alone:
+            loader_stages.run(args, sources, shared, console)
+        else:
+            _against_peers(args, names, sources, files, Path(scratch), wanted, shared, console)
+
+
+def _against_peers(
+    args: argparse.Namespace,
+    names: list[str],
+    sources: Sources,
+    files: list[Path],
+    scratch: Path,
+    wanted: set[str],
+    shared: dict[str, Any],
+    console: Console,
+) -> None:
+    def work(data: Sources, crop: Any, workers: int) -> Work:
+        return Work(sources=data, crop=crop, batch_size=args.batch_size, size=args.size, workers=workers)
+
+    each = make(scratch / "each", files, wanted)
+    gradients = make(scratch / "gradients", _cycle(write_gradients(scratch / "drawn"), len(sources.files)), wanted)
+    checks = Checks(centre=work(each, "centre", args.workers[0]), boxes=work(gradients, "random", args.workers[0]))
+    faults: list[str] = []
+    with remotes(names) as opened:
+        parity = compare(opened, checks, BASE)
+    for name in list(names):
+        if "fault" in parity[name]:
+            faults.append(parity[name]["fault"])
+            names.remove(name)
+    _show_checks(console, {name: parity[name] for name in names})
+    rows = []
     for workers in args.workers:
-        work = Work(data=data, batch_size=args.batch_size, size=args.size, workers=workers)
-        epochs = {name: open_peer(work) for name, open_peer in PEERS.items()}
-        speeds = measure.interleaved({name: _speed(epoch, count) for name, epoch in epochs.items()}, args.repeats)
-        base = speeds[BASE].median
+        job = work(sources, "random", workers)
+        with remotes(names) as opened:
+            speeds, busy = _interleaved(opened, job, args.repeats, faults)
         for name, speed in speeds.items():
+            ratio = speeds[BASE].median / speed.median
             row: dict[str, Any] = {"loader": name, "workers": workers}
-            rows.append({**row, **speed.columns("img/s"), "ratio": round(speed.median / base, 2)})
-            measure.append(
-                args.out,
-                {
-                    "benchmark": "loaders",
-                    **row,
-                    **speed.fields("images_per_second"),
-                    "images": count,
-                    "files": len({data.sample_name(i) for i in range(count)}),
-                    "bytes_per_image": _mean_bytes(data),
-                    "data": args.data.resolve().name,
-                    "batch_size": args.batch_size,
-                    "size": args.size,
-                    "environment": environment,
-                },
+            rows.append(
+                row | speed.columns("img/s") | {"CPU us/img": round(busy[name].median), f"x of {BASE}": f"{ratio:.2f}"}
             )
-    measure.show(Console(), f"{count} images of {args.data.resolve().name}, batches of {args.batch_size}", rows)
+            measured = {**speed.fields("images_per_second"), **busy[name].fields("cpu_microseconds")}
+            about = {"about": PEERS[name].about, "base": BASE, "base_over_this": round(ratio, 3)}
+            measure.append(args.out, {**shared, **row, **measured, **about, "parity": _rounded(parity[name])})
+    measure.show(console, f"{shared['images']} images of {shared['data']}, batches of {args.batch_size}", rows)
+    if faults:
+        raise SystemExit("\n".join(["failed:", *faults]))
 
 
-def _speed(epoch: Epoch, expected: int) -> Callable[[], float]:
-    def run() -> float:
-        began = time.perf_counter()
-        count = epoch()
-        seconds = time.perf_counter() - began
-        if count != expected:
-            raise RuntimeError(f"an epoch of {expected} images gave {count}")
-        return count / seconds
+def _show_checks(console: Console, parity: dict[str, dict[str, Any]]) -> None:
+    centre = ("mean_difference", "median_image", "worst_image", "exif_turned_difference")
+    boxes = ("mean_area", "mean_log_aspect", "mirrored", "ks_area", "ks_aspect", "ks_centre_x")
+    one = next(iter(parity.values()))
+    for title, columns in (
+        (f"centre crops of {one['images']} images beside {BASE}'s: absolute difference on 0-255", centre),
+        (f"{one['boxes']} random boxes beside {BASE}'s: a chance of 1 in 1,000 is {one['ks_limit']:.3f}", boxes),
+    ):
+        rows = [{"loader": name, **{key: f"{row[key] or 0:.3f}" for key in columns}} for name, row in parity.items()]
+        measure.show(console, title, rows)
 
-    return run
+
+def _interleaved(
+    opened: dict[str, Remote], job: Work, repeats: int, faults: list[str]
+) -> tuple[dict[str, Spread], dict[str, Spread]]:
+    """Images per second and processor microseconds per image, of epochs in turn; the first round does not count."""
+    speeds: dict[str, list[float]] = {name: [] for name in opened}
+    busy: dict[str, list[float]] = {name: [] for name in opened}
+    for number in range(1 + repeats):
+        for name in list(speeds):
+            try:
+                count, seconds, processor = opened[name].ask("epoch", job)
+                if count != len(job.sources.files):
+                    raise PeerError(f"{name}: an epoch of {len(job.sources.files)} images gave {count}")
+            except PeerError as error:
+                faults.append(str(error))
+                del speeds[name], busy[name]
+                if name == BASE:
+                    raise
+                continue
+            if number:
+                speeds[name].append(count / seconds)
+                busy[name].append(processor / count * 1e6)
+    return {n: Spread.of(v) for n, v in speeds.items()}, {n: Spread.of(v) for n, v in busy.items()}
 
 
-def _mean_bytes(data: FilesDataset) -> int:
-    sizes = {name: Path(name).stat().st_size for name in map(data.sample_name, range(len(data)))}
-    return math.ceil(sum(sizes.values()) / len(sizes))
+def _cycle(files: list[Path], count: int) -> list[Path]:
+    return (files * -(-count // len(files)))[:count]
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in row.items()}
 
 
 if __name__ == "__main__":

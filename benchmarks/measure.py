@@ -21,7 +21,10 @@ from fastimg import __version__
 from fastimg.loaders.cpus import available_cpus
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("torch", "torchvision", "timm", "simplejpeg", "pillow", "numpy", "kornia")
+PACKAGES = (
+    *("torch", "torchvision", "timm", "simplejpeg", "pillow", "numpy", "numba"),
+    *("kornia", "ffcv", "nvidia-dali-cuda130", "webdataset"),
+)
 
 
 @dataclass(frozen=True)

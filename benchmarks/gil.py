@@ -1,0 +1,111 @@
+"""How long the interpreter's lock (GIL) is held, measured from outside: a thread without it samples the lock itself.
+
+CPython keeps a word that is 1 while some thread holds the lock, at a fixed distance behind the switch interval (3.11 to
+3.13: ceval_gil.h, `struct _gil_runtime_state`: interval, last_holder, locked). The interval can be set, so its place in
+the exported `_PyRuntime` is found by setting it to two odd values. A compiled thread then reads the word every 50 us or
+so. `Sampler` refuses to measure where two programs of known shares are not read as what they are.
+"""
+
+import ctypes
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_SEARCHED = 1 << 20  # bytes of _PyRuntime that are looked through at most; it is smaller
+_PAUSE = 20  # microseconds asked for between two samples; the kernel adds about 50
+
+
+class Sampler:
+    """Samples the lock while a function runs. Raises RuntimeError where this interpreter cannot be read so."""
+
+    def __init__(self) -> None:
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            raise RuntimeError("this interpreter has no GIL")
+        self._word = _locked_word()
+        self._end = np.zeros(1, np.int64)
+        self._counts = np.zeros(2, np.int64)
+        libc = ctypes.CDLL(None)
+        pause = libc.usleep
+        pause.argtypes, pause.restype = (ctypes.c_uint,), ctypes.c_int
+
+        @njit(nogil=True)
+        def sample(word: Any, end: Any, counts: Any) -> None:
+            while end[0] == 0:
+                counts[word[0] & 1] += 1
+                pause(_PAUSE)  # a call that the compiler cannot see into: the word is read anew after it
+
+        self._sample = sample
+        self._end[0] = 1
+        sample(self._word, self._end, self._counts)  # compiled
+        self.calibration = {"idle": self.share(_idle)[0], "busy": self.share(_busy)[0], "half": self.share(_half)[0]}
+        if self.calibration["idle"] > 0.05 or self.calibration["busy"] < 0.95:
+            raise RuntimeError(f"the lock's word is not where it was thought to be: {self.calibration}")
+
+    def share(self, work: Callable[[], object]) -> tuple[float, int, float]:
+        """(share of the time with the lock held, samples, seconds) while `work` runs in this thread."""
+        self._end[0], self._counts[:] = 0, 0
+        thread = threading.Thread(target=self._sample, args=(self._word, self._end, self._counts))
+        thread.start()
+        began = time.perf_counter()
+        try:
+            work()
+        finally:
+            seconds = time.perf_counter() - began
+            self._end[0] = 1
+            thread.join()
+        total = int(self._counts.sum())
+        return float(self._counts[1]) / max(1, total), total, seconds
+
+
+def _locked_word() -> np.ndarray:
+    """A view of the lock's word, int32 [1]."""
+    base = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+    before = sys.getswitchinterval()
+    places: set[int] | None = None
+    try:
+        for interval in (4321, 7654):  # microseconds
+            sys.setswitchinterval(interval / 1e6)
+            words = np.ctypeslib.as_array((ctypes.c_uint64 * (_readable(base) // 8)).from_address(base))
+            found = set((np.flatnonzero(words == np.uint64(interval)) * 8).tolist())
+            places = found if places is None else places & found
+    finally:
+        sys.setswitchinterval(before)
+    if not places or len(places) != 1:
+        raise RuntimeError(f"the switch interval is at {len(places or ())} places of _PyRuntime, not at one")
+    address = base + places.pop() + 16  # behind the interval and the last holder
+    return np.ctypeslib.as_array((ctypes.c_int32 * 1).from_address(address))
+
+
+def _readable(base: int) -> int:
+    """Bytes from `base` to the end of its mapping, `_SEARCHED` at most."""
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        for line in maps:
+            begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if begin <= base < end:
+                return min(end - base, _SEARCHED) & ~7
+    raise RuntimeError("_PyRuntime is nowhere in the memory map")
+
+
+def _idle() -> None:
+    time.sleep(0.3)
+
+
+def _busy() -> None:
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        pass
+
+
+def _half() -> None:
+    """Busy and asleep in turn, the same time each."""
+    for _ in range(60):
+        began = time.perf_counter()
+        while time.perf_counter() < began + 0.0025:
+            pass
+        time.sleep(0.0025)
