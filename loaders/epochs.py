@@ -65,6 +65,10 @@ class BatchSource(Protocol):
     def unreadable(self) -> dict[int, str]:
         """Id -> reason, of all samples that were left out so far."""
 
+    @property
+    def rerouted(self) -> dict[int, str]:
+        """Id -> reason, of all samples that another decoder than the chosen one took on so far."""
+
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch `epoch`, from its start."""
 
@@ -127,6 +131,7 @@ class Faults:
 
     def __init__(self, dataset: Dataset, on_error: Literal["skip", "fail"]) -> None:
         self.unreadable: dict[int, str] = {}  # id -> reason
+        self.rerouted: dict[int, str] = {}  # id -> reason, of samples that another decoder than the chosen one took on
         self._dataset, self._on_error = dataset, on_error
 
     def add(self, index: int, reason: str, cause: Exception | None = None) -> None:
@@ -176,6 +181,11 @@ class Epochs:
     def unreadable(self) -> dict[int, str]:
         """Id -> reason, of all samples that were left out so far."""
         return self.faults.unreadable
+
+    @property
+    def rerouted(self) -> dict[int, str]:
+        """Id -> reason, of all samples that another decoder than the chosen one took on so far."""
+        return self.faults.rerouted
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch `epoch`, from its start. Without it epochs count up from 0."""

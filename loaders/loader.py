@@ -68,8 +68,7 @@ class Loader(Epochs):
                 pool.wait(slot, job)
                 tensors = self._ring.hand_over(slot)
                 self.wait_seconds += time.perf_counter() - began
-                for row, reason in slot.failed.items():
-                    self.faults.add(int(slot.arrays["ids"][row]), reason)
+                self._collect(slot)
                 self.passed(reading, step)
                 yield Batch(
                     inputs=tensors["inputs"].permute(0, 3, 1, 2),
@@ -83,7 +82,16 @@ class Loader(Epochs):
                 if step + len(self._slots) < reading.steps:
                     self._dispatch(pool, job, reading, step + len(self._slots))
         finally:
-            pool.cancel(job)
+            if pool.cancel(job):  # else another iteration has the slots by now
+                self._ring.release()
+
+    def _collect(self, slot: Slot) -> None:
+        """What the ring says about single rows."""
+        ids = slot.arrays["ids"]
+        for row, reason in slot.failed.items():
+            self.faults.add(int(ids[row]), reason)
+        for row, reason in slot.rerouted.items():
+            self.rerouted[int(ids[row])] = reason
 
     def describe(self) -> str:
         """See `BatchSource`."""
@@ -106,6 +114,7 @@ class Loader(Epochs):
         slot.arrays["targets"][:] = self.dataset.labels[ids]
         slot.arrays["weight"][:] = weight
         slot.failed.clear()
+        slot.rerouted.clear()
         slot.carried[decoded:] = [None] * (len(ids) - decoded)
         for field in self._decoder.fields:
             slot.arrays[field.name][decoded:] = 0

@@ -35,11 +35,12 @@ class Layout:
             for name, (at, size, shape, dtype) in self.fields.items()
         }
 
-    def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Tensor views of a buffer on any device, by field."""
+    def tensors(self, buffer: torch.Tensor, start: int = 0) -> dict[str, torch.Tensor]:
+        """Tensor views of a buffer on any device, by field; the buffer may begin with the field at `start`."""
         return {
-            name: buffer[at : at + size].view(_TORCH[dtype]).view(shape)
+            name: buffer[at - start : at - start + size].view(_TORCH[dtype]).view(shape)
             for name, (at, size, shape, dtype) in self.fields.items()
+            if at >= start
         }
 
 
@@ -51,20 +52,28 @@ class Slot:
         self.arrays = layout.arrays(self.buffer)
         self.carried: list[object] = [None] * layout.rows  # what `fill` gave for the ring; None where there is no image
         self.failed: dict[int, str] = {}  # row -> reason, by the ring
+        self.rerouted: dict[int, str] = {}  # row -> reason, by the ring: another decoder took it on
         self.pending = 0
 
 
 class Ring(Protocol):
     """Takes full slots and gives a batch's tensors."""
 
+    def begin(self, slot: Slot) -> None:
+        """`slot` is full. Called once for each slot, before `hand_over`, by whoever filled it; returns at once."""
+
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid until `reclaim` or longer.
 
-        A row that it could not finish it names in `slot.failed`, with a weight of 0 in the slot and on the device.
+        A row that it could not finish it names in `slot.failed`, with a weight of 0 in the slot and on the device; one
+        that it gave to another decoder, in `slot.rerouted`.
         """
 
     def reclaim(self) -> None:
         """The consumer has enqueued all that reads the batch that it got last: its slot is filled again."""
+
+    def release(self) -> None:
+        """The iteration is over, wherever it stood: all slots may be filled again. May be called twice."""
 
 
 @runtime_checkable
@@ -94,12 +103,18 @@ class HostRing:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
+    def begin(self, slot: Slot) -> None:
+        """Nothing is done ahead."""
+
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields, valid until `reclaim`."""
         return self._layout.tensors(slot.buffer)
 
     def reclaim(self) -> None:
         """The consumer is done with the batch that it got last: its slot may be filled again."""
+
+    def release(self) -> None:
+        """Nothing is under way."""
 
 
 class CudaRing:
@@ -117,7 +132,11 @@ class CudaRing:
         self._copied = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._last = depth - 1
+        self._held: torch.cuda.Stream | None = None  # the consumer's, as long as it has a batch
         self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def begin(self, slot: Slot) -> None:
+        """Nothing is done ahead: the consumer's kernels are, and a copy is enqueued long before they end."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields on the device, valid until `depth - 1` more batches were handed over."""
@@ -126,10 +145,20 @@ class CudaRing:
             self._stream.wait_event(self._consumed[at])  # the step that read this buffer last is over
             self._buffers[at].copy_(slot.buffer, non_blocking=True)
             self._copied[at].record(self._stream)
-        torch.cuda.current_stream(self._device).wait_event(self._copied[at])  # sync point: the step waits for its data
+        self._held = torch.cuda.current_stream(self._device)
+        self._held.wait_event(self._copied[at])  # sync point: the step waits for its data
         return self._layout.tensors(self._buffers[at])
 
     def reclaim(self) -> None:
         """The consumer has enqueued all that reads the batch that it got last."""
-        self._consumed[self._last].record(torch.cuda.current_stream(self._device))
+        self._settle(torch.cuda.current_stream(self._device))
+
+    def release(self) -> None:
+        """A consumer that stopped early never gave its batch back: what it enqueued still reads it."""
+        if self._held is not None:
+            self._settle(self._held)
+
+    def _settle(self, consumer: torch.cuda.Stream) -> None:
+        self._held = None
+        self._consumed[self._last].record(consumer)
         self._copied[self._last].synchronize()  # sync point: the slot's bytes have left; a wait only if copies lag
