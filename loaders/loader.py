@@ -59,6 +59,7 @@ class Loader(Epochs):
         reading = self.begin()
         pool = self._pool = self._pool or self._start()
         job = pool.begin()
+        self._ring.release()  # the iteration before this one may have been left in the middle
         try:
             for step in range(min(len(self._slots), reading.steps)):
                 self._dispatch(pool, job, reading, step)
@@ -103,8 +104,8 @@ class Loader(Epochs):
         self._stop()
 
     def _start(self) -> "_Pool":
-        pool = _Pool(self.dataset, self._decoder, self.faults, self.workers)
-        self._stop = weakref.finalize(self, pool.stop)
+        pool = _Pool(self.dataset, self._decoder, self.faults, self.workers, self._ring.begin)
+        self._stop = weakref.finalize(self, _end, pool, self._ring)
         return pool
 
     def _dispatch(self, pool: "_Pool", job: "_Job", reading: Reading, step: int) -> None:
@@ -128,6 +129,11 @@ def _ring(decoder: Decoder | RingDecoder, layout: Layout, device: torch.device) 
     if isinstance(decoder, RingDecoder):
         return decoder.ring(layout, device)
     return CudaRing(layout, device) if device.type == "cuda" else HostRing(layout)
+
+
+def _end(pool: "_Pool", ring: Ring) -> None:
+    pool.stop()
+    ring.release()
 
 
 class _Job:
@@ -156,8 +162,15 @@ class _Chunk(NamedTuple):
 class _Pool:
     """Threads that fill rows. It knows nothing of the Loader, so that a forgotten loader can be collected."""
 
-    def __init__(self, dataset: Dataset, decoder: Decoder | RingDecoder, faults: Faults, workers: int) -> None:
-        self._dataset, self._faults = dataset, faults
+    def __init__(
+        self,
+        dataset: Dataset,
+        decoder: Decoder | RingDecoder,
+        faults: Faults,
+        workers: int,
+        on_full: Callable[[Slot], None],
+    ) -> None:
+        self._dataset, self._faults, self._on_full = dataset, faults, on_full
         self._fields = [field.name for field in decoder.fields]
         self._fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
@@ -186,6 +199,8 @@ class _Pool:
             job.outstanding += len(chunks)
             for chunk in chunks:
                 self._queue.put(chunk)
+            if not chunks:  # all of it is padding
+                self._on_full(slot)
 
     def wait(self, slot: Slot, job: _Job) -> None:
         """Return when `slot` is full. Raises what a worker raised."""
@@ -200,13 +215,14 @@ class _Pool:
         finally:
             del failure  # its traceback holds this frame
 
-    def cancel(self, job: _Job) -> None:
-        """Drop what is left of `job` and return when no thread touches its slots."""
+    def cancel(self, job: _Job) -> bool:
+        """Drop what is left of `job` and return when no thread touches its slots. Whether it was the newest."""
         with self._changed:
             job.cancelled = True
             self._changed.notify_all()
             while job.outstanding:
                 self._changed.wait()
+            return job is self._job
 
     def stop(self) -> None:
         """End the threads."""
@@ -233,6 +249,8 @@ class _Pool:
                 chunk.job.outstanding -= 1
                 if failure is not None and chunk.job.failure is None:
                     chunk.job.failure = failure
+                if chunk.slot.pending == 0 and chunk.job.failure is None and not chunk.job.cancelled:
+                    self._on_full(chunk.slot)
                 if failure is not None or chunk.slot.pending == 0 or chunk.job.cancelled:
                     self._changed.notify_all()
             del chunk, failure
