@@ -131,6 +131,12 @@ class Inputs:
     """The split to validate on. Default: val, else test, else --val-fraction of the training split."""
     val_fraction: _Float = None
     """Where there is no validation split, hold out this share of the training split (default 0.1; 0: no validation)."""
+    order: Literal["random", "quasi-random", "sequential"] = "random"
+    """Of training images in each epoch. quasi-random: for shards larger than memory; images that lie together are read
+    together, and batches are drawn from a window of them. sequential: as they are stored, every time."""
+    order_window: _Int = None
+    """Images in the window of --order quasi-random. The page cache should hold one and a half windows. Default:
+    32768."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that decode images: a number, or auto for this process's share of the cores."""
     prefetch: int = 3

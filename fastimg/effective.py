@@ -11,6 +11,7 @@ from . import augmentation
 from .config import Train
 from .data import Part
 from .errors import UsageError
+from .loaders.order import BLOCK, WINDOW
 from .models import Model, Preprocessing
 from .parallel import Ranks
 
@@ -30,6 +31,11 @@ def check(config: Train) -> None:
             config.warmup_epochs is not None and config.warmup_fraction is not None,
             "--warmup-epochs",
             "--warmup-fraction",
+        ),
+        (
+            config.order_window is not None and config.order != "quasi-random",
+            "--order-window",
+            f"--order {config.order}",
         ),
         (config.pretrained and config.weights is not None, "--pretrained", "--weights"),
         (config.crop_pct is not None and config.val_resize_size is not None, "--crop-pct", "--val-resize-size"),
@@ -51,6 +57,7 @@ def check(config: Train) -> None:
         (config.epochs >= 1, "--epochs", "1 or more"),
         (config.seed >= 0, "--seed", "0 or more"),
         (config.prefetch >= 2, "--prefetch", "2 or more"),
+        (config.order_window is None or config.order_window >= BLOCK, "--order-window", f"a block's {BLOCK} or more"),
         (config.max_pixels >= 1, "--max-pixels", "1 or more"),
         (config.log_interval >= 1, "--log-interval", "1 or more"),
         (config.save_interval >= 1, "--save-interval", "1 or more"),
@@ -144,6 +151,7 @@ def resolve(
         output=config.output.resolve(),
         val_split=validation.split if validation else None,
         val_fraction=validation.held_out if validation else 0.0,
+        order_window=(config.order_window or WINDOW) if config.order == "quasi-random" else None,
         train_crop_size=pre.train_size,
         val_crop_size=pre.val_size,
         val_resize_size=pre.val_resize,

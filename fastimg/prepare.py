@@ -25,7 +25,8 @@ from .data import (
 from .errors import UsageError, printable
 from .loaders import Loader, LoaderConfig
 from .loaders.crop import Crop
-from .loaders.order import Order
+from .loaders.epochs import Padding
+from .loaders.order import WINDOW, Order
 from .models import Model, Preprocessing, build, check_input, freeze_backbone, parse_kwargs
 from .optim import Schedule, build_optimizer
 from .parallel import Ranks, wrap
@@ -98,6 +99,11 @@ def _open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) 
             stack.callback(opened.dataset.close)
             for remark in opened.dataset.notes:
                 console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
+    if config.order == "quasi-random" and is_plain_folder(data):
+        raise UsageError(
+            f"--order quasi-random: {data} is a plain folder, whose files do not lie together; leave it out, or train "
+            f"on the shards that `fastimg convert {data} DST` makes"
+        )
     if note:
         console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
     elif is_plain_folder(data):
@@ -167,10 +173,10 @@ def _assemble(
         crop: Crop = center_crop(preprocessing)
     else:
         crop = train_crop(preprocessing, config.scale, config.ratio)
-    loader = _loader(config, ranks, part, crop, "random")
-    val_loader = (
-        None if val_part is None else _loader(config, ranks, val_part, center_crop(preprocessing), "sequential")
-    )
+    loader = _loader(config, ranks, part, crop, config.order, "samples")
+    val_loader = None
+    if val_part is not None:
+        val_loader = _loader(config, ranks, val_part, center_crop(preprocessing), "sequential", "zeros")
     steps_per_epoch = math.ceil(len(loader) / config.grad_accum_steps)
     steps = steps_per_epoch * config.epochs
     share, epochs = config.warmup_fraction, config.warmup_epochs
@@ -204,10 +210,12 @@ def _assemble(
     )
 
 
-def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order) -> Loader:
+def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding) -> Loader:
     settings = LoaderConfig(
         batch_size=config.batch_size,
         order=order,
+        window=config.order_window or WINDOW,
+        padding=padding,
         seed=config.seed,
         workers=worker_count(config.workers, ranks),
         prefetch=config.prefetch,

@@ -12,6 +12,7 @@ from .augmentation import sentence
 from .config import Train
 from .data import Part, worker_count
 from .errors import printable
+from .loaders.order import BLOCK
 from .metrics import shows_top5
 from .models import Model
 from .parallel import Ranks
@@ -53,6 +54,7 @@ def print_effective(
         "optimiser": _optimiser(config),
         "schedule": _schedule(config),
         "batch": _batch(config, ranks),
+        "order": _order(config, len(part)),
         "device": f"{_devices(ranks)}, {precision.reason}, {layout}, {threads} loader threads, seed {config.seed}",
         "run": shown(directory),
     }
@@ -94,6 +96,13 @@ def _batch(config: Train, ranks: Ranks) -> str:
     total = config.batch_size * config.grad_accum_steps * ranks.world_size
     text = "".join(f" x {count} {name}" for name, count in factors.items() if count > 1)
     return f"{config.batch_size}{text} = {total}" if text else str(total)
+
+
+def _order(config: Train, samples: int) -> str:
+    if config.order_window is None:
+        return config.order
+    all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * samples else ""
+    return f"{config.order}: blocks of {BLOCK} images within a window of {config.order_window}{all_of_it}"
 
 
 def _devices(ranks: Ranks) -> str:

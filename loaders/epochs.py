@@ -19,6 +19,8 @@ from .order import BLOCK, WINDOW, Order, Slices, epoch_order
 from .readahead import WholeBlocks
 from .shards import Dataset
 
+Padding = Literal["samples", "zeros"]  # in training batch norms see real ones; an evaluation has no use for them
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
@@ -28,6 +30,7 @@ class LoaderConfig:
     order: Order = "random"
     block: int = BLOCK  # of quasi-random: samples that lie together and are read together
     window: int = WINDOW  # of quasi-random: samples that batches are drawn from
+    padding: Padding | None = None  # pixels of rows beyond the data; None: zeros where the order is sequential
     seed: int = 0
     workers: int | None = None  # threads; None: one per core that this process may use
     prefetch: int = 3  # slots: batches in host memory, the one in use included
@@ -101,7 +104,7 @@ class Reading:
     order: npt.NDArray[np.int64]  # the epoch's permutation of range(n)
     indices: npt.NDArray[np.int64] | None  # the part of the dataset that is read, None: all of it
     slices: Slices
-    pads_with_zeros: bool  # an evaluation has no use for padding's pixels; in training batch norms see real ones
+    padding: Padding
     blocks: WholeBlocks | None  # what is read ahead, None: each batch
 
     @property
@@ -114,7 +117,7 @@ class Reading:
         positions, weight = self.slices.positions(step)
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
-        return Rows(ids, weight, int(weight.sum()) if self.pads_with_zeros else len(ids))
+        return Rows(ids, weight, int(weight.sum()) if self.padding == "zeros" else len(ids))
 
     def soon(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
         """Samples to fetch now that batch `step` is being filled, the most urgent first. Asked for step by step."""
@@ -161,7 +164,8 @@ class Epochs:
         self.faults = Faults(dataset, config.on_error)
         self._indices = np.sort(indices) if indices is not None and config.order == "quasi-random" else indices
         self._n = len(dataset) if indices is None else len(indices)
-        if self._n < (1 if config.order == "sequential" else config.world_size):
+        self._padding: Padding = config.padding or ("zeros" if config.order == "sequential" else "samples")
+        if self._n < (1 if self._padding == "zeros" else config.world_size):
             raise DataError(
                 f"{dataset.name}: {self._n} samples for {config.world_size} ranks; "
                 "every rank needs at least one: start fewer"
@@ -225,7 +229,7 @@ class Epochs:
         c, slices = self.config, self._slices(start)
         order = epoch_order(self._n, c.seed, epoch, c.order, c.block, c.window)
         blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
-        return Reading(epoch, order, self._indices, slices, c.order == "sequential", blocks)
+        return Reading(epoch, order, self._indices, slices, self._padding, blocks)
 
     def passed(self, reading: Reading, step: int) -> None:
         """Batch `step` of the reading is being handed out: a state made from now on goes on behind it."""

@@ -32,6 +32,8 @@ OWN = Preprocessing(
         (("--patience", "2", "--val-fraction", "0"), "--patience"),
         (("--val-interval", "2", "--val-fraction", "0"), "--val-interval"),
         (("--img-size", "64", "--train-crop-size", "32", "--val-crop-size", "32"), "--img-size"),
+        (("--order-window", "100"), "--order-window has no effect with --order random"),
+        (("--order", "sequential", "--order-window", "100"), "--order-window has no effect with --order sequential"),
         (("--no-aug", "--scale", "0.5", "1"), "--scale"),
         (("--no-aug", "--ratio", "0.5", "1"), "--ratio"),
         (("--no-aug", "--hflip", "0.5"), "--hflip"),
@@ -53,6 +55,7 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
         ("--epochs", "0"),
         ("--seed", "-1"),
         ("--prefetch", "1"),
+        ("--order-window", "31 0"),
         ("--max-pixels", "0"),
         ("--log-interval", "0"),
         ("--save-interval", "0"),
@@ -84,6 +87,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
         "--momentum": ("--opt", "sgd"),
         "--decay-epochs": ("--sched", "step"),
         "--decay-rate": ("--sched", "step"),
+        "--order-window": ("--order", "quasi-random"),
     }
     for value in values.split():
         ran = cli("train", tmp_path / "nowhere", f"{flag}={value}", *beside.get(flag, ()))

@@ -123,6 +123,51 @@ def test_a_kill_with_every_augmentation_on(
     assert cli.run([*arguments(shards, tmp_path / "halves", "--resume"), *more, "--rotate", "20"]) == 2
 
 
+@pytest.mark.parametrize("order", [("--order", "quasi-random", "--order-window", "32"), ("--order", "sequential")])
+def test_every_order_resumes(
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    order: tuple[str, ...],
+) -> None:
+    assert cli.run([*arguments(shards, tmp_path / "whole"), *order, "--no-aug"]) == 0
+    at_step(monkeypatch, 10, kill)
+    with pytest.raises(Killed):
+        cli.run([*arguments(shards, tmp_path / "halves"), *order, "--no-aug"])
+    assert cli.run([*arguments(shards, tmp_path / "halves", "--resume", "auto"), *order, "--no-aug", "-j", "1"]) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    capsys.readouterr()
+    assert cli.run([*arguments(shards, tmp_path / "halves", "--resume", "auto"), "--no-aug"]) == 2
+    assert f"order was {order[1]} and is random" in capsys.readouterr().err
+
+
+def test_orders_differ_and_the_run_says_which_it_takes(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said, losses = {}, {}
+    for name, flags in {
+        "random": (),
+        "quasi": ("--order", "quasi-random", "--order-window", "40"),
+        "sequential": ("--order", "sequential"),
+    }.items():
+        assert cli.run([*arguments(shards, tmp_path / name), "--no-aug", "--epochs", "1", *flags]) == 0
+        said[name] = next(line.split()[1:] for line in capsys.readouterr().out.splitlines() if "order " in line[:8])
+        losses[name] = [record.get("loss") for record in outcome(tmp_path / name / "run")[2]]
+    assert said["random"] == ["random"] and said["sequential"] == ["sequential"]
+    assert " ".join(said["quasi"]) == "quasi-random: blocks of 32 images within a window of 40"
+    assert losses["random"] == losses["quasi"] != losses["sequential"]  # one block is shuffled as all the data is
+    read = torch.load(tmp_path / "quasi/run/last/training.pt", weights_only=True)["loader"]["order"]
+    assert read == "quasi-random, blocks of 32, window 40"
+
+
+def test_a_plain_folder_has_no_blocks(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*arguments(image_folder, tmp_path / "runs"), "--order", "quasi-random"]) == 2
+    assert "is a plain folder, whose files do not lie together; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_workers_do_not_change_the_weights(shards: Path, tmp_path: Path) -> None:
     assert cli.run(arguments(shards, tmp_path / "two")) == 0
     assert cli.run([*arguments(shards, tmp_path / "one"), "--workers", "1", "--prefetch", "2"]) == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastimg.loaders import Loader, LoaderConfig
+from fastimg.loaders import DataError, Loader, LoaderConfig
 from fastimg.loaders.sample import Field
 
 ORDERS = ("random", "quasi-random", "sequential")
@@ -205,3 +205,21 @@ def test_an_epoch_reads_each_block_about_once_with_a_small_cache():
                     if len(cache) > 1.5 * window / 10:
                         cache.popitem(last=False)
     assert fetched["quasi-random"] < 1.03 * n / 10 and fetched["random"] > 8 * n / 10
+
+
+def test_padding_is_of_samples_or_of_zeros_as_told():
+    for order, padding, real_pixels in (
+        ("random", None, True),
+        ("random", "zeros", False),
+        ("sequential", None, False),
+        ("sequential", "samples", True),
+    ):
+        loader = build(20, np.arange(10, 20), order=order, padding=padding)
+        *_, last = loader
+        pixels = last.inputs[:, 0, 0, 0].tolist()
+        assert last.weight.tolist() == [1, 1, 0, 0] and pixels[:2] == last.ids[:2].tolist()
+        assert pixels[2:] == (last.ids[2:].tolist() if real_pixels else [0, 0])
+        loader.close()
+    for order in ORDERS:
+        with pytest.raises(DataError, match="2 samples for 3 ranks"):
+            build(2, order=order, padding="samples", world_size=3)
