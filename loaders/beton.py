@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import struct
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,7 @@ from .beton_fields import (
 from .errors import ShardError
 from .readahead import ask
 from .tar import WholeFile, sync_folder, temporary
+from .watch import fill
 
 _CHUNK = 1 << 20  # bytes; divides every page
 _CUSTOM_SIZES = (np.dtype("<u8"), SPAN, RGB, *map(np.dtype, ("<u4", "<u2", *(f"V{size}" for size in range(1, 65)))))
@@ -220,8 +222,10 @@ class BetonReader:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ShardError(f"{path}: {error.strerror}") from error
+        self._close = weakref.finalize(self, os.close, self._file)
+        self.status = os.fstat(self._file)
         try:
-            self._open(os.fstat(self._file).st_size)
+            self._open(self.status.st_size)
         except BaseException:
             self.close()
             raise
@@ -356,11 +360,12 @@ class BetonReader:
 
     def fill(self, view: memoryview, offset: int) -> None:
         """Read into all of `view` from `offset` on. Raises ShardError where the file ends before."""
-        while view.nbytes:
-            got = os.preadv(self._file, [view], offset)
-            if got == 0:
-                raise ShardError(f"{self.path}: shrank while it was in use; copy it again")
-            view, offset = view[got:], offset + got
+        try:
+            fill(self._file, view, offset)
+        except EOFError as error:
+            raise ShardError(f"{self.path}: shrank while it was in use; copy it again") from error
+        except OSError as error:
+            raise ShardError(f"{self.path}: cannot be read ({error.strerror}); copy it again") from error
 
     def as_part(self) -> Part:
         """All samples as a part of an unfinished copy of this file, which a writer goes on with. Ours alone."""
@@ -384,9 +389,8 @@ class BetonReader:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._close()
+        self._file = -1  # not a descriptor that is somebody else's by now
 
     def __enter__(self) -> Self:
         return self

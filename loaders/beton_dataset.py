@@ -13,6 +13,7 @@ from .beton_fields import RAW
 from .errors import DataError, ShardError
 from .readahead import pieces
 from .scratch import Scratch
+from .watch import State, Watch
 
 MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
 # Names of the fields to train on, where there are several of a kind.
@@ -32,6 +33,7 @@ class BetonDataset:
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
         self.reader = reader = BetonReader(path)
+        self._watch = Watch([path], [State.of(reader.status)])
         try:
             image = _choose(reader, "rgb")
             if image is None:
@@ -60,11 +62,16 @@ class BetonDataset:
         return len(self.reader)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The JPEG's bytes, or a PPM. Raises ShardError where the file shrank."""
+        """The JPEG's bytes, or a PPM. Raises ShardError where the file is not what it was."""
         head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
         view = scratch.encoded(len(head) + int(self._sizes[index]))
         view[: len(head)] = head
-        self.reader.fill(view[len(head) :], int(self._offsets[index]))
+        try:
+            self.reader.fill(view[len(head) :], int(self._offsets[index]))
+        except ShardError:
+            self._watch.look(0)  # it may tell more
+            raise
+        self._watch.read(0)
         return view
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -27,6 +28,7 @@ from .readahead import ask, pieces
 from .scratch import Scratch
 from .tar import index_path, split_name
 from .ustar import BLOCK, stated_size
+from .watch import Watch, fill
 
 _T = TypeVar("_T")
 
@@ -251,8 +253,10 @@ class TarDataset:
         self.name = name
         self._shards = shards
         self._files: dict[int, int] = {}
+        self._close = weakref.finalize(self, _close_all, self._files)
         self._lock = threading.Lock()
         self.fingerprint = _fingerprint(shards, checksums)
+        self._watch = Watch(shards)  # before their indexes are read
         self.notes: Sequence[str]
         self.records, self.notes = compact.records(shards, self.fingerprint, cache_name, checksums)
         self.labels = self.records["label"].astype(np.int64)
@@ -268,16 +272,18 @@ class TarDataset:
         return len(self.records)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The image's bytes. Raises ShardError where the tar no longer fits its index."""
+        """The image's bytes. Raises ShardError where the tar no longer fits its index, or is not what it was."""
         record = self.records[index]
         shard, size = int(record["shard"]), int(record["size"])
         view = scratch.encoded(BLOCK + size)
-        got = os.preadv(self._file(shard), [view], int(record["offset"]) - BLOCK)
-        if got < BLOCK + size and os.preadv(self._file(shard), [view[got:]], int(record["offset"]) - BLOCK + got) != (
-            BLOCK + size - got
-        ):
-            raise ShardError(f"{self._shards[shard]}: shrank while it was in use; copy it again and --resume")
+        try:
+            fill(self._file(shard), view, int(record["offset"]) - BLOCK)
+        except (OSError, EOFError) as error:
+            self._watch.look(shard)  # it may tell more
+            raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); copy it again and --resume") from error
+        self._watch.read(shard)
         if stated_size(view[:BLOCK]) != size:
+            self._watch.look(shard)
             raise ShardError(
                 f"{self._shards[shard]}: byte {record['offset']} is no member of {size} bytes: the shard was altered "
                 "while it was in use, or its index belongs to another one; copy both again"
@@ -292,13 +298,20 @@ class TarDataset:
             ask(self._file(shard), offset, size)
 
     def sample_name(self, index: int) -> str:
-        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path."""
+        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path.
+
+        Where the tar can no longer be read, its place in it.
+        """
         record = self.records[index]
-        shard = int(record["shard"])
-        file, at = self._file(shard), int(record["offset"])
+        try:
+            return self._member_name(int(record["shard"]), int(record["offset"]), int(record["size"]))
+        except (OSError, ShardError):
+            return f"{self._shards[record['shard']]}: byte {record['offset']}"
+
+    def _member_name(self, shard: int, at: int, size: int) -> str:
+        file = self._file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
         label = f"{self._shards[shard]}: {name}"
-        size = int(record["size"])
         for _ in range(4):  # the members after the image, while they are of the same stem
             at += size + -size % BLOCK + BLOCK
             header = os.pread(file, BLOCK, at - BLOCK)
@@ -314,11 +327,9 @@ class TarDataset:
         return label
 
     def close(self) -> None:
-        """Close the shards."""
+        """Close the shards. Reading on opens them anew."""
         with self._lock:
-            for file in self._files.values():
-                os.close(file)
-            self._files.clear()
+            _close_all(self._files)
 
     def _file(self, shard: int) -> int:
         file = self._files.get(shard)
@@ -327,11 +338,22 @@ class TarDataset:
         with self._lock:
             if shard not in self._files:
                 try:
-                    self._files[shard] = os.open(self._shards[shard], os.O_RDONLY | os.O_CLOEXEC)
+                    file = os.open(self._shards[shard], os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
                     remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "copy it again, or convert again"
                     raise ShardError(f"{self._shards[shard]}: {error.strerror}; {remedy}") from error
+                try:
+                    self._watch.opened(shard, file)
+                except BaseException:
+                    os.close(file)
+                    raise
+                self._files[shard] = file
             return self._files[shard]
+
+
+def _close_all(files: dict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])
 
 
 def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
