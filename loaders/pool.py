@@ -1,0 +1,212 @@
+"""Threads that fill the rows of slots.
+
+    fill(slot, job, draws) -> queue of chunks -> [thread: take, fill rows, settle] -> wait(slot, job)
+
+What a thread works on only that thread notes, and threads hear no signals: wherever an interrupt strikes the consumer,
+`cancel` knows whom to wait for. A thread that dies ends the run with its error, and the pool with it. In a process that
+was forked off there are no threads: there the pool is not usable, and nothing waits for it.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .epochs import Faults
+from .errors import DataError, ImageError, WorkerError
+from .ring import RingDecoder, Slot
+from .sample import Decoder, Row
+from .scratch import Scratch
+from .shards import Dataset
+
+
+class Job:
+    """One iteration: its rows are dropped once it is cancelled."""
+
+    __slots__ = ("cancelled", "failure")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.failure: BaseException | None = None
+
+    def check(self) -> None:
+        """Raises RuntimeError where it is cancelled."""
+        if self.cancelled:
+            raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+
+
+class _Chunk(NamedTuple):
+    slot: Slot
+    job: Job
+    start: int
+    stop: int
+    draws: npt.NDArray[np.float64]  # [rows of the chunk, k]
+
+
+class Pool:
+    """It knows nothing of the Loader, so that a forgotten loader can be collected."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        decoder: Decoder | RingDecoder,
+        faults: Faults,
+        workers: int,
+        on_full: Callable[[Slot], None],
+    ) -> None:
+        self._dataset, self._faults, self._on_full = dataset, faults, on_full
+        self._fields = [field.name for field in decoder.fields]
+        self._fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
+        self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._job = Job()
+        self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
+        self._died = False
+        self._process = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), name=f"fastimg-loader-{i}", daemon=True)
+            for i in range(workers)
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # no more threads are to be had, or an interrupt
+            self.stop()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """Whether its threads live."""
+        return not self._died and self._process == os.getpid()
+
+    def begin(self) -> Job:
+        """A new iteration. One that is still under way ends: both would fill the same slots."""
+        self.cancel(self._job)
+        self._job = Job()
+        return self._job
+
+    def fill(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64]) -> None:
+        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
+        self._check_process()
+        rows = len(draws)
+        size = max(1, rows // (4 * len(self._threads)))
+        chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
+        with self._changed:
+            job.check()
+            slot.pending = len(chunks)
+            for chunk in chunks:
+                self._queue.put(chunk)
+            if not chunks:  # all of it is padding
+                self._on_full(slot)
+
+    def wait(self, slot: Slot, job: Job) -> None:
+        """Return when `slot` is full. Raises what a worker raised."""
+        self._check_process()
+        with self._changed:
+            while slot.pending and job.failure is None and not job.cancelled:
+                self._changed.wait()
+            failure, job.failure = job.failure, None
+        job.check()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback holds this frame
+
+    def cancel(self, job: Job) -> bool:
+        """Drop what is left of `job` and return when no thread touches its slots. Whether it was the newest."""
+        if self._process != os.getpid():
+            return False
+        with self._changed:
+            job.cancelled = True
+            self._changed.notify_all()
+            while job in self._busy.values():
+                self._changed.wait()
+            return job is self._job
+
+    def stop(self) -> None:
+        """End the threads."""
+        if self._process != os.getpid():  # they are another process's, and so is the lock
+            return
+        with self._changed:
+            self._job.cancelled = True
+            self._changed.notify_all()
+            for _ in self._threads:
+                self._queue.put(None)
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError("this iteration began before the process was forked off; iterate anew")
+
+    def _work(self, number: int) -> None:
+        try:
+            scratch = Scratch()
+            while (chunk := self._queue.get()) is not None:
+                if self._take(number, chunk.job):
+                    self._settle(number, chunk, self._try_rows(chunk, scratch))
+                del chunk  # a thread that waits holds nothing of the last iteration
+        except BaseException as error:  # noqa: BLE001 - what no sample is to blame for: told to the consumer
+            self._lose(number, error)
+
+    def _take(self, number: int, job: Job) -> bool:
+        with self._changed:
+            if not job.cancelled:
+                self._busy[number] = job
+            return not job.cancelled
+
+    def _settle(self, number: int, chunk: _Chunk, failure: BaseException | None) -> None:
+        slot, job = chunk.slot, chunk.job
+        with self._changed:
+            slot.pending -= 1
+            if failure is not None and job.failure is None:
+                job.failure = failure
+            if slot.pending == 0 and job.failure is None and not job.cancelled:
+                self._on_full(slot)
+            del self._busy[number]
+            if failure is not None or slot.pending == 0 or job.cancelled:
+                self._changed.notify_all()
+
+    def _lose(self, number: int, error: BaseException) -> None:
+        """This thread ends: nobody shall wait for it."""
+        failure = WorkerError(f"a loader thread died: {error!r}")
+        failure.__cause__ = error
+        with self._changed:
+            self._busy.pop(number, None)
+            self._died = True
+            if self._job.failure is None:
+                self._job.failure = failure
+            self._changed.notify_all()
+
+    def _try_rows(self, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
+        try:
+            self._fill_rows(chunk, scratch)
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            return error
+        return None
+
+    def _fill_rows(self, chunk: _Chunk, scratch: Scratch) -> None:
+        arrays, carried = chunk.slot.arrays, chunk.slot.carried
+        for row, draws in zip(range(chunk.start, chunk.stop), chunk.draws.tolist(), strict=True):
+            if chunk.job.cancelled:
+                return
+            index = int(arrays["ids"][row])
+            view = {name: arrays[name][row] for name in self._fields}
+            try:
+                carried[row] = self._fill(self._dataset.read(index, scratch), draws, view, scratch)
+            except ImageError as error:
+                self._faults.add(index, str(error), error)
+                carried[row] = None
+                arrays["weight"][row] = 0
+                for array in view.values():
+                    array[...] = 0
+            except DataError:
+                raise
+            except Exception as error:
+                raise WorkerError(f"a loader thread failed on {self._dataset.sample_name(index)}: {error!r}") from error
