@@ -31,6 +31,7 @@ from fastimg.loaders import (
 )
 from fastimg.loaders import loader as loader_module
 from fastimg.loaders.counter import uniforms
+from fastimg.loaders.pool import Pool
 from fastimg.loaders.sample import Field
 
 N = 23
@@ -561,7 +562,7 @@ def test_an_exception_of_the_consumer():
 
 def test_an_interruption_while_waiting(monkeypatch):
     calls = []
-    wait = loader_module._Pool.wait
+    wait = Pool.wait
 
     def interrupted(*args):
         calls.append(args)
@@ -569,7 +570,7 @@ def test_an_interruption_while_waiting(monkeypatch):
             raise KeyboardInterrupt
         return wait(*args)
 
-    monkeypatch.setattr(loader_module._Pool, "wait", interrupted)
+    monkeypatch.setattr(Pool, "wait", interrupted)
     decoder = Slow()
     loader = build(Numbers(100), decoder)
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,88 @@
+"""Which loader decodes: ours, or another library's behind the same face."""
+
+import importlib.util
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .beton_dataset import BetonDataset
+from .crop import Crop
+from .decode import MAX_PIXELS
+from .epochs import BatchSource, LoaderConfig
+from .errors import DataError
+from .loader import Loader
+from .sample import ImageDecoder
+from .shards import Dataset
+
+Backend = Literal["native", "torch", "dali", "ffcv", "synthetic"]
+
+_MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
+_INSTALLS = {
+    "dali": "pip install 'fastimg[dali]'",
+    "ffcv": "apt-get install libopencv-dev libturbojpeg0-dev pkg-config && pip install 'fastimg[ffcv]'",
+}
+
+# Settings that change nothing, by backend.
+IDLE: dict[Backend, frozenset[str]] = {
+    "native": frozenset(),
+    "torch": frozenset({"decode"}),
+    "dali": frozenset({"decode"}),
+    "ffcv": frozenset({"decode", "on_error", "max_pixels", "interpolation"}),
+    "synthetic": frozenset({"decode", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"}),
+}
+
+
+class MissingBackend(Exception):
+    """A backend's library is not installed. Its text says how it is."""
+
+
+def check_installed(backend: Backend) -> None:
+    """Raises MissingBackend, naming the command that installs it."""
+    name = _MODULES.get(backend)
+    if name is None:
+        return
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        found = False
+    if not found:
+        raise MissingBackend(f"the {backend} loader is not installed: {_INSTALLS[backend]}")
+
+
+def open_source(
+    backend: Backend,
+    dataset: Dataset,
+    crop: Crop,
+    config: LoaderConfig,
+    device: torch.device | str = "cpu",
+    indices: npt.NDArray[np.int64] | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> BatchSource:
+    """The loader of that name over a dataset. Raises MissingBackend, and DataError for data that it does not read."""
+    check_installed(backend)
+    device = torch.device(device)
+    match backend:
+        case "native":
+            return Loader(dataset, ImageDecoder(crop, max_pixels), config, device, indices)
+        case "torch":
+            from .torch_loader import TorchLoader
+
+            return TorchLoader(dataset, crop, config, device, indices, max_pixels)
+        case "dali":
+            from .dali import DaliLoader
+
+            return DaliLoader(dataset, crop, config, device, indices, max_pixels)
+        case "ffcv":
+            if not isinstance(dataset, BetonDataset):
+                raise DataError(
+                    f"{dataset.name}: FFCV reads .beton files alone; `fastimg convert SRC DST --format beton` makes one"
+                )
+            from .ffcv import FfcvLoader
+
+            return FfcvLoader(dataset, crop, config, device, indices)
+        case "synthetic":
+            from .synthetic import SyntheticLoader
+
+            return SyntheticLoader(dataset, crop, config, device, indices)

@@ -1,0 +1,106 @@
+"""Another library's decoder behind our face: our ids in our order, its pixels."""
+
+import time
+from collections.abc import Generator, Iterator, Mapping
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .batch import Batch
+from .cpus import available_cpus
+from .crop import Crop
+from .epochs import Epochs, LoaderConfig, Reading
+from .shards import Dataset
+
+
+class Decoded(NamedTuple):
+    """What a library made of one batch."""
+
+    images: torch.Tensor  # uint8 [B, S, S, 3], on the host or on the device; zeros where there is no image
+    failed: Mapping[int, str] = {}  # row -> reason
+    rerouted: Mapping[int, str] = {}  # row -> reason: it was decoded by other means
+
+
+class Foreign(Epochs):
+    """A loader whose `_decode` is another library's. Batches, order, padding and state are those of the native one.
+
+    It is used and closed by one thread.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None,
+        workers: int | None = None,
+    ) -> None:
+        super().__init__(dataset, config, indices, workers or config.workers or available_cpus())
+        self.device = device
+        self.crop = crop
+        self.slot_bytes = config.batch_size * (3 * crop.size**2 + 20)  # pixels, target, id, weight
+        self._reading: Reading | None = None
+        self._decoded: Generator[Decoded, None, None] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._end()
+        reading = self._reading = self.begin()
+        decoded = self._decoded = self._decode(reading)
+        try:
+            for step in range(reading.steps):
+                began = time.perf_counter()
+                made = next(decoded)
+                ids, weight, _ = reading.rows(step)
+                for row, reason in made.failed.items():
+                    self.faults.add(int(ids[row]), reason)
+                    weight[row] = 0
+                self.rerouted.update({int(ids[row]): reason for row, reason in made.rerouted.items()})
+                inputs = self._moved(made.images).permute(0, 3, 1, 2)
+                self.wait_seconds += time.perf_counter() - began
+                self.passed(reading, step)
+                yield Batch(
+                    inputs=inputs,
+                    targets=self._moved(torch.from_numpy(self.dataset.labels[ids])),
+                    ids=torch.from_numpy(ids),
+                    weight=self._moved(torch.from_numpy(weight)),
+                    samples=int(weight.sum()),
+                )
+                if self._reading is not reading:
+                    raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+        finally:
+            decoded.close()
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what runs, and the iteration that is under way. Iterating again starts anew."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+        """Every batch of the reading, each valid until the next. Closing it leaves the library ready for another."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self._reading = None
+        if self._decoded is not None:
+            self._decoded.close()
+            self._decoded = None
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device, by a copy that the consumer's stream waits for."""
+        if tensor.device == self.device:
+            return tensor
+        if self.device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)

@@ -1,0 +1,43 @@
+"""No data at all: random pixels that lie on the device already. What a training can reach at best."""
+
+from collections.abc import Generator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .crop import Crop
+from .epochs import LoaderConfig, Reading
+from .foreign import Decoded, Foreign
+from .shards import Dataset
+
+
+class SyntheticLoader(Foreign):
+    """Ids, targets and weights of the dataset, over and over the same random pixels. Nothing is read."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(dataset, crop, config, device, indices, workers=1)
+        self.workers = self.slot_bytes = 0  # on the host
+        generator = torch.Generator(device).manual_seed(config.seed)
+        shape = (config.batch_size, crop.size, crop.size, 3)
+        self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
+
+    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+        for step in range(reading.steps):
+            decoded = reading.rows(step).decoded
+            pixels = self._pixels
+            if decoded < len(pixels):  # an evaluation's last batch
+                pixels = pixels.clone()
+                pixels[decoded:] = 0
+            yield Decoded(pixels)

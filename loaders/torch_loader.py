@@ -1,0 +1,164 @@
+"""PyTorch's DataLoader: processes that decode by Pillow and resize by torchvision, over any dataset of ours.
+
+The boxes are the native loader's. The pixels differ from its only where Pillow's libjpeg differs from ours.
+"""
+
+import dataclasses
+import signal
+import warnings
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+
+from .crop import Crop
+from .decode import MAX_PIXELS, decode, read_header
+from .epochs import LoaderConfig, Reading
+from .errors import DataError, ImageError, WorkerError
+from .foreign import Decoded, Foreign
+from .sample import ImageDecoder
+from .scratch import Scratch
+from .shards import Dataset
+
+_AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
+_FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+
+
+class _Request(NamedTuple):
+    epoch: int
+    ids: npt.NDArray[np.int64]  # [B]
+    decoded: int  # the first so many are
+
+
+class _Answer(NamedTuple):
+    images: torch.Tensor  # uint8 [B, S, S, 3]
+    failed: dict[int, str]  # row -> reason
+    fault: DataError | None  # the end of the run, in words for a person
+
+
+class TorchLoader(Foreign):
+    """A DataLoader with persistent workers; each decodes whole batches."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        super().__init__(dataset, crop, config, device, indices)
+        self._ahead = max(_AHEAD, -(-config.prefetch // self.workers))
+        self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels), config.seed)
+        self._requests = _Requests()
+        self._torch: DataLoader[_Answer] | None = None
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        return (
+            f"torch: DataLoader, {self.workers} processes, {self.workers * self._ahead} batches ahead, "
+            "Pillow, torchvision's antialiased resize"
+        )
+
+    def close(self) -> None:
+        """End the processes, and the iteration that is under way. Iterating again starts new ones."""
+        super().close()
+        self._torch = None
+
+    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+        self._torch = self._torch or self._start()
+        self._requests.reading = reading
+        try:
+            with warnings.catch_warnings():  # of Python 3.12: the children run no code that could wait for our threads
+                warnings.filterwarnings("ignore", "(?s).*use of fork", DeprecationWarning)
+                answers = iter(self._torch)
+            for answer in answers:
+                if answer.fault is not None:
+                    raise answer.fault
+                yield Decoded(answer.images, answer.failed)
+        except (DataError, GeneratorExit):
+            raise
+        except Exception as error:
+            self._torch = None  # what is left of it cannot go on
+            raise WorkerError(f"a worker process of torch's DataLoader failed: {error}") from error
+
+    def _start(self) -> "DataLoader[_Answer]":
+        return DataLoader(
+            self._rows,
+            batch_size=None,  # a worker makes whole batches: nothing is collated
+            sampler=self._requests,
+            num_workers=self.workers,
+            prefetch_factor=self._ahead,
+            persistent_workers=True,
+            pin_memory=self.device.type == "cuda",
+            collate_fn=_as_it_is,
+            worker_init_fn=_leave_ctrl_c_to_the_parent,
+            multiprocessing_context="fork",  # open shards and their tables are shared as they are
+        )
+
+
+class _Requests:
+    """The batches of the reading that is under way, for a DataLoader that outlives it."""
+
+    reading: Reading | None = None
+
+    def __iter__(self) -> Iterator[_Request]:
+        reading = self.reading
+        assert reading is not None
+        for step in range(reading.steps):
+            ids, _, decoded = reading.rows(step)
+            yield _Request(reading.epoch, ids, decoded)
+
+    def __len__(self) -> int:
+        return 0 if self.reading is None else self.reading.steps
+
+
+class _Rows(TorchDataset[_Answer]):
+    """What a worker process knows: how to decode a batch."""
+
+    def __init__(self, dataset: Dataset, images: ImageDecoder, seed: int) -> None:
+        self._dataset, self._images, self._seed = dataset, images, seed
+
+    def __getitem__(self, request: _Request) -> _Answer:
+        epoch, ids, decoded = request
+        scratch, size = Scratch(), self._images.crop.size
+        images = torch.zeros((len(ids), size, size, 3), dtype=torch.uint8)
+        failed: dict[int, str] = {}
+        draws = self._images.draw(self._seed, epoch, ids).tolist()
+        for row, index in enumerate(ids[:decoded].tolist()):
+            try:
+                images[row] = self._image(self._dataset.read(index, scratch), draws[row])
+            except ImageError as error:
+                failed[row] = str(error)
+            except DataError as error:
+                return _Answer(images, {}, error)
+        return _Answer(images, failed, None)
+
+    def _image(self, data: memoryview, draws: list[float]) -> torch.Tensor:
+        """[S, S, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
+        images = self._images
+        header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # Pillow decodes it all
+        window = images.crop.window(*header.size, draws)
+        if window.size[0] * window.size[1] > images.max_pixels:
+            raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+        x, y, width, height = window.box
+        box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
+        size = [window.size[1], window.size[0]]
+        resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
+        left, top = window.at
+        return resized[:, top : top + images.crop.size, left : left + images.crop.size].permute(1, 2, 0)
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
+
+
+def _leave_ctrl_c_to_the_parent(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
