@@ -11,7 +11,12 @@ from .sample import Field, Row
 from .scratch import Scratch
 
 _ALIGN = 256
-_TORCH = {np.dtype(np.uint8): torch.uint8, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+_TORCH = {
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
 
 
 class Layout:

@@ -1,0 +1,225 @@
+"""Decoders that leave work to the device give what `ImageDecoder` gives, through a whole loader.
+
+The kernel is interpreted on the CPU (`TestInterpreted`, in a process of its own); where the GPU's decoder would be,
+libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests/peers has nvImageCodec itself.
+"""
+
+import gc
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+from fastimg.loaders import (
+    CenterCrop,
+    DataError,
+    FilesDataset,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    WorkerError,
+)
+from fastimg.loaders.decode import read_header
+from fastimg.loaders.nvcodec import Decoded
+from fastimg.loaders.tiles import tile
+
+pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
+from fastimg.loaders.gpu_decode import DeviceDecode, DeviceResize
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+RANDOM = ImageDecoder(RandomResizedCrop(size=16))
+CENTRE = ImageDecoder(CenterCrop(size=16, resize=20, interpolation="bicubic"))
+
+
+class Libjpeg:
+    """A codec in place of the GPU's. It refuses JPEGs of 47 pixels' height, at once, and gray ones when they come."""
+
+    def __init__(self):
+        self.kept, self.calls = [], []
+
+    def parse(self, jpeg):
+        return None if simplejpeg.decode_jpeg_header(jpeg)[0] == 47 else jpeg
+
+    def decode(self, parsed, stream):
+        assert stream == 0
+        self.calls.append(len(parsed))
+        self.kept = [None if _gray(jpeg) else simplejpeg.decode_jpeg(jpeg, "RGB") for jpeg in parsed]
+        return [None if pixels is None else _decoded(pixels) for pixels in self.kept]
+
+
+def _decoded(pixels):
+    return Decoded(pixels.ctypes.data, pixels.shape[1], pixels.shape[0], (3, pixels.strides[0], 1))
+
+
+def _gray(jpeg):
+    return simplejpeg.decode_jpeg_header(jpeg)[2] == "Gray"
+
+
+def encoded(number, size, mode="RGB", kind="JPEG", orientation=1):
+    """Structure and noise, so that a pixel in the wrong place is seen."""
+    y, x = np.mgrid[: size[1], : size[0]]
+    noise = np.random.default_rng(number).integers(0, 80, x.shape)
+    pixels = np.stack([x * 3 % 256, y * 5 % 256, (x * y + noise) % 256], axis=2).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, kind, exif=exif, **({"quality": 92} if kind == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Twenty images: tiled and not, of every orientation, gray, CMYK, PNG, tiny, long, and one that is broken."""
+    contents = [tile(encoded(i, (66 + 5 * i, 40 + 3 * i), orientation=1 + i)).jpeg for i in range(8)]
+    contents += [encoded(20 + i, (50 + i, 30), orientation=8 - 2 * i) for i in range(2)]
+    contents += [encoded(30, (40, 30), "L"), encoded(31, (35, 44), "CMYK"), encoded(32, (41, 33), kind="PNG")]
+    contents += [encoded(33, (40, 47)), encoded(34, (1, 1)), encoded(35, (3, 60)), encoded(36, (90, 20))]
+    contents += [tile(encoded(37, (100, 60), "L")).jpeg, b"nothing", encoded(38, (30, 30))]
+    for i, content in enumerate(contents):
+        (tmp_path / f"{i:02d}.img").write_bytes(content)
+    assert sum(read_header(content).restarts for content in contents[:8]) == 8
+    names = [f"{i:02d}.img" for i in range(len(contents))]
+    return FilesDataset(tmp_path, names, ("a", "b"), [i % 2 for i in range(len(names))])
+
+
+def epochs(dataset, decoder, count=1, indices=None, **settings):
+    """All batches of some epochs, copied, and the loader."""
+    loader = Loader(dataset, decoder, LoaderConfig(batch_size=6, workers=2, **settings), indices=indices)
+    try:
+        return [copied(batch) for _ in range(count) for batch in loader], loader
+    finally:
+        loader.close()
+
+
+def copied(batch):
+    return [batch.samples, *(t.clone() for t in (batch.inputs, batch.targets, batch.ids, batch.weight))]
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one[0] == other[0]
+        for tensor, wanted in zip(one[1:], other[1:], strict=True):
+            assert torch.equal(tensor, wanted)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """Every test ends its threads."""
+    yield
+    gc.collect()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("fastimg-")] == []
+
+
+class TestInterpreted:
+    __test__ = INTERPRETED
+
+    @pytest.mark.parametrize("images", [RANDOM, CENTRE], ids=["random", "centre"])
+    def test_resized_on_the_device(self, files, images):
+        settings = {"order": "sequential"} if images is CENTRE else {"count": 2, "seed": 3}
+        expected, plain = epochs(files, images, **settings)
+        found, loader = epochs(files, DeviceResize(images), **settings)
+        assert same(found, expected)
+        assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18] and not loader.rerouted
+
+    @pytest.mark.parametrize("images", [RANDOM, CENTRE], ids=["random", "centre"])
+    def test_decoded_on_the_device(self, files, images):
+        settings = {"order": "sequential"} if images is CENTRE else {"count": 2, "seed": 4}
+        expected, plain = epochs(files, images, **settings)
+        codec = Libjpeg()
+        found, loader = epochs(files, DeviceDecode(images, codec), **settings)
+        assert same(found, expected)
+        assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18]
+        assert set(loader.rerouted) == {10, 13, 17} and "refused" in loader.rerouted[10]
+        # All else went to the codec, but not the CMYK, the PNG, the broken one, and an evaluation's padding.
+        rows = torch.cat([ids[weight > 0] if images is CENTRE else ids for *_, ids, weight in found]).numpy()
+        assert sum(codec.calls) == np.isin(rows, [11, 12, 13, 18], invert=True).sum() >= 16
+
+    def test_a_crop_that_is_too_large_for_its_slot(self, files, monkeypatch):
+        expected, _ = epochs(files, RANDOM)
+        for pixels, taps in ((1, 32), (64, 4)):
+            monkeypatch.setattr("fastimg.loaders.gpu_decode._PIXELS", pixels)
+            monkeypatch.setattr("fastimg.loaders.gpu_decode._TAPS_OF_CROPS", taps)
+            found, _ = epochs(files, DeviceResize(RANDOM))
+            assert same(found, expected)
+
+    def test_a_jpeg_of_too_many_taps(self, files, monkeypatch):
+        expected, _ = epochs(files, RANDOM)
+        monkeypatch.setattr("fastimg.loaders.gpu_decode._TAPS_OF_JPEGS", 6)
+        codec = Libjpeg()
+        found, _ = epochs(files, DeviceDecode(RANDOM, codec))
+        assert same(found, expected) and 0 < sum(codec.calls) < 16
+
+    def test_a_refused_image_that_cannot_be_decoded_at_all(self, files):
+        path = Path(files.sample_name(10))
+        path.write_bytes(path.read_bytes()[:400])
+        found, loader = epochs(files, DeviceDecode(RANDOM, Libjpeg()))
+        assert set(loader.unreadable) == {10, 18} and 10 in loader.rerouted
+        for samples, inputs, _, ids, weight in found:
+            assert samples == weight.sum()
+            for row in np.flatnonzero(np.isin(ids.numpy(), [10, 18])):
+                assert weight[row] == 0 and not inputs[row].any()
+        with pytest.raises(DataError, match=r"10\.img: .*--on-error skip"):
+            epochs(files, DeviceDecode(RANDOM, Libjpeg()), indices=np.array([0, 10, 19]), on_error="fail")
+
+    def test_a_codec_that_fails_ends_the_run(self, files):
+        class Failing(Libjpeg):
+            def decode(self, parsed, stream):
+                raise RuntimeError("out of memory")
+
+        loader = Loader(files, DeviceDecode(RANDOM, Failing()), LoaderConfig(batch_size=4, workers=2))
+        with pytest.raises(WorkerError, match="could not be made on cpu: RuntimeError\\('out of memory'\\)"):
+            next(iter(loader))
+        loader.close()
+
+    @pytest.mark.parametrize("make", [lambda: DeviceResize(RANDOM), lambda: DeviceDecode(RANDOM, Libjpeg())])
+    def test_stopping_early_and_beginning_anew(self, files, make):
+        expected, _ = epochs(files, RANDOM, count=3, seed=1)
+        steps = len(expected) // 3
+        loader = Loader(files, make(), LoaderConfig(batch_size=6, workers=2, seed=1))
+        left = iter(loader)
+        next(left)
+        next(left)
+        state = loader.state_dict()
+        loader.set_epoch(1)
+        found = [copied(batch) for batch in loader]
+        assert same(found, expected[steps : 2 * steps])
+        left.close()  # an iteration of long ago ends while another is under way
+        loader.load_state_dict(state)
+        found = [copied(batch) for batch in loader]
+        assert same(found, expected[2:steps])
+        loader.close()
+
+    def test_closing_while_a_batch_is_decoded(self, files):
+        class Slow(Libjpeg):
+            def decode(self, parsed, stream):
+                time.sleep(0.2)
+                return super().decode(parsed, stream)
+
+        loader = Loader(files, DeviceDecode(RANDOM, Slow()), LoaderConfig(batch_size=4, workers=2))
+        batches = iter(loader)
+        next(batches)
+        loader.close()
+        with pytest.raises(RuntimeError, match="this iteration is over"):
+            next(batches)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_under_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{Path(__file__)}::TestInterpreted"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
