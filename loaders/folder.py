@@ -1,5 +1,6 @@
 """A folder of images, one subfolder per class, with or without train/ val/ test/ above them."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from PIL import Image
 
 from .errors import DataError, ImageError
 from .scratch import Scratch
+
+_NOT_THE_FILES = frozenset({errno.EMFILE, errno.ENFILE})  # too many open files
 
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -144,7 +147,10 @@ class FilesDataset:
         return len(self._paths)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The file's bytes. Raises ImageError where it cannot be read."""
+        """The file's bytes, whatever is in it by now.
+
+        Raises ImageError where it cannot be read, DataError where it is not this file's fault alone.
+        """
         try:
             with open(self._root / self._paths[index], "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -153,6 +159,10 @@ class FilesDataset:
                     raise ImageError("the file shrank while it was read")
                 return view
         except OSError as error:
+            if error.errno in _NOT_THE_FILES:
+                raise DataError(f"{self.sample_name(index)}: {error.strerror}; raise `ulimit -n`") from error
+            if not os.path.exists(self._root):  # False for a mount that went stale, too
+                raise DataError(f"{self._root}: disappeared while it was in use; bring it back and --resume") from error
             raise ImageError(error.strerror or str(error)) from error
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:

@@ -62,10 +62,13 @@ class Pool:
         self._fields = [field.name for field in decoder.fields]
         self._fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._job = Job()
         self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
-        self._died = False
+        self._died = False  # a thread did, and nothing is taken on any more
+        self._loss: WorkerError | None = None  # why, until it is told
         self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"fastimg-loader-{i}", daemon=True)
@@ -95,7 +98,7 @@ class Pool:
         rows = len(draws)
         size = max(1, rows // (4 * len(self._threads)))
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
-        with self._changed:
+        with self._lock:
             job.check()
             slot.pending = len(chunks)
             for chunk in chunks:
@@ -106,10 +109,11 @@ class Pool:
     def wait(self, slot: Slot, job: Job) -> None:
         """Return when `slot` is full. Raises what a worker raised."""
         self._check_process()
-        with self._changed:
-            while slot.pending and job.failure is None and not job.cancelled:
+        with self._lock:
+            while slot.pending and job.failure is None and not job.cancelled and not self._died:
                 self._changed.wait()
-            failure, job.failure = job.failure, None
+            failure = job.failure or self._loss
+            job.failure = self._loss = None
         job.check()
         try:
             if failure is not None:
@@ -121,7 +125,7 @@ class Pool:
         """Drop what is left of `job` and return when no thread touches its slots. Whether it was the newest."""
         if self._process != os.getpid():
             return False
-        with self._changed:
+        with self._lock:
             job.cancelled = True
             self._changed.notify_all()
             while job in self._busy.values():
@@ -132,7 +136,7 @@ class Pool:
         """End the threads."""
         if self._process != os.getpid():  # they are another process's, and so is the lock
             return
-        with self._changed:
+        with self._lock:
             self._job.cancelled = True
             self._changed.notify_all()
             for _ in self._threads:
@@ -156,14 +160,14 @@ class Pool:
             self._lose(number, error)
 
     def _take(self, number: int, job: Job) -> bool:
-        with self._changed:
+        with self._lock:
             if not job.cancelled:
                 self._busy[number] = job
             return not job.cancelled
 
     def _settle(self, number: int, chunk: _Chunk, failure: BaseException | None) -> None:
         slot, job = chunk.slot, chunk.job
-        with self._changed:
+        with self._lock:
             slot.pending -= 1
             if failure is not None and job.failure is None:
                 job.failure = failure
@@ -175,13 +179,11 @@ class Pool:
 
     def _lose(self, number: int, error: BaseException) -> None:
         """This thread ends: nobody shall wait for it."""
-        failure = WorkerError(f"a loader thread died: {error!r}")
-        failure.__cause__ = error
-        with self._changed:
+        loss = WorkerError(f"a loader thread died: {error!r}")
+        loss.__cause__ = error
+        with self._lock:
             self._busy.pop(number, None)
-            self._died = True
-            if self._job.failure is None:
-                self._job.failure = failure
+            self._died, self._loss = True, loss
             self._changed.notify_all()
 
     def _try_rows(self, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
