@@ -84,11 +84,11 @@ class NvCodec:
 
     def parse(self, jpeg: bytes) -> object | None:
         """See `BatchDecoder`."""
+        stream: Any = self._codec.CodeStream(jpeg)
         try:
-            stream: object = self._codec.CodeStream(jpeg)
+            return stream if stream.width else None  # it is parsed when it is asked
         except RuntimeError:  # "Failed to get image info"
             return None
-        return stream
 
     def decode(self, parsed: Sequence[object], stream: int) -> list[Decoded | None]:
         """See `BatchDecoder`."""
