@@ -137,14 +137,22 @@ class Inputs:
     order_window: _Int = None
     """Images in the window of --order quasi-random. The page cache should hold one and a half windows. Default:
     32768."""
+    loader: Annotated[
+        Literal["auto", "native", "torch", "dali", "ffcv", "synthetic"], arg(aliases=["--data-backend"])
+    ] = "auto"
+    """What reads and decodes: fastimg's own loader (native, auto), PyTorch's DataLoader with Pillow and torchvision,
+    NVIDIA DALI, FFCV (.beton only), or synthetic: random pixels on the device, which shows the fastest that training
+    could be."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
-    """Threads that decode images: a number, or auto for this process's share of the cores."""
-    prefetch: int = 3
-    """Batches held in host memory."""
-    on_error: Literal["skip", "fail"] = "skip"
-    """What to do with an image that cannot be decoded: leave it out of the loss, counted and named, or stop."""
-    max_pixels: int = 89_478_485
-    """Images with more pixels than this are not decoded."""
+    """Threads that decode images, processes with --loader torch: a number, or auto for this process's share of the
+    cores."""
+    prefetch: _Int = None
+    """Batches held in host memory. Default: 3."""
+    on_error: Annotated[Literal["skip", "fail"] | None, arg(metavar="{skip,fail}", help_behavior_hint="")] = None
+    """What to do with an image that cannot be decoded: leave it out of the loss, counted and named, or stop. Default:
+    skip."""
+    max_pixels: _Int = None
+    """Images with more pixels than this are not decoded. Default: 89478485."""
 
     img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
     """Side of the model's square input in pixels, for training and validation. Default: the model's own."""
@@ -297,12 +305,15 @@ class Eval:
     """The split to evaluate. Default: val, else test, else train."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per step."""
+    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
+    """What reads and decodes: fastimg's own loader (native, auto), PyTorch's DataLoader with Pillow and torchvision,
+    NVIDIA DALI, or FFCV (.beton only)."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
-    """Threads that decode images."""
-    on_error: Literal["skip", "fail"] = "skip"
-    """What to do with an image that cannot be decoded: leave it out, counted and named, or stop."""
-    max_pixels: int = 89_478_485
-    """Images with more pixels than this are not decoded."""
+    """Threads that decode images, processes with --loader torch."""
+    on_error: Annotated[Literal["skip", "fail"] | None, arg(metavar="{skip,fail}", help_behavior_hint="")] = None
+    """What to do with an image that cannot be decoded: leave it out, counted and named, or stop. Default: skip."""
+    max_pixels: _Int = None
+    """Images with more pixels than this are not decoded. Default: 89478485."""
     amp: bool = True
     """Mixed precision where the device gains by it."""
     device: str = "auto"

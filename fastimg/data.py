@@ -1,6 +1,7 @@
 """What a DATA argument means, and the loaders that training, evaluation and prediction read it with."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +11,17 @@ import torch
 
 from .errors import UsageError, UserError
 from .loaders import (
+    BatchSource,
     CenterCrop,
     Dataset,
-    ImageDecoder,
-    Loader,
     LoaderConfig,
     RandomResizedCrop,
     list_splits,
     open_dataset,
 )
+from .loaders.backends import IDLE, Backend, MissingBackend, check_installed, open_source, reads
 from .loaders.crop import Crop
+from .loaders.decode import MAX_PIXELS
 from .loaders.shards import foreign_betons, foreign_shards, is_beton
 from .models import Preprocessing
 from .parallel import Ranks
@@ -120,9 +122,49 @@ def train_crop(
     return crop
 
 
-def build_loader(part: Part, crop: Crop, config: LoaderConfig, max_pixels: int, device: torch.device) -> Loader:
+def chosen_backend(loader: str) -> Backend:
+    """The loader that --loader names; auto is fastimg's own."""
+    for name in IDLE:
+        if name == ("native" if loader == "auto" else loader):
+            return name
+    raise UsageError(f"--loader {loader}: give auto or {', '.join(IDLE)}")
+
+
+def check_backend(backend: Backend, given: Mapping[str, object]) -> None:
+    """Raises UsageError where its library is not installed, and for what was `given` and changes nothing with it.
+
+    `given` maps names of flags to what the user said, None and auto for nothing.
+    """
+    for name, value in given.items():
+        if name in IDLE[backend] and value not in (None, "auto"):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect with --loader {backend}; leave one of them out")
+    try:
+        check_installed(backend)
+    except MissingBackend as error:
+        raise UsageError(f"--loader {backend}: {error}") from error
+
+
+def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
+    """Raises UsageError where the loader does not read such data."""
+    if not reads(backend, dataset):
+        raise UsageError(
+            f"--loader {backend}: FFCV reads .beton files alone, and {data} is none; make one by `fastimg convert "
+            f"{data} DST --format beton`, or choose another loader"
+        )
+
+
+def build_loader(
+    part: Part,
+    crop: Crop,
+    config: LoaderConfig,
+    max_pixels: int | None,
+    device: torch.device,
+    backend: Backend = "native",
+) -> BatchSource:
     """The loader of a part."""
-    return Loader(part.dataset, ImageDecoder(crop, max_pixels), config, device, part.indices)
+    most = MAX_PIXELS if max_pixels is None else max_pixels
+    return open_source(backend, part.dataset, crop, config, device, part.indices, most)
 
 
 def display_name(path: Path) -> str:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from . import augmentation
 from .config import Train
-from .data import Part
+from .data import Part, check_backend, chosen_backend
 from .errors import UsageError
+from .loaders import LoaderConfig
+from .loaders.backends import IDLE
+from .loaders.decode import MAX_PIXELS
 from .loaders.order import BLOCK, WINDOW
 from .models import Model, Preprocessing
 from .parallel import Ranks
@@ -21,6 +24,7 @@ _SCRATCH_LR = {"adamw": (1e-3, 256), "sgd": (0.5, 1024)}  # learning rate at a g
 def check(config: Train) -> None:
     """Refuse values out of range, and flags that would have no effect. Raises UsageError naming the remedy."""
     augmentation.check(config)
+    check_backend(chosen_backend(config.loader), vars(config))
     happens = augmentation.effective(config, _plain(config))
     idle = [
         (config.momentum is not None and config.opt != "sgd", "--momentum", f"--opt {config.opt}"),
@@ -56,9 +60,9 @@ def check(config: Train) -> None:
         (config.grad_accum_steps >= 1, "--grad-accum-steps", "1 or more"),
         (config.epochs >= 1, "--epochs", "1 or more"),
         (config.seed >= 0, "--seed", "0 or more"),
-        (config.prefetch >= 2, "--prefetch", "2 or more"),
+        (config.prefetch is None or config.prefetch >= 2, "--prefetch", "2 or more"),
         (config.order_window is None or config.order_window >= BLOCK, "--order-window", f"a block's {BLOCK} or more"),
-        (config.max_pixels >= 1, "--max-pixels", "1 or more"),
+        (config.max_pixels is None or config.max_pixels >= 1, "--max-pixels", "1 or more"),
         (config.log_interval >= 1, "--log-interval", "1 or more"),
         (config.save_interval >= 1, "--save-interval", "1 or more"),
         (config.val_interval >= 1, "--val-interval", "1 or more"),
@@ -141,6 +145,9 @@ def resolve(
     opt = config.opt
     sched = config.sched or ("linear" if tuned else "cosine")
     global_batch = config.batch_size * config.grad_accum_steps * ranks.world_size
+    loader = chosen_backend(config.loader)
+    cropped = augmentation.effective(config, _plain(config))
+    cropped |= {name: None for name in ("scale", "ratio") if name in IDLE[loader]}
     fraction = config.warmup_fraction
     if fraction is None and config.warmup_epochs is None:
         fraction = 0.2 if tuned else 0.05
@@ -160,7 +167,11 @@ def resolve(
         interpolation=pre.interpolation,
         mean=pre.mean,
         std=pre.std,
-        **augmentation.effective(config, _plain(config)),
+        **cropped,
+        loader=loader,
+        prefetch=None if "prefetch" in IDLE[loader] else config.prefetch or LoaderConfig.prefetch,
+        on_error=None if "on_error" in IDLE[loader] else config.on_error or "skip",
+        max_pixels=None if "max_pixels" in IDLE[loader] else config.max_pixels or MAX_PIXELS,
         lr=config.lr or _default_lr(opt, tuned, frozen, model.convolutional, global_batch),
         momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
         weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),

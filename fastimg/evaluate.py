@@ -14,9 +14,9 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from . import checkpoint, inference
 from .config import Eval
-from .data import worker_count
+from .data import check_backend, check_readable, chosen_backend, worker_count
 from .errors import UsageError, UserError, printable
-from .loaders import Dataset, Loader, list_splits, open_dataset
+from .loaders import BatchSource, Dataset, list_splits, open_dataset
 from .metrics import shows_top5
 from .parallel import start
 from .plots import plot_confusion
@@ -53,6 +53,8 @@ class Evaluation:
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     """Evaluate and print. Raises UserError and DataError, each a sentence."""
     inference.check_ranges(config.batch_size, config.max_pixels)
+    backend = chosen_backend(config.loader)
+    check_backend(backend, vars(config))
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision)
@@ -63,8 +65,11 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         _same_classes(engine.card.classes, dataset, config)
         if (dataset.labels < 0).any():
             raise UserError(f"{config.data}: has samples without a label; convert it again with labels")
+        check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
-        loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, config.on_error)
+        loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend)
+        if backend != "native":
+            err.print(f"loader: {loader.describe()}", markup=False, highlight=False, soft_wrap=True)
         try:
             truth, chosen, top5, losses = _answers(engine, loader, err)
         finally:
@@ -132,7 +137,7 @@ def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> N
 
 
 def _answers(
-    engine: inference.Inference, loader: Loader, err: Console
+    engine: inference.Inference, loader: BatchSource, err: Console
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
     """(true class, predicted class, whether it was among the first five, loss) of every image that could be read."""
     truth, chosen, top5, losses = [], [], [], []

@@ -10,9 +10,10 @@ import torch
 
 from .augment import Policy, apply
 from .checkpoint import Card, load_model
-from .data import center_crop
+from .data import Part, build_loader, center_crop
 from .errors import UsageError
-from .loaders import Batch, Dataset, ImageDecoder, Loader, LoaderConfig
+from .loaders import Batch, BatchSource, Dataset, LoaderConfig
+from .loaders.backends import Backend
 from .models import Model
 from .precision import Precision
 
@@ -27,7 +28,15 @@ class Inference:
     precision: Precision
     device: torch.device
 
-    def loader(self, dataset: Dataset, batch_size: int, workers: int, max_pixels: int, on_error: str) -> Loader:
+    def loader(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        workers: int,
+        max_pixels: int | None,
+        on_error: str | None,
+        backend: Backend = "native",
+    ) -> BatchSource:
         """Every sample of `dataset` once, in order, cut as in validation."""
         settings = LoaderConfig(
             batch_size=min(batch_size, len(dataset)),
@@ -35,9 +44,10 @@ class Inference:
             workers=workers,
             on_error="fail" if on_error == "fail" else "skip",
         )
-        return Loader(dataset, ImageDecoder(center_crop(self.card.preprocessing), max_pixels), settings, self.device)
+        part, crop = Part(dataset, None, "the data"), center_crop(self.card.preprocessing)
+        return build_loader(part, crop, settings, max_pixels, self.device, backend)
 
-    def answers(self, loader: Loader) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
+    def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
         """(batch, probabilities [B, C]) in order; C is the number of the checkpoint's classes."""
         with torch.inference_mode():
             for batch in loader:
@@ -48,10 +58,10 @@ class Inference:
                 yield batch, scores.softmax(dim=1).cpu().numpy()
 
 
-def check_ranges(batch_size: int, max_pixels: int) -> None:
+def check_ranges(batch_size: int, max_pixels: int | None) -> None:
     """Raises UsageError for flags that no loader can take."""
     for flag, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
-        if value < 1:
+        if value is not None and value < 1:
             raise UsageError(f"{flag} {value}: give 1 or more")
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .augment import Policy, apply
-from .loaders import Loader
+from .loaders import BatchSource
 from .parallel import Ranks
 from .precision import Precision
 
@@ -57,7 +57,7 @@ def shows_top5(classes: int) -> bool:
     return classes >= 10
 
 
-def evaluate(model: nn.Module, loader: Loader, policy: Policy, precision: Precision, ranks: Ranks) -> Score:
+def evaluate(model: nn.Module, loader: BatchSource, policy: Policy, precision: Precision, ranks: Ranks) -> Score:
     """Loss (without label smoothing) and accuracy over a whole loader, every sample counted once over all ranks."""
     meter = Meter(ranks.device)
     model.eval()

@@ -15,6 +15,8 @@ from .data import (
     Part,
     build_loader,
     center_crop,
+    check_readable,
+    chosen_backend,
     display_name,
     find_dataset,
     is_plain_folder,
@@ -23,7 +25,7 @@ from .data import (
     worker_count,
 )
 from .errors import UsageError, printable
-from .loaders import Loader, LoaderConfig
+from .loaders import BatchSource, LoaderConfig
 from .loaders.crop import Crop
 from .loaders.epochs import Padding
 from .loaders.order import WINDOW, Order
@@ -51,13 +53,13 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     base = f"{display_name(data)}-{config.arch.replace('/', '-')}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
     directory = Path(ranks.broadcast(str(directory)))
-    print_effective(console, resolved, ranks, precision, model, part, val_part, directory)
-    if note := augmentation.order_note(config):
-        console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
     run = _assemble(resolved, ranks, directory, model, preprocessing, precision, part, val_part)
     stack.callback(run.loader.close)
     if run.val_loader is not None:
         stack.callback(run.val_loader.close)
+    print_effective(console, run, part, val_part)
+    if note := augmentation.order_note(config):
+        console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
     if config.verbose:
         _print_slots(run, console)
     if config.dry_run:
@@ -104,6 +106,7 @@ def _open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) 
             f"--order quasi-random: {data} is a plain folder, whose files do not lie together; leave it out, or train "
             f"on the shards that `fastimg convert {data} DST` makes"
         )
+    check_readable(chosen_backend(config.loader), data, part.dataset)
     if note:
         console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
     elif is_plain_folder(data):
@@ -210,7 +213,7 @@ def _assemble(
     )
 
 
-def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding) -> Loader:
+def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding) -> BatchSource:
     settings = LoaderConfig(
         batch_size=config.batch_size,
         order=order,
@@ -218,21 +221,22 @@ def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, p
         padding=padding,
         seed=config.seed,
         workers=worker_count(config.workers, ranks),
-        prefetch=config.prefetch,
-        on_error=config.on_error,
+        prefetch=config.prefetch or LoaderConfig.prefetch,
+        on_error=config.on_error or "skip",
         rank=ranks.rank,
         world_size=ranks.world_size,
     )
-    return build_loader(part, crop, settings, config.max_pixels, ranks.device)
+    return build_loader(part, crop, settings, config.max_pixels, ranks.device, chosen_backend(config.loader))
 
 
 def _print_slots(run: Run, console: Console) -> None:
-    slots, each, threads = run.config.prefetch, run.loader.slot_bytes, run.loader.workers
-    pinned = " pinned" if run.ranks.device.type == "cuda" else ""
-    loaders = 1 if run.val_loader is None else 2
-    console.print(
-        f"loader: {threads} threads, {slots} slots of {each:,} bytes, {slots * each / 2**20:.1f} MiB{pinned}; "
-        f"{loaders} such loaders; scratch per thread follows the largest image",
-        soft_wrap=True,
-        highlight=False,
-    )
+    each, loaders = run.loader.slot_bytes, 1 if run.val_loader is None else 2
+    words = f"loader: {run.loader.describe()}; a batch is {each:,} bytes on the host"
+    if run.config.loader == "native":
+        slots = run.loader.config.prefetch
+        pinned = " pinned" if run.ranks.device.type == "cuda" else ""
+        words = (
+            f"loader: {run.loader.workers} threads, {slots} slots of {each:,} bytes, "
+            f"{slots * each / 2**20:.1f} MiB{pinned}; scratch per thread follows the largest image"
+        )
+    console.print(f"{words}; {loaders} such loaders", soft_wrap=True, highlight=False)

@@ -1,5 +1,6 @@
 """What a run says at its beginning and at its end."""
 
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -10,29 +11,20 @@ from rich.text import Text
 from . import checkpoint, rundir
 from .augmentation import sentence
 from .config import Train
-from .data import Part, worker_count
+from .data import Part
 from .errors import printable
+from .loaders import BatchSource
 from .loaders.order import BLOCK
 from .metrics import shows_top5
-from .models import Model
 from .parallel import Ranks
 from .plots import plot_curves
-from .precision import Precision
 from .progress import duration
 from .run import Run
 
 
-def print_effective(
-    console: Console,
-    config: Train,
-    ranks: Ranks,
-    precision: Precision,
-    model: Model,
-    part: Part,
-    val_part: Part | None,
-    directory: Path,
-) -> None:
+def print_effective(console: Console, run: Run, part: Part, val_part: Part | None) -> None:
     """The effective configuration: what will be done, every choice made."""
+    config, ranks, model = run.config, run.ranks, run.model
     data = config.data or Path()
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -44,7 +36,6 @@ def print_effective(
         f"weights {shown(config.weights)}" if config.weights else "published weights" if config.pretrained else "random"
     )
     layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
-    threads = worker_count(config.workers, ranks)
     words = sentence(config, config.train_crop_size)
     rows = {
         "data": f"{shown(data)}: {len(part)} images, {len(part.dataset.classes)} classes",
@@ -55,8 +46,9 @@ def print_effective(
         "schedule": _schedule(config),
         "batch": _batch(config, ranks),
         "order": _order(config, len(part)),
-        "device": f"{_devices(ranks)}, {precision.reason}, {layout}, {threads} loader threads, seed {config.seed}",
-        "run": shown(directory),
+        "loader": run.loader.describe(),
+        "device": f"{_devices(ranks)}, {run.precision.reason}, {layout}, seed {config.seed}",
+        "run": shown(run.directory),
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -126,6 +118,9 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             console.print(printable(f"  {name}: {reason}"), highlight=False, markup=False, soft_wrap=True)
         if count > 5:
             console.print(f"  ... and {count - 5} more", highlight=False)
+    for name, loader in (("training", run.loader), ("validation", run.val_loader)):
+        if loader is not None and loader.rerouted:
+            _print_rerouted(console, name, loader, run.ranks)
     if signal:
         console.print(
             f"stopped after step {run.step} of {run.steps}, saved in {shown(run.directory / 'last')}; "
@@ -153,3 +148,11 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     table.add_row("last checkpoint", shown(run.directory / "last" / checkpoint.MODEL))
     table.add_row("curves, records", f"{shown(run.directory / rundir.CURVES)}, {rundir.METRICS}")
     console.print(table, highlight=False, markup=False)
+
+
+def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ranks) -> None:
+    """Images that fastimg decoded since the chosen decoder does not, by reason."""
+    whose = "" if ranks.world_size == 1 else " of this rank"
+    for reason, count in Counter(loader.rerouted.values()).most_common(5):
+        words = f"{count} {name} images{whose} were decoded by fastimg: {reason}"
+        console.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)

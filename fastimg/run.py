@@ -13,7 +13,7 @@ from .augment import Policy
 from .config import Train
 from .errors import UserError
 from .kornia_pass import KorniaPass
-from .loaders import Loader
+from .loaders import BatchSource
 from .metrics import Meter, Score
 from .models import Model, Preprocessing, read_weights
 from .optim import Schedule
@@ -46,8 +46,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     schedule: Schedule
-    loader: Loader
-    val_loader: Loader | None
+    loader: BatchSource
+    val_loader: BatchSource | None
     steps_per_epoch: int
     log: rundir.Log | None = None  # rank 0's
     epoch: int = 0  # epochs done

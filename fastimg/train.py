@@ -20,7 +20,7 @@ from .augmentation import model_input
 from .config import Train
 from .errors import UserError
 from .interrupt import Interrupt
-from .loaders import Loader
+from .loaders import BatchSource
 from .metrics import Meter, Score, evaluate, shows_top5
 from .models import train_mode
 from .optim import set_lr
@@ -212,7 +212,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     save(run, best=is_best)
 
 
-def _first_fault(loader: Loader) -> str:
+def _first_fault(loader: BatchSource) -> str:
     """One of the images that could not be decoded, and why; another rank may have met them all."""
     faults = (f"{loader.dataset.sample_name(index)}: {reason}" for index, reason in loader.unreadable.items())
     return next(faults, "see the other ranks")

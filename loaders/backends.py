@@ -29,7 +29,7 @@ IDLE: dict[Backend, frozenset[str]] = {
     "native": frozenset(),
     "torch": frozenset({"decode"}),
     "dali": frozenset({"decode"}),
-    "ffcv": frozenset({"decode", "on_error", "max_pixels", "interpolation"}),
+    "ffcv": frozenset({"decode", "on_error", "max_pixels"}),
     "synthetic": frozenset({"decode", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"}),
 }
 
@@ -49,6 +49,11 @@ def check_installed(backend: Backend) -> None:
         found = False
     if not found:
         raise MissingBackend(f"the {backend} loader is not installed: {_INSTALLS[backend]}")
+
+
+def reads(backend: Backend, dataset: Dataset) -> bool:
+    """Whether a backend takes such data: FFCV reads its own container alone."""
+    return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
 def open_source(

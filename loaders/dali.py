@@ -191,7 +191,8 @@ class DaliLoader(Foreign):
     def _read(self, reading: Reading, step: int) -> _Read:
         """Read a batch, and decode what DALI shall not see. Runs in the reader's thread."""
         rows = reading.rows(step)
-        self.dataset.will_need(rows.ids[: rows.decoded])
+        for ids in reading.soon(step):
+            self.dataset.will_need(ids)
         read = _Read(rows, self._images.draw(self.config.seed, reading.epoch, rows.ids).tolist())
         scratch = Scratch()
         for row, index in enumerate(rows.ids[: rows.decoded].tolist()):

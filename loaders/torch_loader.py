@@ -57,7 +57,7 @@ class TorchLoader(Foreign):
         super().__init__(dataset, crop, config, device, indices)
         self._ahead = max(_AHEAD, -(-config.prefetch // self.workers))
         self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels), config.seed)
-        self._requests = _Requests()
+        self._requests = _Requests(dataset)
         self._torch: DataLoader[_Answer] | None = None
 
     def describe(self) -> str:
@@ -109,10 +109,15 @@ class _Requests:
 
     reading: Reading | None = None
 
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
     def __iter__(self) -> Iterator[_Request]:
         reading = self.reading
         assert reading is not None
         for step in range(reading.steps):
+            for ids in reading.soon(step):
+                self._dataset.will_need(ids)
             ids, _, decoded = reading.rows(step)
             yield _Request(reading.epoch, ids, decoded)
 
