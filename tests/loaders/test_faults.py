@@ -242,9 +242,11 @@ def test_a_shard_that_changes_before_it_is_first_read(shard, harm, how):
     dataset = open_dataset(shard[0].parent)
     harm(*shard)
     loader = build(dataset, IMAGES)
+    read_on = 0
     with pytest.raises(ShardError, match=f"^{shard[0]}: {how} while it was in use"):
-        for _ in range(10):
-            read(loader)
+        for batch in loader:
+            read_on += batch.samples
+    assert read_on == 0 or (shard[0].suffix == ".beton" and read_on <= EVERY)  # a beton is open already
     loader.close()
     dataset.close()
 
@@ -501,35 +503,27 @@ def test_iterations_that_are_left_leave_no_memory():
 
 
 def test_interrupts_at_any_time_leave_the_loader_whole():
-    """Ctrl-C 400 times, at times that differ: never a hang, never another error, never a thread or a sample lost."""
-    expected = list(range(60))
-    loader = build(Numbers(60), batch_size=2, workers=3)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    main, caught = threading.main_thread().ident, 0
+    """Ctrl-C 200 times, at times that differ: never a hang, never another error, never a thread or a sample lost.
+
+    By a timer of the kernel's: a thread that sent the signal would hold the GIL, and main stand at a few places only.
+    """
+    loader = build(Numbers(96), batch_size=32, workers=8)  # 32 chunks a batch: the consumer is often handing them out
+    caught = 0
+    before = signal.signal(signal.SIGPROF, signal.default_int_handler)
     try:
-        for delay in np.random.default_rng(0).uniform(0, 0.004, 400):
-            ready, fired = threading.Event(), threading.Event()
-
-            def shoot(delay=delay, ready=ready, fired=fired):
-                ready.wait()
-                time.sleep(delay)
-                signal.pthread_kill(main, signal.SIGINT)
-                fired.set()
-
-            thread = threading.Thread(target=shoot)
-            thread.start()
+        for delay in np.random.default_rng(0).uniform(0.0005, 0.006, 200):
             try:
-                ready.set()
-                while not fired.is_set():
+                signal.setitimer(signal.ITIMER_PROF, delay)
+                while True:
                     for _ in loader:
                         pass
             except KeyboardInterrupt:
                 caught += 1
-            thread.join()
     finally:
-        signal.signal(signal.SIGINT, before)
-    assert caught == 400
-    assert real(read(loader)) == expected and len(threads()) == 3
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    assert caught == 200
+    assert real(read(loader)) == list(range(96)) and len(threads()) == 8
     loader.close()
 
 
