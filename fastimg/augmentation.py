@@ -245,12 +245,13 @@ def sentence(config: Augmenting, crop: int | None) -> str:
     """An effective configuration in words, in the order in which things happen."""
     if config.no_aug:
         return "no augmentation (validation's crops)"
-    assert config.scale is not None and config.ratio is not None
-    words = [
-        f"random resized crop {crop} (scale {config.scale[0]:g} to {config.scale[1]:g}, "
-        f"ratio {config.ratio[0]:.3g} to {config.ratio[1]:.3g})",
-        f"hflip {config.hflip or 0:g}",
-    ]
+    words = []
+    if config.scale is not None and config.ratio is not None:  # synthetic pixels are not cropped
+        words = [
+            f"random resized crop {crop} (scale {config.scale[0]:g} to {config.scale[1]:g}, "
+            f"ratio {config.ratio[0]:.3g} to {config.ratio[1]:.3g})"
+        ]
+    words += [f"hflip {config.hflip or 0:g}"]
     words += [f"vflip {config.vflip:g}"] if config.vflip else []
     words += [f"rotate {config.rotate:g} degrees to either side"] if config.rotate else []
     words += [f"{name} {value[0]:g} to {value[1]:g}" for name in JITTER if (value := getattr(config, name))]

@@ -20,8 +20,9 @@ Backend = Literal["native", "torch", "dali", "ffcv", "synthetic"]
 
 _MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
 _INSTALLS = {
-    "dali": "pip install 'fastimg[dali]'",
-    "ffcv": "apt-get install libopencv-dev libturbojpeg0-dev pkg-config && pip install 'fastimg[ffcv]'",
+    "dali": "`pip install '.[dali]'` in a clone of fastimg",
+    "ffcv": "`apt-get install libopencv-dev libturbojpeg0-dev pkg-config`, then `pip install '.[ffcv]'` in a clone of "
+    "fastimg",
 }
 
 # Settings that change nothing, by backend.
@@ -48,7 +49,7 @@ def check_installed(backend: Backend) -> None:
     except ModuleNotFoundError:  # of the package that it would be in
         found = False
     if not found:
-        raise MissingBackend(f"the {backend} loader is not installed: {_INSTALLS[backend]}")
+        raise MissingBackend(f"{name} is not installed; {_INSTALLS[backend]}")
 
 
 def reads(backend: Backend, dataset: Dataset) -> bool:

@@ -70,7 +70,7 @@ class TorchLoader(Foreign):
     def close(self) -> None:
         """End the processes, and the iteration that is under way. Iterating again starts new ones."""
         super().close()
-        self._torch = None
+        self._stop()
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
         self._torch = self._torch or self._start()
@@ -86,8 +86,13 @@ class TorchLoader(Foreign):
         except (DataError, GeneratorExit):
             raise
         except Exception as error:
-            self._torch = None  # what is left of it cannot go on
+            self._stop()  # what is left of it cannot go on
             raise WorkerError(f"a worker process of torch's DataLoader failed: {error}") from error
+
+    def _stop(self) -> None:
+        iterator, self._torch = getattr(self._torch, "_iterator", None), None
+        if iterator is not None:  # not left to the garbage collector: an exception's traceback may hold it
+            iterator._shutdown_workers()
 
     def _start(self) -> "DataLoader[_Answer]":
         return DataLoader(
