@@ -3,15 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import measure
 import torch
 from images import dataset
 from rich.console import Console
 
-from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, nvcodec
 from fastimg.loaders.cpus import available_cpus
+from fastimg.loaders.ring import RingDecoder
+
+Mode = Literal["cpu", "resize", "gpu"]
+MODES: dict[Mode, str] = {
+    "cpu": "decode and resize on the CPU",
+    "resize": "decode on the CPU, resize on the device",
+    "gpu": "decode and resize on the device",
+}
 
 
 class SkippedError(Exception):
@@ -117,10 +125,23 @@ class Bench:
         common = {"benchmark": "gpu", "section": self.section, "device": self.device.type, "data": self.data_name}
         measure.append(self.out, {**common, **record, "environment": self.environment})
 
-    def loader(self, count: int, batch: int, device: torch.device, workers: int | None = None) -> Loader:
+    def modes(self, device: torch.device) -> list[Mode]:
+        """How the loader can make batches for a device here."""
+        if device.type != "cuda":
+            return ["cpu"]
+        return ["cpu", "resize", "gpu"] if nvcodec.installed() else ["cpu", "resize"]
+
+    def loader(
+        self, count: int, batch: int, device: torch.device, workers: int | None = None, mode: Mode = "cpu"
+    ) -> Loader:
         """The native loader over `count` samples (the images over and over), random crops."""
         data = dataset(self.folder, count)
-        decoder = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
+        images = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
+        decoder: ImageDecoder | RingDecoder = images
+        if mode != "cpu":
+            from fastimg.loaders.gpu_decode import DeviceDecode, DeviceResize  # they need Triton
+
+            decoder = DeviceResize(images) if mode == "resize" else DeviceDecode.on(device, images)
         return Loader(data, decoder, LoaderConfig(batch_size=batch, workers=workers), device)
 
     def random_batch(self, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

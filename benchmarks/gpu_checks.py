@@ -4,12 +4,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import measure
+import numpy as np
 import torch
 import torch.distributed as dist
-from bench import Bench
+from bench import MODES, Bench, Mode
 from images import list_images
 from step import Stepper
 from torch._dynamo.utils import counters
@@ -19,26 +20,34 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from fastimg.augment import Policy, apply, draw
 from fastimg.augment.apply import backend_of
+from fastimg.loaders import nvcodec
+from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.resample import resample
 from fastimg.loaders.scratch import Scratch
 from fastimg.optim import build_optimizer
 
 
 def loader_parity(bench: Bench) -> None:
-    """Two epochs on the device, its stream kept busy, against one thread on the CPU: bit for bit."""
-    count, batch = 4 * bench.sizes.check_batch + 3, bench.sizes.check_batch  # the last batch is padded
-    expected = _epochs(bench, count, batch, torch.device("cpu"), 1)
-    found = _epochs(bench, count, batch, bench.device, None)
-    pairs = zip(expected, found, strict=True)
-    equal = all(torch.equal(a, b.cpu()) for rows in pairs for a, b in zip(*rows, strict=True))
-    against = f"{bench.device.type}, all threads = cpu, 1 thread"
-    bench.report("batches, bit for bit", [{"check": against, "batches": len(found), "ok": equal}])
+    """Two epochs on the device, its stream kept busy, against one thread on the CPU: bit for bit.
+
+    Where the GPU decodes, twice the same bits: its pixels are not the CPU's (see `gpu_decode`).
+    """
+    cpu, rows = torch.device("cpu"), []
+    for mode in bench.modes(bench.device):
+        expected = _epochs(bench, bench.device, None, mode) if mode == "gpu" else _epochs(bench, cpu, 1, "cpu")
+        found = _epochs(bench, bench.device, None, mode)
+        pairs = zip(expected, found, strict=True)
+        equal = all(torch.equal(a.cpu(), b.cpu()) for rows in pairs for a, b in zip(*rows, strict=True))
+        against = "again" if mode == "gpu" else "cpu, 1 thread"
+        check = f"{bench.device.type}, all threads, {MODES[mode]} = {against}"
+        rows.append({"check": check, "batches": len(found), "ok": equal})
+    bench.report("batches, bit for bit", rows)
 
 
-def _epochs(
-    bench: Bench, count: int, batch: int, device: torch.device, workers: int | None
-) -> list[list[torch.Tensor]]:
-    loader = bench.loader(count, batch, device, workers)
+def _epochs(bench: Bench, device: torch.device, workers: int | None, mode: Mode) -> list[list[torch.Tensor]]:
+    batch = bench.sizes.check_batch
+    loader = bench.loader(4 * batch + 3, batch, device, workers, mode)  # the last batch is padded
     on_cuda = device.type == "cuda"
     burden = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16) if on_cuda else None
     kept = []
@@ -53,6 +62,35 @@ def _epochs(
     if unreadable:
         raise RuntimeError(f"{len(unreadable)} images could not be read: {next(iter(unreadable.values()))}")
     return kept
+
+
+def ragged_parity(bench: Bench) -> None:
+    """The ragged kernel against `resample`, boxes of any shape: bit for bit."""
+    bench.need_cuda()
+    from fastimg.loaders.ragged import fill_table, place, resize, table_words
+
+    rng, size, taps = np.random.default_rng(0), bench.sizes.crop, 400
+    rows = []
+    for interpolation in ("bilinear", "bicubic"):
+        shapes = [(1, 1), (1, 900), (900, 1), (size, size), (3000, 2000)]
+        shapes += [(int(w), int(h)) for w, h in rng.integers(1, 800, (59, 2))]
+        tables = np.zeros((len(shapes), table_words(size, taps)), np.int32)
+        expected = np.zeros((len(shapes), size, size, 3), np.uint8)
+        images, places = [], []
+        for row, (width, height) in enumerate(shapes):
+            pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            side = size if row % 2 else size + 32  # half of them with a window of the output
+            window = Window((0, 0, width, height), (side, side), ((side - size) // 2, (side - size) // 3))
+            fitted = fill_table(window, size, interpolation, tables[row])
+            assert fitted
+            resample(pixels, window, interpolation, expected[row])
+            images.append(torch.from_numpy(pixels).to(bench.device))
+            places.append(place(images[-1].data_ptr(), (3, 3 * width, 1), window.box, 1))
+        out = torch.empty(expected.shape, dtype=torch.uint8, device=bench.device)
+        resize(torch.tensor(places, device=bench.device), torch.from_numpy(tables).to(bench.device), out)
+        equal = torch.equal(out.cpu(), torch.from_numpy(expected))
+        rows.append({"filter": interpolation, "images": len(shapes), "ok": equal})
+    bench.report("ragged kernel = resample, bit for bit", rows)
 
 
 # What a policy may ask for, one at a time and all at once.
@@ -224,8 +262,8 @@ def _sharded_against_plain(bench: Bench, opt: Literal["adamw", "sgd"]) -> dict[s
 
 
 def gpu_decode(bench: Bench) -> None:
-    """torchvision's JPEG decoders against fastimg's: stated, not required, for the product does not use them yet."""
-    rows = []
+    """Other JPEG decoders against fastimg's own: stated, and for nvImageCodec, which `--decode gpu` uses, bounded."""
+    rows: list[dict[str, Any]] = []
     paths = [bench.folder / name for name in list_images(bench.folder)]
     encoded = [data for data in (path.read_bytes() for path in paths[:64]) if _plain_jpeg(data)]
     expected = [torch.from_numpy(decode(data, read_header(data), Scratch())) for data in encoded]  # [H, W, 3]
@@ -240,7 +278,36 @@ def gpu_decode(bench: Bench) -> None:
         mean, largest = float(absolute.float().mean()), int(absolute.max())
         differ = float((absolute > 0).float().mean())
         rows.append({**row, "mean_difference": round(mean, 4), "largest": largest, "share_unequal": round(differ, 4)})
+    if "gpu" in bench.modes(bench.device):
+        rows.append(_codec_against_cpu(bench))
+    else:
+        bench.console.print(f"{bench.section}: nvImageCodec is skipped: needs CUDA and {nvcodec.INSTALL}", markup=False)
+        bench.keep({"title": "nvImageCodec", "skipped": "needs CUDA and the extra gpu"})
     bench.report("levels of 0-255, against fastimg's decoder", rows)
+
+
+def _codec_against_cpu(bench: Bench) -> dict[str, Any]:
+    """Whole batches, crops resized, of the loader with --decode gpu and of the one with --decode cpu."""
+    batch, sums, refused = bench.sizes.check_batch, [0.0, 0.0, 0.0], 0
+    pair = [bench.loader(4 * batch, batch, bench.device, None, mode) for mode in ("gpu", "cpu")]
+    for ours, theirs in zip(*pair, strict=True):
+        difference = (ours.inputs.int() - theirs.inputs.int()).abs()
+        sums[0] += float(difference.float().mean())
+        sums[1] = max(sums[1], float(difference.max()))
+        sums[2] += float((difference > 0).float().mean())
+    refused = len(pair[0].rerouted)
+    for one in pair:
+        one.close()
+    mean, differ = sums[0] / 4, sums[2] / 4
+    return {
+        "decoder": "nvImageCodec in the loader, crops",
+        "images": 4 * batch,
+        "mean_difference": round(mean, 4),
+        "largest": int(sums[1]),
+        "share_unequal": round(differ, 4),
+        "refused": refused,
+        "ok": mean < 2,
+    }
 
 
 def _plain_jpeg(data: bytes) -> bool:
@@ -250,6 +317,7 @@ def _plain_jpeg(data: bytes) -> bool:
 
 CHECKS = {
     "loader-parity": loader_parity,
+    "ragged-parity": ragged_parity,
     "augment-parity": augment_parity,
     "amp": amp,
     "fp16": fp16_scaler,

@@ -11,7 +11,7 @@ from typing import Any
 
 import measure
 import torch
-from bench import Bench
+from bench import MODES, Bench
 from step import Stepper
 from torch.profiler import ProfilerActivity, profile
 from torchvision.transforms import v2
@@ -22,23 +22,23 @@ from fastimg.loaders import Loader
 
 
 def loader(bench: Bench) -> None:
-    """Images per second by threads, to host memory and to the device. Interleaved over all of them."""
+    """Images per second by threads, to host memory and to the device, by who decodes. Interleaved over all of them."""
     sizes, cpu = bench.sizes, torch.device("cpu")
     variants, loaders = {}, []
     for threads in sizes.threads:
         batches = max(4, -(-threads * sizes.images_per_thread // sizes.batch))
         count = batches * sizes.batch  # whole ones: padding is decoded and does not count
-        for device in dict.fromkeys((cpu, bench.device)):
-            loaders.append(bench.loader(count, sizes.batch, device, threads))
-            variants[f"{threads} {device.type}"] = _epoch_speed(loaders[-1])
+        for device, mode in [(d, m) for d in dict.fromkeys((cpu, bench.device)) for m in bench.modes(d)]:
+            loaders.append(bench.loader(count, sizes.batch, device, threads, mode))
+            variants[f"{threads} {device.type} {mode}"] = _epoch_speed(loaders[-1])
     speeds = measure.interleaved(variants, sizes.repeats)
     for one in loaders:
         one.close()
     rows = []
     for name, speed in speeds.items():
-        threads, _, to = name.partition(" ")
-        per_thread = round(speed.median / int(threads), 1)
-        rows.append({"threads": int(threads), "to": to, "images_per_second": speed, "per_thread": per_thread})
+        threads, to, mode = name.split()
+        row = {"threads": int(threads), "to": to, "by": MODES[mode]}  # type: ignore[index]
+        rows.append({**row, "images_per_second": speed, "per_thread": round(speed.median / int(threads), 1)})
     bench.report(f"RandomResizedCrop {sizes.crop}, batch {sizes.batch}", rows)
 
 
@@ -223,17 +223,16 @@ def train(bench: Bench) -> None:
     rows = []
     for arch in sizes.archs:
         stepper = Stepper(arch, bench.device, size=sizes.crop)
-        files = bench.loader((sizes.warm_steps + sizes.steps) * sizes.batch, sizes.batch, bench.device)
-        speeds = measure.interleaved(
-            {
-                "synthetic": lambda s=stepper: _synthetic_speed(bench, s, images, targets),
-                "real": lambda s=stepper, f=files: _real_speed(bench, s, f),
-            },
-            sizes.repeats,
-        )
-        files.close()
-        share = round(speeds["real"].median / speeds["synthetic"].median, 3)
-        rows.append({"arch": arch, **speeds, "real/synthetic": share})
+        count = (sizes.warm_steps + sizes.steps) * sizes.batch
+        files = {mode: bench.loader(count, sizes.batch, bench.device, None, mode) for mode in bench.modes(bench.device)}
+        variants = {mode: lambda s=stepper, f=one: _real_speed(bench, s, f) for mode, one in files.items()}
+        synthetic = {"synthetic": lambda s=stepper: _synthetic_speed(bench, s, images, targets)}
+        speeds = measure.interleaved({**synthetic, **variants}, sizes.repeats)
+        for mode, one in files.items():
+            one.close()
+            share = round(speeds[mode].median / speeds["synthetic"].median, 3)
+            row = {"arch": arch, "by": MODES[mode], "real": speeds[mode], "synthetic": speeds["synthetic"]}
+            rows.append({**row, "real/synthetic": share})
     layout = "bf16, channels-last where convolutional"
     bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px, {layout}", rows)
 

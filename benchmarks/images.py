@@ -10,6 +10,7 @@ from PIL import Image
 
 from fastimg.loaders import FilesDataset
 from fastimg.loaders.folder import image_extensions
+from fastimg.loaders.tiles import tile
 
 # Noise of (cells across the image, amplitude in levels); 0 cells is noise per pixel. About 100 KB at 500x375, q 87.
 _OCTAVES = ((4, 60.0), (12, 35.0), (40, 22.0), (120, 20.0), (0, 19.0))
@@ -36,12 +37,12 @@ def _enlarged(noise: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375)) -> None:
-    """`count` JPEGs in `folder`; sizes vary by a fifth, as those of photographs do."""
+    """`count` JPEGs in `folder`, tiled as `convert` leaves them; sizes vary by a fifth, as those of photographs do."""
 
     def write(seed: int) -> None:
         scale = 1 + 0.2 * float(np.random.default_rng([seed, 1]).uniform(-1, 1))
         upright = (round(size[0] * scale), round(size[1] * scale))
-        (folder / f"{seed:06d}.jpg").write_bytes(photograph(seed, upright))
+        (folder / f"{seed:06d}.jpg").write_bytes(tile(photograph(seed, upright)).jpeg)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(write, range(count)))
