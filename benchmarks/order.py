@@ -1,0 +1,335 @@
+"""What the orders of an epoch cost, how well they mix, what they read from the disk, and what 20 epochs hold.
+
+    python benchmarks/order.py [--data FOLDER] [--only orders,mixing,reads,epochs]
+
+`orders`: time and memory of making one. `mixing`: classes in a batch of class-sorted data, against `random`. `reads`:
+tar shards of the folder's JPEGs, tiled, repeated to --samples, are read by the native loader while pages that it asked
+for or read are taken out of the page cache, the oldest first, so that it never holds more than one and a half windows;
+bytes are those that the process caused to be read from the disk (/proc/self/io), as a share of the images'. The system
+is told to fetch nothing on its own. `request_kb`: bytes that are asked for at once, side by side and not in the cache.
+`block_reads`: how often a block is fetched where a cache of that size holds whole blocks, the last used, as one of
+remote objects does. Ranks ask each for its own samples of a block. `epochs`: resident memory, threads and open files at
+the end of each.
+"""
+
+import argparse
+import ctypes
+import gc
+import mmap
+import os
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import numpy.typing as npt
+from images import list_images
+from rich.console import Console
+
+from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.epochs import Order
+from fastimg.loaders.order import BLOCK, WINDOW, Slices, epoch_order
+from fastimg.loaders.readahead import WholeBlocks, pieces
+from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.tar import ShardWriter
+from fastimg.loaders.tiles import tile
+
+Record = dict[str, Any]
+
+_PAGE = mmap.PAGESIZE
+_HEADER = 512  # of a member: it is read with it
+_SHARDS = 8
+_IMAGENET = 1_281_167
+_EPOCHS = 20
+
+
+def main() -> None:
+    """Measure and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders: for reads and epochs")
+    parser.add_argument("--only", default="orders,mixing,reads,epochs")
+    parser.add_argument("--samples", type=int, default=16_000)
+    parser.add_argument("--window", type=int, default=1536, help="of `reads`")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "order.jsonl")
+    args = parser.parse_args()
+    sections = args.only.split(",")
+    found: dict[str, list[Record]] = {}
+    if "orders" in sections:
+        found["orders"] = orders(args.repeats)
+    if "mixing" in sections:
+        found["mixing"] = mixing()
+    if args.data is not None:
+        with tempfile.TemporaryDirectory(
+            dir=Path.cwd()
+        ) as name:  # a disk, which the folder for short-lived files may not be
+            folder = Path(name)
+            _write(folder, args.data, args.samples)
+            if "reads" in sections:
+                found["reads"] = reads(folder, args.window)
+            if "epochs" in sections:
+                found["epochs"] = epochs(folder)
+    environment = measure.environment()
+    for section, records in found.items():
+        for record in records:
+            shared = {"benchmark": "order", "section": section}
+            measure.append(args.out, {**shared, **measure.flat(record), "environment": environment})
+        measure.show(Console(), section, [_shown(record) for record in records])
+
+
+def orders(repeats: int) -> list[Record]:
+    """Milliseconds of an order, and of what is read ahead by it; bytes a sample at the highest."""
+    records = []
+    for samples in (1_000_000, 10_000_000):
+        for policy in ("random", "quasi-random"):
+
+            def made(samples: int = samples, policy: Order = policy, epoch: int = 0) -> object:
+                order = epoch_order(samples, 0, epoch, policy)
+                return WholeBlocks(order, Slices(samples, 0, 256, 0, 1), BLOCK) if policy == "quasi-random" else order
+
+            times = []
+            for _ in range(1 + repeats):
+                began = time.perf_counter()
+                made()
+                times.append(1e3 * (time.perf_counter() - began))
+            tracemalloc.start()
+            kept = made()
+            held, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            del kept
+            per_sample = {"held_bytes": held / samples, "peak_bytes": peak / samples}
+            records.append({"order": policy, "samples": samples, "ms": measure.Spread.of(times[1:]), **per_sample})
+    return records
+
+
+def mixing() -> list[Record]:
+    """Distinct classes in batches of data sorted by class, and their entropy, as shares of `random`'s."""
+    records = []
+    random = epoch_order(_IMAGENET, 0, 0, "random")
+    quasi = epoch_order(_IMAGENET, 0, 0, "quasi-random")
+    for classes in (10, 100, 1000):
+        for batch in (64, 256, 1024):
+            best, ours = (_classes(order, classes, batch) for order in (random, quasi))
+            shape = {"block": BLOCK, "window": WINDOW, "samples": _IMAGENET, "classes": classes, "batch": batch}
+            means = {
+                "distinct": ours[0].mean(),
+                "distinct_least": int(ours[0].min()),
+                "random_distinct": best[0].mean(),
+                "distinct_ratio": ours[0].mean() / best[0].mean(),
+                "entropy_ratio": ours[1].mean() / best[1].mean(),
+            }
+            records.append({**shape, **{key: v if isinstance(v, int) else float(v) for key, v in means.items()}})
+    return records
+
+
+def _classes(order: npt.NDArray[np.int64], classes: int, batch: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    labels = (order * classes // len(order))[: len(order) // batch * batch].reshape(-1, batch)
+    counts = np.stack([np.bincount(row, minlength=classes) for row in labels]) / batch
+    bits = -(counts * np.log2(counts, where=counts > 0, out=np.zeros_like(counts))).sum(1)
+    return np.count_nonzero(counts, axis=1), bits
+
+
+def reads(folder: Path, window: int) -> list[Record]:
+    """Bytes that an epoch reads from the disk, as a share of the images', with a cache of one and a half windows."""
+    records = []
+    cases: list[tuple[Order, int]] = [("quasi-random", 1), ("quasi-random", 2), ("random", 1), ("sequential", 1)]
+    for order, ranks in cases:
+        dataset = open_dataset(folder)
+        images = int(dataset.records["size"].sum()) + _HEADER * len(dataset)
+        limit = int(1.5 * window * images / len(dataset))
+        small = SmallCache(dataset, limit, held=3 * window // (2 * BLOCK))
+        configs = [
+            LoaderConfig(
+                batch_size=32 // ranks, order=order, block=BLOCK, window=window, workers=2, rank=rank, world_size=ranks
+            )
+            for rank in range(ranks)
+        ]
+        loaders = [Loader(small, ImageDecoder(RandomResizedCrop(size=64)), config) for config in configs]
+        shares = []
+        for _ in range(3):
+            small.clear()
+            before = _read_bytes()
+            for batches in zip(*loaders, strict=True):  # ranks of one machine go in step
+                assert all(batch.samples for batch in batches)
+            shares.append((_read_bytes() - before) / images)
+            blocks, request = small.fetched / -(-len(dataset) // BLOCK), small.asked / small.requests
+        for loader in loaders:
+            loader.close()
+        kept = small.most / images
+        shape = {"order": order, "ranks": ranks, "samples": len(dataset), "images_mb": images / 1e6}
+        shape |= {"block": BLOCK, "window": window} if order == "quasi-random" else {}
+        asked = {"request_kb": request / 1e3, "block_reads": blocks}
+        records.append(
+            {**shape, "cache": limit / images, "most_in_cache": kept, "read": measure.Spread.of(shares), **asked}
+        )
+        dataset.close()
+    return records
+
+
+class SmallCache:
+    """A dataset of tars whose pages leave the page cache, the oldest first, when there are more than `limit` bytes.
+
+    Beside it a cache of `held` whole blocks is counted.
+    """
+
+    def __init__(self, dataset: Any, limit: int, held: int) -> None:
+        self.name, self.classes, self.labels, self.notes = dataset.name, dataset.classes, dataset.labels, ()
+        self.fingerprint = dataset.fingerprint
+        self.most = 0  # bytes of the files that were in the page cache when somebody looked
+        self._dataset: Dataset = dataset
+        self._records = dataset.records
+        self._limit = limit // _PAGE
+        self._pages: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._held = held
+        self.fetched = self.requests = self.asked = 0  # blocks; runs of pages, and their bytes, that were not there
+        self._lock = threading.Lock()
+        self._reads = 0
+        self._paths = sorted(Path(dataset.name.rpartition(" (")[0]).glob("*.tar"))
+        for number in range(len(self._paths)):
+            os.posix_fadvise(dataset._file(number), 0, 0, os.POSIX_FADV_RANDOM)
+        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The image's bytes; its pages may be the youngest then."""
+        self._enter(np.array([index]))
+        return self._dataset.read(index, scratch)
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Ask, and count what was asked for."""
+        self._enter(indices)
+        self._dataset.will_need(indices)
+
+    def sample_name(self, index: int) -> str:
+        """What a person calls the sample."""
+        return self._dataset.sample_name(index)
+
+    def close(self) -> None:
+        """Close the shards."""
+        for file in self._files:
+            os.close(file)
+        self._dataset.close()
+
+    def clear(self) -> None:
+        """Begin with nothing in the cache."""
+        with self._lock:
+            self._pages.clear()
+            self._blocks.clear()
+            self.fetched = self.requests = self.asked = 0
+        for file in self._files:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _enter(self, indices: npt.NDArray[np.int64]) -> None:
+        chosen = self._records[indices]
+        shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
+        with self._lock:
+            last = (-1, -1)
+            for shard, offset, size in pieces(shards, offsets - _HEADER, sizes + _HEADER):
+                for page in range(offset // _PAGE, (offset + size - 1) // _PAGE + 1):
+                    if (shard, page) not in self._pages:
+                        self._pages[shard, page] = None
+                        self.asked += _PAGE
+                        self.requests += last != (shard, page - 1)
+                        last = (shard, page)
+            for block in dict.fromkeys((indices // BLOCK).tolist()):
+                self.fetched += block not in self._blocks
+                self._blocks[block] = None
+                self._blocks.move_to_end(block)
+            while len(self._blocks) > self._held:
+                self._blocks.popitem(last=False)
+            while len(self._pages) > self._limit:
+                shard, page = self._pages.popitem(last=False)[0]
+                os.posix_fadvise(self._files[shard], page * _PAGE, _PAGE, os.POSIX_FADV_DONTNEED)
+            self._reads += 1
+            if self._reads % 2000 == 0:
+                self.most = max(self.most, sum(map(_resident, self._files)))
+
+
+def _resident(file: int) -> int:
+    """Bytes of a file that are in the page cache."""
+    size = os.fstat(file).st_size
+    with mmap.mmap(file, size, prot=mmap.PROT_READ) as mapped:
+        flat = np.frombuffer(mapped, np.uint8)
+        pages = np.zeros(-(-size // _PAGE), np.uint8)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(flat.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data)
+        )
+        del flat
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return int((pages & 1).sum()) * _PAGE
+
+
+def _read_bytes() -> int:
+    """Bytes that this process has caused to be read from disks."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["read_bytes"])
+
+
+def epochs(folder: Path) -> list[Record]:
+    """Memory, threads and open files after each of 20 epochs, while slots and scratch are what they were."""
+    records = []
+    for order in ("random", "quasi-random"):
+        dataset = open_dataset(folder)
+        loader = Loader(
+            dataset, ImageDecoder(RandomResizedCrop(size=224)), LoaderConfig(batch_size=128, order=order, workers=2)
+        )
+        rows = list(_after_each(loader))
+        loader.close()
+        dataset.close()
+        rss = [row["rss_mb"] for row in rows]
+        records.append(
+            {
+                "order": order,
+                "epochs": _EPOCHS,
+                "samples": len(dataset),
+                "slots_mb": 3 * loader.slot_bytes / 1e6,
+                "rss_mb_after_2": rss[1],
+                "rss_mb_after_20": rss[-1],
+                "rss_mb_most": max(rss),
+                "rss_mb_each": " ".join(f"{value:.1f}" for value in rss),
+                "threads_most": max(row["threads"] for row in rows),
+                "files_first": rows[0]["files"],
+                "files_most": max(row["files"] for row in rows),
+            }
+        )
+    return records
+
+
+def _after_each(loader: Loader) -> Iterator[dict[str, Any]]:
+    for _ in range(_EPOCHS):
+        for batch in loader:
+            del batch
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        files = len(os.listdir("/proc/self/fd"))
+        yield {"rss_mb": pages * _PAGE / 1e6, "threads": threading.active_count(), "files": files}
+
+
+def _write(folder: Path, images: Path, samples: int) -> None:
+    """Tars of so many samples; on the disk, not in memory alone."""
+    data = [tile((images / name).read_bytes(), 32).jpeg for name in list_images(images)]
+    for number, part in enumerate(np.array_split(np.arange(samples), _SHARDS)):
+        with ShardWriter(folder / f"train-{number:05d}.tar") as writer:  # which waits for the disk
+            for i in part.tolist():
+                writer.add(f"{i:09d}", {"jpg": data[i % len(data)], "cls": b"0"})
+
+
+def _shown(record: Record) -> dict[str, str | int]:
+    """A row of the table: without what all rows share, or what is long."""
+    left = {key: v for key, v in record.items() if key not in ("block", "window", "rss_mb_each")}
+    cells = {key: v.text() if isinstance(v, measure.Spread) else v for key, v in left.items()}
+    return {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in cells.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Large datasets open at once, and long runs hold what they held after the first epochs."""
+
+import gc
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastimg.loaders import CenterCrop, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.beton import BetonWriter
+from fastimg.loaders.beton_fields import Field
+from fastimg.loaders.tar import ShardWriter, index_path
+
+DECODER = ImageDecoder(RandomResizedCrop(size=16))
+ORDERS = ("random", "quasi-random", "sequential")
+
+
+def shards(folder, image, samples):
+    """A converted dataset of `samples` in 8 shards: each index names the 5 images of one tar again and again."""
+    folder.mkdir()
+    first = folder / "train-00000.tar"
+    with ShardWriter(first) as writer:
+        for i in range(5):
+            writer.add(f"{i:09d}", {"jpg": image, "cls": str(i).encode()})
+    lines = index_path(first).read_text().splitlines(keepends=True)[1:]
+    index = f"v1.2 {samples // 8}\n" + "".join(lines) * (samples // 40)
+    entries = []
+    for number in range(8):
+        shard = folder / f"train-{number:05d}.tar"
+        if number:
+            os.link(first, shard)
+        index_path(shard).write_text(index)
+        entry = {"name": shard.name, "samples": samples // 8, "bytes": writer.bytes, "sha256": writer.sha256}
+        sha256 = hashlib.sha256(index.encode()).hexdigest()
+        entries.append({**entry, "index_bytes": len(index), "index_sha256": sha256})
+    description = {"format": "fastimg dataset", "version": 1, "container": "tar", "classes": list("abcde")}
+    description["splits"] = {"train": {"samples": samples, "shards": entries}}
+    (folder / "dataset.json").write_text(json.dumps(description))
+    return folder
+
+
+def beton(path, samples):
+    with BetonWriter(path, {"image": Field("rgb"), "label": Field("int")}, samples) as writer:
+        for i in range(samples):
+            writer.add({"image": np.full((2, 2, 3), i % 256, np.uint8), "label": i % 5})
+    return path
+
+
+def first_batch(path, order="random", part=False):
+    """Open, and read one batch. Returns the number of samples."""
+    dataset = open_dataset(path)
+    indices = np.flatnonzero(np.arange(len(dataset)) % 10) if part else None
+    loader = Loader(dataset, DECODER, LoaderConfig(batch_size=16, order=order, workers=1), indices=indices)
+    batch = next(iter(loader))
+    assert batch.samples == 16 and not loader.unreadable
+    loader.state_dict()
+    loader.close()
+    dataset.close()
+    return len(dataset)
+
+
+def lines_executed(call):
+    """How many lines of Python this thread runs; a loop counts each time round, a comprehension's too."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_the_lines_of_a_loop_are_counted():
+    few, many = (lines_executed(lambda n=n: sum([2 * i for i in range(n)])) for n in (100, 1100))
+    assert many - few >= 1000
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_no_python_loop_over_samples_before_the_first_batch(tmp_path, encode, container):
+    small, large = 2_000, 40_000
+    make = {"tar": lambda path, n: shards(path, encode(), n), "beton": lambda path, n: beton(path, n)}[container]
+    paths = {n: make(tmp_path / f"{n}.beton", n) for n in (small, large)}
+    for n, path in paths.items():
+        assert first_batch(path) == n  # derives the compact index
+    for order in ORDERS:
+        for part in (False, True):
+            lines = [lines_executed(partial(first_batch, path, order, part)) for path in paths.values()]
+            assert lines[1] - lines[0] < 500, (order, part, lines)  # of 38,000 samples more
+
+
+def test_opening_a_large_dataset_takes_a_moment(tmp_path, encode):
+    folder = shards(tmp_path / "shards", encode(), 80_000)
+    began = time.perf_counter()
+    open_dataset(folder).close()
+    derived = time.perf_counter() - began
+    assert (folder / "train.fidx").stat().st_size < 33 * 80_000
+    for order in ORDERS:
+        began = time.perf_counter()
+        first_batch(folder, order)
+        assert time.perf_counter() - began < 2  # 0.1 s on an idle machine
+    began = time.perf_counter()
+    open_dataset(folder).close()
+    assert time.perf_counter() - began < derived / 5
+
+
+@pytest.fixture
+def images(tmp_path, encode):
+    """60 images in a tar."""
+    with ShardWriter(tmp_path / "train-00000.tar") as writer:
+        for i in range(60):
+            writer.add(f"{i:09d}", {"jpg": encode(size=(40 + i, 90 - i), seed=i), "cls": b"1"})
+    return tmp_path
+
+
+def resident():
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@pytest.mark.parametrize("order", ORDERS)
+def test_twenty_epochs_hold_what_three_did(images, order):
+    dataset = open_dataset(images)
+    loader = Loader(
+        dataset, ImageDecoder(RandomResizedCrop(size=64)), LoaderConfig(batch_size=8, order=order, workers=2)
+    )
+    held, threads, files = [], set(), set()
+    for _ in range(20):
+        for batch in loader:
+            del batch
+        held.append(resident())
+        threads.add(threading.active_count())
+        files.add(len(os.listdir("/proc/self/fd")))
+    loader.close()
+    dataset.close()
+    assert max(held) - held[2] < 2_000_000  # an epoch decodes 60 x 12 KB; a slot is 100 KB
+    assert len(threads) == len(files) == 1
+
+
+def test_twenty_epochs_leave_no_object(images):
+    """Nor memory of more than 512 bytes; what is smaller may be tuples that the interpreter keeps, 2000 of a size."""
+    dataset = open_dataset(images)
+    loader = Loader(dataset, DECODER, LoaderConfig(batch_size=8, workers=2))
+    objects, large = [], []
+    tracemalloc.start()
+    try:
+        for epoch in range(20):
+            for batch in loader:
+                del batch
+            if epoch in (4, 19):
+                gc.collect()
+                objects.append(len(gc.get_objects()))
+                large.append(sum(t.size for t in tracemalloc.take_snapshot().traces if t.size > 512))
+    finally:
+        tracemalloc.stop()
+        loader.close()
+        dataset.close()
+    assert abs(objects[1] - objects[0]) < 15  # not one an epoch
+    assert large[1] - large[0] < 15 * 512
+
+
+def test_a_loader_that_is_made_again_and_again_leaves_nothing(images):
+    def once():
+        dataset = open_dataset(images)
+        loader = Loader(dataset, ImageDecoder(CenterCrop(size=64, resize=64)), LoaderConfig(batch_size=8, workers=2))
+        for batch in loader:
+            del batch
+        loader.close()
+        dataset.close()
+
+    for _ in range(3):
+        once()
+    gc.collect()
+    before = threading.active_count(), len(os.listdir("/proc/self/fd")), resident()
+    for _ in range(20):
+        once()
+    gc.collect()
+    after = threading.active_count(), len(os.listdir("/proc/self/fd")), resident()
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 4_000_000  # 20 loaders have slots of 6 MB and scratch of as much
