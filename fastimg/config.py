@@ -148,6 +148,9 @@ class Inputs:
     cores."""
     prefetch: _Int = None
     """Batches held in host memory. Default: 3."""
+    decode: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where fastimg's own loader decodes JPEGs. gpu: by nvImageCodec, from the extra `gpu`, whose pixels differ a
+    little from the CPU's. auto: cpu."""
     on_error: Annotated[Literal["skip", "fail"] | None, arg(metavar="{skip,fail}", help_behavior_hint="")] = None
     """What to do with an image that cannot be decoded: leave it out of the loss, counted and named, or stop. Default:
     skip."""

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -161,10 +162,11 @@ def build_loader(
     max_pixels: int | None,
     device: torch.device,
     backend: Backend = "native",
+    decode: Literal["cpu", "gpu"] = "cpu",
 ) -> BatchSource:
     """The loader of a part."""
     most = MAX_PIXELS if max_pixels is None else max_pixels
-    return open_source(backend, part.dataset, crop, config, device, part.indices, most)
+    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode)
 
 
 def display_name(path: Path) -> str:

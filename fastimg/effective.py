@@ -11,7 +11,7 @@ from . import augmentation
 from .config import Train
 from .data import Part, check_backend, chosen_backend
 from .errors import UsageError
-from .loaders import LoaderConfig
+from .loaders import LoaderConfig, nvcodec
 from .loaders.backends import IDLE
 from .loaders.decode import MAX_PIXELS
 from .loaders.order import BLOCK, WINDOW
@@ -103,6 +103,18 @@ def check(config: Train) -> None:
 _PIXELS = "a size from 1 to 16384 pixels"
 
 
+def check_decode(config: Train, device: str) -> None:
+    """Refuse --decode gpu where there is no GPU, or nothing to decode on it. `device` is the type of the run's."""
+    if config.decode != "gpu":
+        return
+    if device != "cuda":
+        raise UsageError(f"--decode gpu: the run is on {device}; start it on a CUDA device, or leave --decode out")
+    if not nvcodec.installed():
+        raise UsageError(
+            f"--decode gpu needs nvImageCodec, which is not installed: {nvcodec.INSTALL}; or leave --decode out"
+        )
+
+
 def _plain(config: Train) -> bool:
     """Whether training sees validation's crops: as told, or with a frozen backbone and no augmentation asked for."""
     return config.no_aug or (config.freeze is not None and not augmentation.asked(config))
@@ -159,6 +171,7 @@ def resolve(
         val_split=validation.split if validation else None,
         val_fraction=validation.held_out if validation else 0.0,
         order_window=(config.order_window or WINDOW) if config.order == "quasi-random" else None,
+        decode="auto" if "decode" in IDLE[loader] else "gpu" if config.decode == "gpu" else "cpu",
         train_crop_size=pre.train_size,
         val_crop_size=pre.val_size,
         val_resize_size=pre.val_resize,

@@ -4,6 +4,7 @@ import math
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -45,6 +46,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     """
     console = console if ranks.first else Console(quiet=True)
     effective.check(config)
+    effective.check_decode(config, ranks.device.type)
     _set_backends(config, ranks)
     part, val_part, data = _open_data(config, ranks, console, stack)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
@@ -226,7 +228,9 @@ def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, p
         rank=ranks.rank,
         world_size=ranks.world_size,
     )
-    return build_loader(part, crop, settings, config.max_pixels, ranks.device, chosen_backend(config.loader))
+    backend = chosen_backend(config.loader)
+    decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
+    return build_loader(part, crop, settings, config.max_pixels, ranks.device, backend, decode)
 
 
 def _print_slots(run: Run, console: Console) -> None:

@@ -156,3 +156,6 @@ def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ran
     for reason, count in Counter(loader.rerouted.values()).most_common(5):
         words = f"{count} {name} images{whose} were decoded by fastimg: {reason}"
         console.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        indices = [index for index, why in loader.rerouted.items() if why == reason]
+        for sample in map(loader.dataset.sample_name, indices[:5]):
+            console.print(printable(f"  {sample}"), highlight=False, markup=False, soft_wrap=True)

@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import nvcodec
 from .beton_dataset import BetonDataset
 from .crop import Crop
 from .decode import MAX_PIXELS
 from .epochs import BatchSource, LoaderConfig
 from .errors import DataError
 from .loader import Loader
+from .ring import RingDecoder
 from .sample import ImageDecoder
 from .shards import Dataset
 
@@ -57,6 +59,14 @@ def reads(backend: Backend, dataset: Dataset) -> bool:
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
+def _on_gpu(images: ImageDecoder, device: torch.device) -> RingDecoder:
+    if not nvcodec.installed():
+        raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
+    from .gpu_decode import DeviceDecode  # it needs Triton
+
+    return DeviceDecode.on(device, images)
+
+
 def open_source(
     backend: Backend,
     dataset: Dataset,
@@ -65,13 +75,18 @@ def open_source(
     device: torch.device | str = "cpu",
     indices: npt.NDArray[np.int64] | None = None,
     max_pixels: int = MAX_PIXELS,
+    decode: Literal["cpu", "gpu"] = "cpu",
 ) -> BatchSource:
-    """The loader of that name over a dataset. Raises MissingBackend, and DataError for data that it does not read."""
+    """The loader of that name over a dataset; `decode` is for the native one.
+
+    Raises MissingBackend, and DataError for data that it does not read.
+    """
     check_installed(backend)
     device = torch.device(device)
     match backend:
         case "native":
-            return Loader(dataset, ImageDecoder(crop, max_pixels), config, device, indices)
+            images = ImageDecoder(crop, max_pixels)
+            return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
         case "torch":
             from .torch_loader import TorchLoader
 

@@ -83,6 +83,10 @@ class DeviceResize:
             assert fitted
         row["place"][:] = place(0, (3, 3 * width, 1), (0, 0, width, height), 1)
 
+    def describe(self) -> str:
+        """See `RingDecoder`."""
+        return "JPEGs decoded on the CPU, resized on the GPU"
+
     def ring(self, layout: Layout, device: torch.device) -> RaggedRing:
         """See `RingDecoder`."""
         return RaggedRing(layout, device, self.images.crop.size, None)
@@ -143,6 +147,10 @@ class DeviceDecode:
         pixels = upright(stored[y : y + height, x : x + width], cut.orientation)
         window = cut.window._replace(box=(0, 0, pixels.shape[1], pixels.shape[0]))
         resample(pixels, window, self.images.crop.interpolation, row)
+
+    def describe(self) -> str:
+        """See `RingDecoder`."""
+        return "JPEGs decoded by nvImageCodec and resized on the GPU"
 
     def ring(self, layout: Layout, device: torch.device) -> RaggedRing:
         """See `RingDecoder`."""

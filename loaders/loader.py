@@ -111,7 +111,8 @@ class Loader(Epochs):
 
     def describe(self) -> str:
         """See `BatchSource`."""
-        return f"native, {self.workers} threads"
+        where = self._decoder.describe() if isinstance(self._decoder, RingDecoder) else "JPEGs decoded on the CPU"
+        return f"native, {self.workers} threads, {where}"
 
     def close(self) -> None:
         """Stop the threads, and the iteration that is under way. Over an open Dataset, iterating starts new ones."""

@@ -101,6 +101,9 @@ class RingDecoder(Protocol):
     def ring(self, layout: Layout, device: torch.device) -> Ring:
         """The ring of one loader."""
 
+    def describe(self) -> str:
+        """What is done where, in words."""
+
 
 class HostRing:
     """The consumer computes on the host: it reads the slot itself."""
