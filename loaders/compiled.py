@@ -11,11 +11,13 @@ from numba import njit
 int64: Any = np.int64
 uint64: Any = np.uint64
 uint32: Any = np.uint32
+int32: Any = np.int32
+uint16: Any = np.uint16
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, nogil: bool = True) -> F:
     """`function` compiled at its first call, run without the GIL.
 
     The code is kept beside the source or in the user's cache directory (NUMBA_CACHE_DIR decides). Where neither can be
@@ -26,9 +28,9 @@ def compiled(function: F) -> F:
     `splice` 2 s; with the kept code 0.8 s, once per process.
     """
     try:
-        dispatcher: Any = njit(nogil=True, cache=True)(function)
+        dispatcher: Any = njit(nogil=nogil, cache=True)(function)
     except RuntimeError:  # "cannot cache function: no locator available"
-        dispatcher = njit(nogil=True)(function)
+        dispatcher = njit(nogil=nogil)(function)
     cache = getattr(dispatcher, "_cache", None)
     if cache is not None:
         save = cache.save_overload
@@ -39,3 +41,13 @@ def compiled(function: F) -> F:
 
         cache.save_overload = save_if_possible
     return cast(F, dispatcher)
+
+
+def inlined(function: F) -> F:
+    """`function` as a part of the compiled functions that call it. Of scalars: an array as an argument costs 10 ns."""
+    return cast(F, njit(nogil=True, forceinline=True)(function))
+
+
+def held(function: F) -> F:
+    """`function` compiled, and run with the GIL: for what takes a microsecond, when getting it back may take many."""
+    return compiled(function, nogil=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .baseline import ZIGZAG
 from .coefficients import Plane, planes
 from .compiled import compiled
 from .decode import MAX_PIXELS, read_header
@@ -20,10 +21,8 @@ _APP1 = 0xE1
 _ORIENTATION = 0x0112
 _TRANSPOSED, _FLIPPED_X, _FLIPPED_Y = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)  # in this order, as decode.upright
 
-# Row and column of each coefficient of the zigzag order (figure A.6).
-_PLACES = sorted(((r, c) for r in range(8) for c in range(8)), key=lambda p: (sum(p), p[sum(p) % 2 == 0]))
-_ACROSS = np.array([_PLACES.index((c, r)) for r, c in _PLACES])  # where its transposed one stands
-_ROWS, _COLUMNS = np.array(_PLACES).T
+_ACROSS = np.array([ZIGZAG.index((c, r)) for r, c in ZIGZAG])  # where a coefficient's transposed one stands
+_ROWS, _COLUMNS = np.array(ZIGZAG).T
 
 
 def upright_jpeg(jpeg: bytes, width_px: int = DEFAULT_TILE_PX, max_pixels: int = MAX_PIXELS) -> bytes | None:

@@ -1,5 +1,10 @@
 """Reusable memory of one worker thread: it follows the largest image seen, and is never shared."""
 
+import numpy as np
+import numpy.typing as npt
+
+from .baseline import HEADER
+
 
 class Scratch:
     """Buffers that only grow. A buffer that is too small is replaced, so views of the old one stay valid."""
@@ -8,6 +13,8 @@ class Scratch:
         self._encoded = bytearray()
         self._spliced = bytearray()
         self._pixels = bytearray()
+        self._work = np.empty(0, np.uint8)
+        self.frame = np.zeros(HEADER, np.int64)  # what the header of a tiled JPEG says
 
     def encoded(self, nbytes: int) -> memoryview:
         """Room for an encoded sample of `nbytes`."""
@@ -27,10 +34,16 @@ class Scratch:
             self._pixels = bytearray(_rounded(nbytes))
         return self._pixels
 
+    def work(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Room for at least `nbytes` of what the compiled decoder holds between its stages."""
+        if len(self._work) < nbytes:
+            self._work = np.empty(_rounded(nbytes), np.uint8)
+        return self._work
+
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return len(self._encoded) + len(self._spliced) + len(self._pixels)
+        return len(self._encoded) + len(self._spliced) + len(self._pixels) + len(self._work)
 
 
 def _rounded(nbytes: int) -> int:

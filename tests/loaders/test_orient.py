@@ -8,10 +8,11 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
+from fastimg.loaders.baseline import ZIGZAG
 from fastimg.loaders.coefficients import planes
 from fastimg.loaders.decode import decode, read_header, upright
 from fastimg.loaders.jpeg import DQT, Parser
-from fastimg.loaders.orient import _PLACES, turned, upright_jpeg
+from fastimg.loaders.orient import turned, upright_jpeg
 from fastimg.loaders.tiles import Reason, row_index, tile
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
@@ -55,7 +56,7 @@ def read(data):
         while marker == DQT and at < len(body):
             values = np.frombuffer(body, ">u2" if body[at] >> 4 else np.uint8, 64, at + 1)
             table = np.zeros((8, 8))
-            for value, place in zip(values, _PLACES, strict=True):
+            for value, place in zip(values, ZIGZAG, strict=True):
                 table[place] = value
             tables[body[at] & 15] = table
             at += 1 + 64 * values.itemsize
@@ -65,7 +66,7 @@ def read(data):
 def samples(plane, table):
     """The component's samples before rounding: the inverse DCT (A.3.3) of float64."""
     square = np.zeros((*plane.shape[:2], 8, 8))
-    for k, (row, column) in enumerate(_PLACES):
+    for k, (row, column) in enumerate(ZIGZAG):
         square[:, :, row, column] = plane[:, :, k] * table[row, column]
     n = np.arange(8)
     basis = np.cos((2 * n[None, :] + 1) * n[:, None] * np.pi / 16) * np.where(n == 0, 0.5**0.5, 1)[:, None] / 2

@@ -1,0 +1,134 @@
+"""The antialiased resize of RGB columns, in compiled code: torch's uint8 kernels, bit for bit.
+
+Across first and then down, each pass rounded to uint8, with weights of 16 bits whose precision follows the largest
+(ATen's UpSampleKernel.cpp; the filters are Pillow's, Resample.c). Only the output that is asked for is computed.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .compiled import compiled, inlined
+from .vectors import WIDE, transpose, weighted
+
+
+@inlined
+def _support(scale: float, bicubic: bool) -> float:
+    return (2.0 if bicubic else 1.0) * max(scale, 1.0)
+
+
+@compiled
+def taps(source: int, size: int, bicubic: bool) -> int:
+    """The most weights that an output has when `source` samples become `size`."""
+    return math.ceil(_support(source / size, bicubic)) * 2 + 1
+
+
+@compiled
+def reach(source: int, size: int, bicubic: bool, first: int, last: int) -> tuple[int, int]:
+    """The samples [begin, end) that outputs [first, last) are made of."""
+    scale = source / size
+    support = _support(scale, bicubic)
+    begin = max(int(scale * (first + 0.5) - support + 0.5), 0)
+    return begin, min(int(scale * (last - 0.5) + support + 0.5), source)
+
+
+@inlined
+def _filter(x: float, bicubic: bool) -> float:
+    x = abs(x)
+    if not bicubic:
+        return 1.0 - x if x < 1.0 else 0.0
+    a = -0.5
+    if x < 1.0:
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    if x < 2.0:
+        return (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    return 0.0
+
+
+@compiled
+def fill_weights(
+    source: int, size: int, bicubic: bool, at: int, begins: Any, counts: Any, weights: Any, work: Any
+) -> int:
+    """Weights for outputs [at, at + begins.size) of `size`: output i takes `counts[i]` samples from `begins[i]` on.
+
+    `weights` [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the bits behind the weights' point.
+    """
+    scale = source / size
+    support, inverse = _support(scale, bicubic), 1.0 / max(scale, 1.0)
+    largest = 0.0
+    for pas in range(2):  # the precision follows the largest of all weights, asked for or not
+        if pas == 1:
+            precision = 0
+            while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
+                precision += 1
+        for i in range(size if pas == 0 else begins.size):
+            centre = scale * ((i if pas == 0 else i + at) + 0.5)
+            begin = max(int(centre - support + 0.5), 0)
+            count = min(int(centre + support + 0.5), source) - begin
+            count = min(max(count, 0), work.size)
+            total = 0.0
+            for j in range(count):
+                work[j] = _filter((j + (begin - centre) + 0.5) * inverse, bicubic)
+                total += work[j]
+            if pas == 0:
+                for j in range(count):
+                    largest = max(largest, work[j] / total if total != 0.0 else work[j])
+                continue
+            begins[i], counts[i] = begin, count
+            for j in range(count):
+                weight = (work[j] / total if total != 0.0 else work[j]) * (1 << precision)
+                weights[i, j] = int(weight - 0.5 if weight < 0.0 else weight + 0.5)
+    return precision
+
+
+@compiled
+def resize_columns(
+    columns: Any,
+    height: int,
+    left: int,
+    top: int,
+    source: Any,
+    size: Any,
+    at: Any,
+    bicubic: bool,
+    work: Any,
+    out: Any,
+) -> None:
+    """Resize a picture of source[0] x source[1] pixels to size[0] x size[1], and keep `out` [S, S, 3] from `at` on.
+
+    Column 3 * x + c of it begins at `columns[(3 * (x - left) + c) * height]`, with row `top` first. `work` uint8 is
+    scratch: height * (8 + row) bytes, a row being 3 S rounded up to 8.
+    """
+    side = out.shape[0]
+    width = -(-3 * side // 8) * 8  # bytes of a row between the passes
+    begins, counts = np.empty(side, np.int64), np.empty(side, np.int64)
+    most = taps(source[0], size[0], bicubic)
+    weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
+    precision = fill_weights(source[0], size[0], bicubic, at[0], begins, counts, weights, scratch)
+    flat = weights.reshape(-1)
+    rows = work[8 * height :]
+    for group in range(0, width, 8):
+        for i in range(8):
+            q = min(group + i, 3 * side - 1)
+            x, c = q // 3, q % 3
+            begin = (3 * (begins[x] - left) + c) * height
+            for y in range(0, height, WIDE):
+                weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
+        for y in range(0, height, 8):
+            transpose(work, y, height, rows, y * width + group, width)
+    most = taps(source[1], size[1], bicubic)
+    weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
+    precision = fill_weights(source[1], size[1], bicubic, at[1], begins, counts, weights, scratch)
+    flat = weights.reshape(-1)
+    row = 3 * side
+    target = out.reshape(-1)
+    for y in range(side):
+        begin = (begins[y] - top) * width
+        for q in range(0, row - WIDE + 1, WIDE):
+            weighted(rows, begin + q, width, flat, y * most, counts[y], precision, target, y * row + q)
+        for q in range(row - row % WIDE, row):
+            total = 1 << (precision - 1)
+            for j in range(counts[y]):
+                total += int(rows[begin + j * width + q]) * int(weights[y, j])
+            target[y * row + q] = min(max(total >> precision, 0), 255)

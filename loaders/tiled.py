@@ -1,0 +1,133 @@
+"""A tiled JPEG's bytes -> the pixels that a model sees, in one compiled call that holds no lock.
+
+    baseline: the touched tiles' samples -> colour: RGB columns -> filters: the window of the resized picture
+
+The bits are those of decoding the whole picture, cutting out the box, resizing it and cutting out the window.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .baseline import (
+    HEIGHT,
+    INTERVAL,
+    MCU_HEIGHT,
+    MCU_WIDTH,
+    ORIENTATION,
+    PAD,
+    SCRATCH,
+    WIDTH,
+    decode_tiles,
+    read_frame,
+)
+from .colour import to_columns
+from .compiled import compiled, held, inlined
+from .crop import Crop
+from .filters import reach, resize_columns
+from .scratch import Scratch
+from .vectors import WIDE
+
+_MARGIN = 2  # the upsampling of chroma looks past the box
+
+DONE, OTHER = 0, -1  # what crop_tiled returns, or the bytes of scratch that it needs
+
+
+def fill_tiled(
+    data: bytes | memoryview,
+    crop: Crop,
+    draws: Sequence[float],
+    max_pixels: int,
+    scratch: Scratch,
+    out: npt.NDArray[np.uint8],
+) -> bool:
+    """Write `crop`'s window of a tiled JPEG to `out` [S, S, 3]; False where it is for others to decode, or damaged."""
+    view = np.frombuffer(data, np.uint8)
+    view.flags.writeable = False  # one type for numba: one compilation
+    frame = scratch.frame
+    if not _peek(view, frame):
+        return False
+    width, height, orientation = int(frame[WIDTH]), int(frame[HEIGHT]), int(frame[ORIENTATION])
+    if orientation != 1 or width * height > max_pixels:
+        return False
+    box, size, at = crop.window(width, height, draws)
+    if size[0] * size[1] > max_pixels:
+        return False
+    bicubic = crop.interpolation == "bicubic"
+    needed = crop_tiled(view, frame, box, size, at, bicubic, scratch.work(0), out)
+    if needed > 0:
+        needed = crop_tiled(view, frame, box, size, at, bicubic, scratch.work(needed), out)
+    return bool(needed == DONE)
+
+
+@held
+def _peek(data: Any, frame: Any) -> bool:
+    return read_frame(data, frame)
+
+
+@inlined
+def _aligned(nbytes: int) -> int:
+    return (nbytes + 63) // 64 * 64
+
+
+@compiled
+def crop_tiled(data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: bool, scratch: Any, out: Any) -> int:
+    """Resize `box` (x, y, width, height) of a JPEG to `size` (width, height), and write `out` [S, S, 3] from `at` on.
+
+    `frame` is what `read_frame` filled. Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else
+    the bytes that `scratch` must have.
+    """
+    side = out.shape[0]
+    region = np.empty(4, np.int64)  # of the picture: what the window is made of
+    for i in range(2):
+        begin, end = reach(box[2 + i], size[i], bicubic, at[i], at[i] + side)
+        region[i], region[2 + i] = box[i] + begin, end - begin
+    tile_width, tile_height = frame[INTERVAL] * frame[MCU_WIDTH], frame[MCU_HEIGHT]
+    left = max(0, region[0] - _MARGIN) // tile_width
+    right = -(-min(frame[WIDTH], region[0] + region[2] + _MARGIN) // tile_width)
+    top = max(0, region[1] - _MARGIN) // tile_height
+    bottom = -(-min(frame[HEIGHT], region[1] + region[3] + _MARGIN) // tile_height)
+    tiles = -(-frame[WIDTH] // tile_width)
+    # Chroma of two samples or fewer across is upsampled plainly: as few only where the whole has as few.
+    while min(frame[WIDTH], right * tile_width) - left * tile_width <= 4:
+        if right < tiles:
+            right += 1
+        elif left > 0:
+            left -= 1
+        else:
+            return OTHER
+    height = -(-region[3] // WIDE) * WIDE
+    row = -(-3 * side // 8) * 8
+    planes = _aligned(3 * (right - left) * tile_width * (bottom - top) * tile_height + 2 * WIDE)
+    columns = _aligned(3 * region[2] * height + WIDE)
+    bits = _aligned(data.size + PAD)
+    bounds = _aligned(8 * ((right - left) * (bottom - top) + 1))
+    sums = _aligned(2 * (2 * height + 2 * (region[2] // 2 + 3) * (height + 4) + 2 * WIDE))
+    passes = _aligned(height * (row + 8) + WIDE)
+    tables = 8 * SCRATCH
+    # Bits, bounds and tables are done with when the columns are made: they share their place with what follows.
+    first, second = tables + bits + bounds, sums
+    needed = planes + columns + max(first, second, passes)
+    if scratch.size < needed:
+        return needed
+    work = scratch[planes + columns :]
+    samples = scratch[:planes]
+    if not decode_tiles(
+        data,
+        frame,
+        left,
+        right,
+        top,
+        bottom,
+        work[tables + bounds : tables + bounds + bits],
+        work[tables : tables + bounds].view(np.int64),
+        work[:tables].view(np.int64),
+        samples,
+    ):
+        return OTHER
+    rgb = scratch[planes : planes + columns]
+    to_columns(samples, frame, left, right, top, bottom, region, height, work[:sums].view(np.uint16), rgb)
+    resize_columns(rgb, height, region[0] - box[0], region[1] - box[1], (box[2], box[3]), size, at, bicubic, work, out)
+    return DONE

@@ -1,0 +1,199 @@
+"""The compiled decoder of tiled JPEGs: whatever it takes has the bits of libjpeg-turbo and torch's resize."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+from fastimg.loaders.crop import Window
+from fastimg.loaders.decode import decode_box, read_header
+from fastimg.loaders.filters import fill_weights, taps
+from fastimg.loaders.resample import resample
+from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.tiled import fill_tiled
+from fastimg.loaders.tiles import tile
+
+SAMPLINGS = ("444", "422", "420", "Gray")
+MOST = 89_478_485
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A crop that is told its window."""
+
+    window_: Window
+    size: int
+    interpolation: str = "bilinear"
+    draws: int = 0
+
+    def window(self, width, height, draws):
+        return self.window_
+
+
+def encoded(width, height, sampling, quality=90, seed=0, noise=25.0):
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([128 + 90 * np.sin(x / 7 + y / 11 + c) for c in range(3)], axis=2)
+    pixels = np.clip(waves + np.random.default_rng(seed).normal(0, noise, waves.shape), 0, 255).astype(np.uint8)
+    if sampling == "Gray":
+        return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels[:, :, :1]), quality, "GRAY", "Gray")
+    return simplejpeg.encode_jpeg(pixels, quality, "RGB", sampling)
+
+
+def expected(data, crop):
+    """By libjpeg-turbo and torch."""
+    header = read_header(data)
+    window = crop.window(*header.size, ())
+    pixels, box = decode_box(data, header, window.box)
+    out = np.zeros((crop.size, crop.size, 3), np.uint8)
+    resample(pixels, window._replace(box=box), crop.interpolation, out)
+    return out
+
+
+def found(data, crop, scratch=None):
+    out = np.full((crop.size, crop.size, 3), 7, np.uint8)
+    return out if fill_tiled(data, crop, (), MOST, scratch or Scratch(), out) else None
+
+
+@st.composite
+def crops(draw, width, height):
+    box_width, box_height = draw(st.integers(1, width)), draw(st.integers(1, height))
+    box = (draw(st.integers(0, width - box_width)), draw(st.integers(0, height - box_height)), box_width, box_height)
+    side = draw(st.sampled_from([1, 3, 8, 11, 16, 33, 64]))
+    size = (side + draw(st.integers(0, 20)), side + draw(st.integers(0, 20)))
+    at = (draw(st.integers(0, size[0] - side)), draw(st.integers(0, size[1] - side)))
+    return Fixed(Window(box, size, at), side, draw(st.sampled_from(["bilinear", "bicubic"])))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_window_of_any_picture(sampling, data):
+    width, height = data.draw(st.integers(1, 150)), data.draw(st.integers(1, 150))
+    jpeg = encoded(width, height, sampling, data.draw(st.integers(1, 100)), data.draw(st.integers(0, 99)))
+    jpeg = tile(jpeg, width_px=data.draw(st.sampled_from([8, 16, 32, 64]))).jpeg
+    crop = data.draw(crops(width, height))
+    got = found(jpeg, crop)
+    assert got is not None or width <= 4 or not read_header(jpeg).restarts
+    if got is not None:
+        assert np.array_equal(got, expected(jpeg, crop))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_it_takes_what_tile_makes(sampling):
+    jpeg = tile(encoded(320, 240, sampling)).jpeg
+    for crop in (
+        Fixed(Window((0, 0, 320, 240), (64, 48), (8, 0)), 48),
+        Fixed(Window((201, 3, 70, 200), (64, 64), (0, 0)), 64),
+    ):
+        got = found(jpeg, crop)
+        assert got is not None
+        assert np.array_equal(got, expected(jpeg, crop))
+
+
+def test_pixels_of_the_darkest_and_brightest():
+    rng = np.random.default_rng(0)
+    pixels = rng.choice(np.array([0, 255], np.uint8), (90, 130, 3))
+    for quality in (1, 20, 100):
+        jpeg = tile(simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")).jpeg
+        crop = Fixed(Window((3, 2, 120, 80), (50, 50), (0, 0)), 50)
+        assert np.array_equal(found(jpeg, crop), expected(jpeg, crop))
+
+
+def test_one_scratch_for_pictures_of_all_sizes():
+    scratch, crop = Scratch(), CenterCrop(size=32, resize=40)
+    for size in (300, 40, 500, 41, 64):
+        jpeg = tile(encoded(size, size + 9, "420", seed=size)).jpeg
+        assert np.array_equal(found(jpeg, crop, scratch), expected(jpeg, crop))
+
+
+def jpeg_by_pillow(**options):
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(90, 160, (60, 80, 3), np.uint8)).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def test_what_is_for_others():
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    crop = Fixed(Window((0, 0, 60, 60), (32, 32), (0, 0)), 32)
+    for name, data in {
+        "nothing": b"",
+        "no JPEG": b"\x89PNG\r\n\x1a\n" + bytes(50),
+        "no tiles": jpeg_by_pillow(),
+        "progressive": jpeg_by_pillow(progressive=True),
+        "turned": tile(jpeg_by_pillow(exif=turned)).jpeg,
+        "4:4:0": tile(encoded(200, 100, "440")).jpeg,
+    }.items():
+        assert found(data, crop) is None, name
+    upright = Image.Exif()
+    upright[0x0112] = 1
+    assert found(tile(jpeg_by_pillow(exif=upright)).jpeg, crop) is not None
+
+
+def test_more_pixels_than_allowed_are_not_decoded():
+    jpeg, out = tile(encoded(64, 64, "420")).jpeg, np.zeros((32, 32, 3), np.uint8)
+    crop = CenterCrop(size=32, resize=32)
+    assert fill_tiled(jpeg, crop, (), 64 * 64, Scratch(), out)
+    assert not fill_tiled(jpeg, crop, (), 64 * 64 - 1, Scratch(), out)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_damage_is_left_to_the_judge_or_decoded_as_he_does(data):
+    """Some damage is none to a decoder: values change. What is taken has libjpeg's pixels then, too."""
+    sampling = data.draw(st.sampled_from(SAMPLINGS))
+    jpeg = bytearray(tile(encoded(96, 80, sampling, 80), width_px=16).jpeg)
+    scan = jpeg.index(b"\xff\xda")
+    for _ in range(data.draw(st.integers(1, 3))):
+        low = 2 if data.draw(st.booleans()) else scan
+        at = data.draw(st.integers(low, len(jpeg) - 1))
+        jpeg[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del jpeg[data.draw(st.integers(scan, len(jpeg) - 1)) :]
+    crop = Fixed(Window((0, 0, 40, 30), (24, 24), (0, 0)), 24)
+    got = found(bytes(jpeg), crop)
+    if got is not None:
+        assert np.array_equal(got, expected(bytes(jpeg), crop))
+
+
+def test_the_decoder_of_a_loader_takes_it(monkeypatch):
+    jpeg = memoryview(tile(encoded(400, 300, "420")).jpeg)
+    for crop in (RandomResizedCrop(size=96), CenterCrop(size=96, resize=110, interpolation="bicubic")):
+        ours, theirs = ImageDecoder(crop), ImageDecoder(crop, compiled=False)
+        scratch, rows = Scratch(), np.zeros((2, 96, 96, 3), np.uint8)
+        for epoch in range(10):
+            draws = ours.draw(0, epoch, np.zeros(1, np.int64))[0].tolist()
+            theirs.fill(jpeg, draws, {"inputs": rows[1]}, scratch)
+            with monkeypatch.context() as patch:
+                patch.setattr("fastimg.loaders.sample.read_header", None)  # the other way begins with it
+                ours.fill(jpeg, draws, {"inputs": rows[0]}, scratch)
+            assert np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("bicubic", [False, True])
+def test_weights_are_torchs(bicubic):
+    """A resize of single bright pixels reads them out, for every pair of sizes up to 40 and some large ones."""
+    kernel = torch.ops.aten._upsample_bicubic2d_aa if bicubic else torch.ops.aten._upsample_bilinear2d_aa
+    pairs = [(a, b) for a in range(1, 40) for b in range(1, 40)] + [(3000, 7), (7, 300), (1023, 224), (500, 224)]
+    for source, size in pairs:
+        bright = torch.eye(source, dtype=torch.uint8)[:, None, None, :] * 255  # [source, 1, 1, source]
+        bright = bright.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
+        theirs = kernel(bright, [1, size], False, None, None)[:, 0, 0].numpy()
+        most = taps(source, size, bicubic)
+        begins, counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        weights = np.zeros((size, most), np.int32)
+        bits = fill_weights(source, size, bicubic, 0, begins, counts, weights, np.zeros(most))
+        ours = np.zeros((source, size), np.int64)
+        for i in range(size):
+            for j in range(counts[i]):
+                value = (255 * int(weights[i, j]) + (1 << (bits - 1))) >> bits
+                ours[begins[i] + j, i] = min(max(value, 0), 255)
+        if source != size:  # torch leaves out a pass that changes nothing
+            assert np.array_equal(ours, theirs), (source, size)
