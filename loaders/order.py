@@ -2,9 +2,9 @@
 
 `random` is a permutation of everything. `quasi-random` is for data that memory does not hold: runs of `block` samples
 that lie together are laid out in a random sequence, and each sample moves from there by up to half of `window` to
-either side. So an epoch reads the data block by block, in a steady stream, and at no time are more than window / block
-blocks begun and not finished. A page cache that drops the oldest first reads everything once if it holds one and a half
-windows. A window as large as twice the data is `random`.
+either side. So an epoch reads the data block by block, in a steady stream, and no more than window / block + 1 blocks
+are begun and not finished at any time. A page cache of one and a half windows is enough for everything to be read about
+once (benchmarks/order.py). A window as large as twice the data is `random`.
 """
 
 from dataclasses import dataclass
