@@ -1,0 +1,45 @@
+"""What README shows is run, on small data."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def snippet():
+    """The plain PyTorch loop."""
+    section = README.read_text().split("## In your own loop\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return code
+
+
+def test_the_loop_is_ten_lines(snippet):
+    lines = [line for line in snippet.splitlines() if line and not re.match("import|from", line)]
+    assert len(lines) == 10
+
+
+def test_the_loop_trains(snippet, image_folder):
+    small = {
+        '"D"': repr(str(image_folder)),
+        '"cuda"': '"cpu"',
+        '"resnet50"': '"test_resnet"',
+        "crop=224": "crop=32",
+        "batch_size=256": "batch_size=8",
+        "range(10)": "range(3)",
+        "(F.cross_entropy": "losses.append(F.cross_entropy(model(images), batch.targets).item()); (F.cross_entropy",
+    }
+    for theirs, ours in small.items():
+        assert theirs in snippet
+        snippet = snippet.replace(theirs, ours)
+    losses = []
+    names = {"losses": losses}
+    torch.manual_seed(0)
+    exec(compile(snippet, "README.md", "exec"), names)
+    loader = names["loader"]
+    assert loader.epoch == 2 and loader.unreadable == {} and len(losses) == 3 * len(loader) == 15
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])  # three colours are learnt
+    loader.close()
