@@ -64,7 +64,7 @@ def remotes(names: list[str]) -> Iterator[dict[str, Remote]]:
     """Processes of these loaders, ended in the end."""
     opened = {name: Remote(name) for name in names}
     try:
-        yield opened
+        yield dict(opened)
     finally:
         for remote in opened.values():
             remote.close()
@@ -80,6 +80,7 @@ def _serve(pipe: Connection, name: str) -> None:
             return
         try:
             if work not in opened:
+                opened.clear()  # one loader at a time: what is not asked for holds nothing
                 opened[work] = PEERS[name].open(work)
             pipe.send((None, _ANSWERS[what](opened[work])))
         except Exception:  # noqa: BLE001 - told to the parent, whatever it is

@@ -46,11 +46,11 @@ def run(args: argparse.Namespace, sources: Sources, shared: dict[str, Any], cons
 def _stages(
     args: argparse.Namespace, data: Dataset, decoder: ImageDecoder, shared: dict[str, Any], console: Console
 ) -> None:
-    ids = np.random.default_rng(0).permutation(len(data))
+    ids = _tiled(data)
     found: dict[str, list[float]] = {name: [] for name in (*STAGES, "loader", "fill")}
     parts = _parts(data, decoder, ids)
     floors: dict[int, list[float]] = {workers: [] for workers in args.workers}
-    with_loader = Loader(data, decoder, LoaderConfig(batch_size=args.batch_size, workers=1))
+    with_loader = Loader(data, decoder, LoaderConfig(batch_size=args.batch_size, workers=1), indices=ids)
     for number in range(1 + args.repeats):
         stages = _one_by_one(data, decoder, ids, number)
         stages["loader"] = _timed(lambda: sum(batch.samples for batch in with_loader)) / len(ids)
@@ -82,6 +82,16 @@ def _stages(
     record = {"stages": fields, "sum": round(total, 1), "others": round(spreads["loader"].median - total, 1)}
     decode_only = {str(w): Spread.of(v).fields("images_per_second") for w, v in floors.items()}
     measure.append(args.out, {**shared, "benchmark": "loader stages", **record, "decode_only": decode_only})
+
+
+def _tiled(data: Dataset) -> np.ndarray:
+    """Ids of the tiled JPEGs, in random order: what is no JPEG has other stages."""
+    scratch = Scratch()
+    headers = (read_header(data.read(i, scratch)) for i in range(len(data)))
+    ids = np.flatnonzero([header.turbo and header.restarts for header in headers])
+    if not len(ids):
+        raise SystemExit("no JPEG among the images: nothing to take apart")
+    return np.random.default_rng(0).permutation(ids)
 
 
 def _one_by_one(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ of n counts. First their centre crops and their boxes are compared. A loader tha
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from loader_peers import PEERS, Work
 from loader_processes import PeerError, Remote, remotes
 from measure import Spread
 from rich.console import Console
+
+from fastimg.loaders.cpus import available_cpus
 
 BASE = next(iter(PEERS))  # ratios are of its speed to the others'
 
@@ -45,6 +48,7 @@ def main() -> None:
     args = parser.parse_args()
 
     console = Console(width=150)
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(max(available_cpus(), *args.workers)))  # FFCV's threads: a ceiling
     names = [name for name in PEERS if name in {BASE, *args.peers}]
     for name in list(names):
         if missing := PEERS[name].missing():
@@ -90,27 +94,24 @@ def _against_peers(
     gradients = make(scratch / "gradients", _cycle(write_gradients(scratch / "drawn"), len(sources.files)), wanted)
     checks = Checks(centre=work(each, "centre", args.workers[0]), boxes=work(gradients, "random", args.workers[0]))
     faults: list[str] = []
+    rows = []
     with remotes(names) as opened:
         parity = compare(opened, checks, BASE)
-    for name in list(names):
-        if "fault" in parity[name]:
-            faults.append(parity[name]["fault"])
-            names.remove(name)
-    _show_checks(console, {name: parity[name] for name in names})
-    rows = []
-    for workers in args.workers:
-        job = work(sources, "random", workers)
-        with remotes(names) as opened:
-            speeds, busy = _interleaved(opened, job, args.repeats, faults)
-        for name, speed in speeds.items():
-            ratio = speeds[BASE].median / speed.median
-            row: dict[str, Any] = {"loader": name, "workers": workers}
-            rows.append(
-                row | speed.columns("img/s") | {"CPU us/img": round(busy[name].median), f"x of {BASE}": f"{ratio:.2f}"}
-            )
-            measured = {**speed.fields("images_per_second"), **busy[name].fields("cpu_microseconds")}
-            about = {"about": PEERS[name].about, "base": BASE, "base_over_this": round(ratio, 3)}
-            measure.append(args.out, {**shared, **row, **measured, **about, "parity": _rounded(parity[name])})
+        for name in names:
+            if "fault" in parity[name]:
+                faults.append(parity.pop(name)["fault"])
+                del opened[name]
+        _show_checks(console, parity)
+        for workers in args.workers:
+            speeds, busy = _interleaved(opened, work(sources, "random", workers), args.repeats, faults)
+            for name, speed in speeds.items():
+                ratio = speeds[BASE].median / speed.median
+                row: dict[str, Any] = {"loader": name, "workers": workers}
+                columns = {"CPU us/img": round(busy[name].median), f"x of {BASE}": f"{ratio:.2f}"}
+                rows.append(row | speed.columns("img/s") | columns)
+                measured = {**speed.fields("images_per_second"), **busy[name].fields("cpu_microseconds")}
+                about = {"about": PEERS[name].about, "base": BASE, "base_over_this": round(ratio, 3)}
+                measure.append(args.out, {**shared, **row, **measured, **about, "parity": _rounded(parity[name])})
     measure.show(console, f"{shared['images']} images of {shared['data']}, batches of {args.batch_size}", rows)
     if faults:
         raise SystemExit("\n".join(["failed:", *faults]))
@@ -141,10 +142,10 @@ def _interleaved(
                 if count != len(job.sources.files):
                     raise PeerError(f"{name}: an epoch of {len(job.sources.files)} images gave {count}")
             except PeerError as error:
-                faults.append(str(error))
-                del speeds[name], busy[name]
                 if name == BASE:
                     raise
+                faults.append(str(error))
+                del speeds[name], busy[name], opened[name]
                 continue
             if number:
                 speeds[name].append(count / seconds)
