@@ -328,7 +328,7 @@ def _collect(data: Any, frame: Any, left: int, right: int, top: int, bottom: int
     tiles = -(-frame[WIDTH] // frame[MCU_WIDTH]) // frame[INTERVAL]
     total = tiles * -(-frame[HEIGHT] // frame[MCU_HEIGHT])
     at, size, n, found = int64(frame[BEGIN]), int64(data.size), 0, 0
-    bounds[0] = 0
+    bounds[0], restart = 0, False
     for tile in range((bottom - 1) * tiles + right):
         column = tile % tiles
         wanted = tile >= top * tiles and left <= column < right
@@ -355,6 +355,8 @@ def _collect(data: Any, frame: Any, left: int, right: int, top: int, bottom: int
         if restart != (tile + 1 < total) or (restart and data[at + 1] & 7 != tile & 7):
             return False
         at += 2
+    if at + 2 > size and restart:  # as `splice` does: the file ends with a tile
+        return False
     clean[n : n + PAD] = 0
     return True
 

@@ -16,7 +16,9 @@ cgutils: Any = untyped_cgutils
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's, of any type: a call leaves out the first argument."""
-    return untyped_intrinsic(function)
+    made: Any = untyped_intrinsic(function)
+    made.sources = {__file__}  # see `compiled`
+    return made
 
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
