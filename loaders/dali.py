@@ -147,7 +147,7 @@ class DaliLoader(Foreign):
         pipe = Pipeline(
             batch_size=c.batch_size,
             num_threads=self.workers,
-            device_id=(self.device.index or 0) if cuda else None,
+            device_id=self.device.index if cuda else None,
             seed=(c.seed * 1_000_003 + epoch * 4099 + c.rank) & 0x7FFFFFFF,
             prefetch_queue_depth=c.prefetch,
             exec_dynamic=True,  # outputs live as long as they are held

@@ -39,6 +39,8 @@ class Foreign(Epochs):
         workers: int | None = None,
     ) -> None:
         super().__init__(dataset, config, indices, workers or config.workers or available_cpus())
+        if device.type == "cuda" and device.index is None:  # as tensors name it
+            device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self.crop = crop
         self.slot_bytes = config.batch_size * (3 * crop.size**2 + 20)  # pixels, target, id, weight

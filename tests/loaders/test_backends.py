@@ -307,6 +307,23 @@ def test_synthetic_reads_nothing(files):
     assert "nothing is read" in loader.describe()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu(files):
+    with contextlib.closing(build("native", files)) as native:
+        expected = read(native)
+    for backend in OURS:
+        with contextlib.closing(open_source(backend, files, RANDOM, config(), "cuda")) as loader:
+            got = []
+            for batch in loader:
+                assert batch.inputs.is_cuda and batch.targets.is_cuda and batch.weight.is_cuda and not batch.ids.is_cuda
+                torch.cuda._sleep(5_000_000)  # the consumer lags behind the copies
+                pixels = batch.inputs.permute(0, 2, 3, 1).clone().cpu()
+                got.append((batch.ids.tolist(), batch.targets.tolist(), batch.weight.tolist(), batch.samples, pixels))
+            assert plain(got) == plain(expected)
+            assert backend == "synthetic" or difference(expected, got) <= 0.05
+
+
 # What is missing or refused
 
 
