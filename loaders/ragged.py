@@ -27,7 +27,7 @@ from .compiled import compiled, int64
 from .crop import Interpolation, Window
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
-ROWS, BLOCK = (16, 1024) if _INTERPRETED else (8, 256)
+ROWS, BLOCK = (16, 128) if _INTERPRETED else (8, 256)
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # there are no floats
 
 PLACE = 4  # int64 of an image: the address of the box's upper left, bytes to the next column, row and channel

@@ -1,0 +1,280 @@
+"""The CUDA rings against a device that is as late as it may be: streams that run when they like, in any order.
+
+Streams and events are simulated on the CPU. What is enqueued happens at random moments, after what its stream waits
+for and no sooner; so a wait that is missing is a batch with wrong bytes in some of the schedules.
+"""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.loaders.nvcodec import Decoded
+from fastimg.loaders.ring import CudaRing, Layout, Slot
+from fastimg.loaders.sample import LABEL_FIELDS, Field
+
+pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
+from fastimg.loaders import ragged_ring
+from fastimg.loaders.ragged_ring import Cut, RaggedRing
+
+FIELDS = (Field("inputs", (2, 2, 3), np.dtype(np.uint8)), *LABEL_FIELDS)
+LAYOUT = Layout(FIELDS, 3)
+
+
+class Stream:
+    """Work in order: functions, and events to wait for."""
+
+    cuda_stream = 1
+
+    def __init__(self, device=None):
+        self.work, self.done = [], 0
+
+    def wait_event(self, event):
+        self.work.append(event.mark)  # as it is recorded now
+
+    def wait_stream(self, other):
+        self.work.append((other, len(other.work)))
+
+    def synchronize(self):
+        while self.done < len(self.work):
+            assert DEVICE.run(), "deadlock: what the host waits for cannot happen"
+
+    def step(self):
+        """Do the next thing, if it may be done. Whether it was."""
+        if self.done == len(self.work):
+            return False
+        item = self.work[self.done]
+        if isinstance(item, tuple):
+            stream, position = item
+            if stream is not None and stream.done < position:
+                return False
+        else:
+            item()
+        self.done += 1
+        return True
+
+
+class Event:
+    """A place in a stream's work; one that was never recorded has happened."""
+
+    def __init__(self):
+        self.mark = (None, 0)
+
+    def record(self, stream):
+        self.mark = (stream, len(stream.work))
+
+    def synchronize(self):
+        stream, position = self.mark
+        while stream is not None and stream.done < position:
+            assert DEVICE.run(), "deadlock: what the host waits for cannot happen"
+
+
+class Buffer:
+    """Memory of the device: a copy into it happens when its stream comes to it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def copy_(self, source, non_blocking):
+        assert non_blocking
+        DEVICE.current.work.append(lambda: self.tensor.copy_(source))
+
+    def __getitem__(self, key):
+        return self.tensor[key]
+
+
+class Device:
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+        self.consumer = self.current = Stream()
+        self.streams = [self.consumer]
+
+    def stream(self, device=None):
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def entered(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def run(self):
+        """One thing, of a stream that can; whether there was one."""
+        return any(stream.step() for stream in self.draw.sample(self.streams, len(self.streams)))
+
+    def pass_time(self):
+        """Some of what may happen meanwhile, now and then nothing for long."""
+        for _ in range(self.draw.choice((0, 0, 0, 1, 3, 20))):
+            self.run()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    global DEVICE
+    DEVICE = Device(0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: DEVICE.stream())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: DEVICE.entered(stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: DEVICE.current)
+
+    def begin(seed):
+        global DEVICE
+        DEVICE = Device(seed)
+        ring = CudaRing(LAYOUT, torch.device("cpu"))
+        ring._buffers = [Buffer(buffer) for buffer in ring._buffers]
+        return ring
+
+    return begin
+
+
+class Codec:
+    """Decodes at once, into memory that is used again, whatever its stream still has to do: as hardware engines do."""
+
+    def __init__(self):
+        self.memory = [0] * LAYOUT.rows
+
+    def decode(self, parsed, stream):
+        self.memory[: len(parsed)] = parsed
+        return [Decoded(address, 1, 1, (0, 0, 0)) for address in range(len(parsed))]
+
+
+class Decoding(RaggedRing):
+    """A ragged ring on the simulated device; its thread's work is done by the caller."""
+
+    def __init__(self, codec):
+        fields = (Field("inputs", (1, 1, 3), np.dtype(np.uint8)), Field("place", (4,), np.dtype(np.int64)))
+        self.layout = Layout((*fields, Field("table", (8,), np.dtype(np.int32)), *LABEL_FIELDS), LAYOUT.rows)
+        super().__init__(self.layout, torch.device("cpu"), 1, ragged_ring.Codec(codec, None))
+        self._side._stream = DEVICE.stream()
+
+    def _lane(self, slot):
+        lane = super()._lane(slot)
+        lane.fields = Buffer(lane.fields)
+        return lane
+
+    def begin(self, slot):
+        self._make(slot, self._lanes.get(id(slot)) or self._lane(slot))
+        self._made[id(slot)] = None
+
+
+def train(ring, slots, steps, first, seen, stop_early):
+    """An epoch of `steps`, whose kernels read each batch when the device comes to it. Slots are filled ahead."""
+
+    def dispatch(step):
+        slot = slots[step % len(slots)]
+        fill(slot, first + step)
+        DEVICE.pass_time()
+        ring.begin(slot)
+
+    for step in range(min(len(slots), steps)):
+        dispatch(step)
+    for step in range(steps):
+        tensors = ring.hand_over(slots[step % len(slots)])
+        read = tensors["inputs"], tensors["weight"]
+        DEVICE.current.work.append(lambda read=read, wanted=first + step: seen.append((wanted, levels(read))))
+        DEVICE.pass_time()
+        if stop_early and step == steps // 2:
+            break  # the batch is never given back
+        ring.reclaim()
+        if step + len(slots) < steps:
+            dispatch(step + len(slots))
+    ring.release()
+
+
+def levels(tensors):
+    """All values that occur; what was never written may be any."""
+    known = (tensor.double().nan_to_num(-1).clamp(-1, 999) for tensor in tensors)
+    return sorted({int(level) for tensor in known for level in tensor.unique()})
+
+
+def fill(slot, number):
+    slot.arrays["weight"][...] = number
+    if "place" in slot.arrays:
+        slot.carried[:] = [Cut(b"", number, (0, 0, 1, 1), 1, None)] * len(slot.carried)
+    else:
+        slot.arrays["inputs"][...] = number
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_every_kernel_reads_its_own_batch(device, stop_early):
+    for seed in range(150):
+        ring, seen = device(seed), []
+        slots = [Slot(LAYOUT, pinned=False) for _ in range(2 + seed % 3)]
+        for epoch in range(4):
+            train(ring, slots, 1 + (seed + epoch) % 7, 40 * epoch, seen, stop_early)
+        while DEVICE.run():
+            pass
+        assert len(seen) >= 4 and all(found == [wanted] for wanted, found in seen), (seed, seen)
+
+
+@pytest.mark.parametrize("forgotten", ["_settle", "wait for consumed", "wait for copied"])
+def test_what_is_left_out_is_noticed(device, monkeypatch, forgotten):
+    """The simulation finds the faults that it is there for."""
+    if forgotten == "_settle":  # what a release of an abandoned batch does
+        monkeypatch.setattr(CudaRing, "release", lambda self: None)
+    else:
+        real, side = Stream.wait_event, forgotten == "wait for consumed"
+        monkeypatch.setattr(
+            Stream, "wait_event", lambda s, e: None if (s is not DEVICE.consumer) == side else real(s, e)
+        )
+    wrong = 0
+    for seed in range(150):
+        ring, seen = device(seed), []
+        slots = [Slot(LAYOUT, pinned=False) for _ in range(2)]
+        for epoch in range(4):
+            train(ring, slots, 1 + (seed + epoch) % 7, 40 * epoch, seen, stop_early=True)
+        while DEVICE.run():
+            pass
+        wrong += any(found != [wanted] for wanted, found in seen)
+    assert wrong
+
+
+@pytest.fixture
+def decoding(device, monkeypatch):
+    def begin(seed):
+        device(seed)
+        codec = Codec()
+
+        def resize(places, tables, out):
+            def kernel():
+                for row, place in enumerate(places[:, 0].tolist()):
+                    out[row] = codec.memory[place]
+
+            DEVICE.current.work.append(kernel)
+
+        monkeypatch.setattr(ragged_ring, "resize", resize)
+        ring = Decoding(codec)
+        return ring, [Slot(ring.layout, pinned=False) for _ in range(2 + seed % 3)]
+
+    return begin
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_every_kernel_reads_what_was_decoded_for_it(decoding, stop_early):
+    for seed in range(150):
+        (ring, slots), seen = decoding(seed), []
+        for epoch in range(4):
+            train(ring, slots, 1 + (seed + epoch) % 7, 40 * epoch, seen, stop_early)
+        while DEVICE.run():
+            pass
+        assert len(seen) >= 4 and all(found == [wanted] for wanted, found in seen), (seed, seen)
+
+
+@pytest.mark.parametrize("forgotten", ["finish", "release"])
+def test_decoding_too_early_is_noticed(decoding, monkeypatch, forgotten):
+    if forgotten == "finish":  # the codec then writes what the batch before is still read from
+        monkeypatch.setattr(ragged_ring.SideStream, "finish", lambda self: None)
+    else:
+        monkeypatch.setattr(RaggedRing, "release", lambda self: None)
+    wrong = 0
+    for seed in range(150):
+        (ring, slots), seen = decoding(seed), []
+        for epoch in range(4):
+            train(ring, slots, 1 + (seed + epoch) % 7, 40 * epoch, seen, stop_early=True)
+        while DEVICE.run():
+            pass
+        wrong += any(found != [wanted] for wanted, found in seen)
+    assert wrong
