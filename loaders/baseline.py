@@ -17,12 +17,13 @@ import numpy as np
 
 from .compiled import compiled, inlined, int64, uint64
 from .huffman import load, skip
-from .vectors import inverse_dct
+from .vectors import inverse_dct, inverse_dct2, inverse_dct4
 
 # What the header says, by place in an array of int64.
 # BEGIN: the scan's first byte. ORIENTATION: of EXIF, 1 to 8.
 WIDTH, HEIGHT, MCU_WIDTH, MCU_HEIGHT, INTERVAL, COMPONENTS, BEGIN, ORIENTATION = range(8)
-_H, _V, _TQ, _DC, _AC, _ID = 8, 11, 14, 17, 20, 23  # of each component
+# Of each component. H and V: its blocks across and down an MCU.
+H, V, _TQ, _DC, _AC, _ID = 8, 11, 14, 17, 20, 23
 _QUANT, _DC_CODES, _AC_CODES = 26, 30, 34  # where each of four tables stands, 0 where there is none
 HEADER = 38
 
@@ -107,9 +108,11 @@ def read_frame(data: Any, frame: Any) -> bool:
             frame[WIDTH] = int64(data[body + 3]) << 8 | data[body + 4]
             for i in range(frame[COMPONENTS]):
                 frame[_ID + i] = data[body + 6 + 3 * i]
-                frame[_H + i] = int64(data[body + 7 + 3 * i]) >> 4
-                frame[_V + i] = int64(data[body + 7 + 3 * i]) & 15
+                frame[H + i] = int64(data[body + 7 + 3 * i]) >> 4
+                frame[V + i] = int64(data[body + 7 + 3 * i]) & 15
                 frame[_TQ + i] = data[body + 8 + 3 * i]
+                if not (1 <= frame[H + i] <= 4 and 1 <= frame[V + i] <= 4):
+                    return False
         elif 0xC2 <= marker <= 0xCF:
             return False
         elif marker == 0xDA:
@@ -133,19 +136,32 @@ def read_frame(data: Any, frame: Any) -> bool:
     if frame[BEGIN] == 0 or frame[WIDTH] == 0 or frame[HEIGHT] == 0 or frame[INTERVAL] == 0:
         return False
     if frame[COMPONENTS] == 1:
-        frame[_H], frame[_V] = 1, 1
+        frame[H], frame[V] = 1, 1
     else:
         ids = frame[_ID] == 1 and frame[_ID + 1] == 2 and frame[_ID + 2] == 3
         if not (jfif or adobe == 1 or (adobe < 0 and ids)):  # pixels may be RGB
             return False
-        if frame[_H + 1] != 1 or frame[_H + 2] != 1 or frame[_V + 1] != 1 or frame[_V + 2] != 1:
+        if frame[H + 1] != 1 or frame[H + 2] != 1 or frame[V + 1] != 1 or frame[V + 2] != 1:
             return False
-        luma = frame[_H] << 4 | frame[_V]
+        luma = frame[H] << 4 | frame[V]
         if luma != 0x11 and luma != 0x21 and luma != 0x22:
             return False
-    frame[MCU_WIDTH], frame[MCU_HEIGHT] = 8 * frame[_H], 8 * frame[_V]
+    frame[MCU_WIDTH], frame[MCU_HEIGHT] = 8 * frame[H], 8 * frame[V]
     across = -(-frame[WIDTH] // frame[MCU_WIDTH])
     return bool(across % frame[INTERVAL] == 0 and _blocks(frame) * frame[INTERVAL] <= _MOST_BLOCKS)
+
+
+@compiled
+def scaled(frame: Any, side: int) -> Any:
+    """The frame of the picture that has `side` samples for eight: its size, its MCUs, and how chroma is sampled."""
+    small = frame.copy()
+    for i in (WIDTH, HEIGHT):
+        small[i] = -(-frame[i] * side // 8)
+    for i in (MCU_WIDTH, MCU_HEIGHT):
+        small[i] = frame[i] * side // 8
+    if side < 8:
+        small[H], small[V] = 1, 1
+    return small
 
 
 @inlined
@@ -185,7 +201,7 @@ def _number(data: Any, at: int, size: int, big: bool) -> int:
 @inlined
 def _blocks(frame: Any) -> Any:
     """Of an MCU."""
-    return frame[_H] * frame[_V] + frame[COMPONENTS] - 1
+    return frame[H] * frame[V] + frame[COMPONENTS] - 1
 
 
 @compiled
@@ -363,14 +379,29 @@ def _collect(data: Any, frame: Any, left: int, right: int, top: int, bottom: int
 
 @compiled
 def decode_tiles(
-    data: Any, frame: Any, left: int, right: int, top: int, bottom: int, clean: Any, bounds: Any, work: Any, out: Any
+    data: Any,
+    frame: Any,
+    side: int,
+    left: int,
+    right: int,
+    top: int,
+    bottom: int,
+    clean: Any,
+    bounds: Any,
+    work: Any,
+    out: Any,
 ) -> bool:
     """Decode tiles [left, right) of rows [top, bottom) to planes in `out`, one after the other. False: damaged.
 
-    A component's plane has `(right - left) * INTERVAL * 8 * h` columns of `(bottom - top) * 8 * v` samples. `clean`
-    [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work` [SCRATCH] int64 are scratch.
+    A block of luma becomes `side` x `side` samples: 8, or 4, 2 or 1 by DCT scaling. As libjpeg does, it gives chroma of
+    4:2:0 twice as many then. A component's plane has `(right - left) * INTERVAL * h * side` columns of
+    `(bottom - top) * v * side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work`
+    [SCRATCH] int64 are scratch.
     """
     per_tile, across = frame[INTERVAL], right - left
+    sides = np.full(3, side, np.int64)
+    if side < 8 and frame[H] == 2:
+        sides[1:] = 2 * side
     if not _collect(data, frame, left, right, top, bottom, clean, bounds):
         return False
     quantisers = work[6 * _TABLE : _WORK].view(np.int16)  # [4, 64], in rows
@@ -390,14 +421,14 @@ def decode_tiles(
             return False
         for i in range(64):
             quantisers[64 * c + _NATURAL[i]] = data[frame[_QUANT + frame[_TQ + c]] + i]
-        origins[c + 1] = origins[c] + across * per_tile * 8 * frame[_H + c] * (bottom - top) * 8 * frame[_V + c]
-        block = frame[_H] * frame[_V] + c - 1 if c else 0
-        for v in range(frame[_V + c]):
-            for h in range(frame[_H + c]):
+        origins[c + 1] = origins[c] + across * per_tile * frame[H + c] * (bottom - top) * frame[V + c] * sides[c] ** 2
+        block = frame[H] * frame[V] + c - 1 if c else 0
+        for v in range(frame[V + c]):
+            for h in range(frame[H + c]):
                 for mcu in range(per_tile):
                     at = mcu * _blocks(frame) + block
                     rows[at] = slot
-                    places[at, 0], places[at, 1], places[at, 2] = c, (mcu * frame[_H + c] + h) * 8, v * 8
+                    places[at, 0], places[at, 1], places[at, 2] = c, (mcu * frame[H + c] + h) * sides[c], v * sides[c]
                 block += 1
     total, chunk = (bottom - top) * across, max(2, _CHUNK // (rows.size * STRIDE))
     previous = np.empty(3, np.int64)
@@ -413,9 +444,17 @@ def decode_tiles(
                 c = places[block, 0]
                 previous[c] += coefficients[at]
                 coefficients[at] = previous[c]
-                stride = (bottom - top) * 8 * frame[_V + c]
-                x = column * per_tile * 8 * frame[_H + c] + places[block, 1]
-                y = row * 8 * frame[_V + c] + places[block, 2]
-                inverse_dct(coefficients, at, quantisers, 64 * c, out, origins[c] + x * stride + y, stride)
+                stride = (bottom - top) * frame[V + c] * sides[c]
+                x = column * per_tile * frame[H + c] * sides[c] + places[block, 1]
+                to = origins[c] + x * stride + row * frame[V + c] * sides[c] + places[block, 2]
+                if sides[c] == 8:
+                    inverse_dct(coefficients, at, quantisers, 64 * c, out, to, stride)
+                elif sides[c] == 4:
+                    inverse_dct4(coefficients, at, quantisers, 64 * c, out, to, stride)
+                elif sides[c] == 2:
+                    inverse_dct2(coefficients, at, quantisers, 64 * c, out, to, stride)
+                else:
+                    dc = np.int16(coefficients[at] * quantisers[64 * c])
+                    out[to] = min(max(((dc + 4) >> 3) + 128, 0), 255)
                 at += STRIDE
     return True

@@ -6,7 +6,7 @@ Everything stands in columns, as in `baseline`: what is done to one sample is do
 
 from typing import Any
 
-from .baseline import COMPONENTS, HEIGHT, INTERVAL, MCU_HEIGHT, MCU_WIDTH, WIDTH
+from .baseline import COMPONENTS, HEIGHT, INTERVAL, MCU_HEIGHT, MCU_WIDTH, WIDTH, H, V
 from .compiled import compiled
 from .vectors import WIDE, to_rgb, upsampled, upsampled_sums
 
@@ -20,7 +20,7 @@ def to_columns(
     Column 3 * x + channel begins at `out[(3 * x + channel) * height]`, and box[3] of its bytes count. `work` uint16
     [2 * height + 2 * (box[2] // 2 + 3) * (height + 4) + WIDE] is scratch.
     """
-    h, v = frame[MCU_WIDTH] // 8, frame[MCU_HEIGHT] // 8
+    h, v = frame[H], frame[V]
     across = (right - left) * frame[INTERVAL] * frame[MCU_WIDTH]
     stride = (bottom - top) * frame[MCU_HEIGHT]
     x0, y0 = box[0] - left * frame[INTERVAL] * frame[MCU_WIDTH], box[1] - top * frame[MCU_HEIGHT]

@@ -19,18 +19,19 @@ def _support(scale: float, bicubic: bool) -> float:
 
 
 @compiled
-def taps(source: int, size: int, bicubic: bool) -> int:
-    """The most weights that an output has when `source` samples become `size`."""
-    return math.ceil(_support(source / size, bicubic)) * 2 + 1
+def taps(extent: float, size: int, bicubic: bool) -> int:
+    """The most weights that an output has when `extent` samples become `size`."""
+    return math.ceil(_support(extent / size, bicubic)) * 2 + 1
 
 
 @compiled
-def reach(source: int, size: int, bicubic: bool, first: int, last: int) -> tuple[int, int]:
-    """The samples [begin, end) that outputs [first, last) are made of."""
-    scale = source / size
+def reach(begin: float, extent: float, size: int, bicubic: bool, first: int, last: int) -> tuple[int, int]:
+    """The samples that outputs [first, last) of `size` are made of, when these stand for [begin, begin + extent)."""
+    scale = extent / size
     support = _support(scale, bicubic)
-    begin = max(int(scale * (first + 0.5) - support + 0.5), 0)
-    return begin, min(int(scale * (last - 0.5) + support + 0.5), source)
+    low = int(begin + scale * (first + 0.5) - support + 0.5)
+    high = int(begin + scale * (last - 0.5) + support + 0.5)
+    return max(low, math.floor(begin)), min(high, math.ceil(begin + extent))
 
 
 @inlined
@@ -48,36 +49,39 @@ def _filter(x: float, bicubic: bool) -> float:
 
 @compiled
 def fill_weights(
-    source: int, size: int, bicubic: bool, at: int, begins: Any, counts: Any, weights: Any, work: Any
+    start: float, extent: float, size: int, bicubic: bool, at: int, begins: Any, counts: Any, weights: Any, work: Any
 ) -> int:
     """Weights for outputs [at, at + begins.size) of `size`: output i takes `counts[i]` samples from `begins[i]` on.
 
-    `weights` [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the bits behind the weights' point.
+    The outputs stand for samples [start, start + extent), which need not be whole after DCT scaling. `weights`
+    [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the bits behind the weights' point.
     """
-    scale = source / size
+    scale = extent / size
     support, inverse = _support(scale, bicubic), 1.0 / max(scale, 1.0)
-    largest = 0.0
-    for pas in range(2):  # the precision follows the largest of all weights, asked for or not
-        if pas == 1:
-            precision = 0
+    low, high = math.floor(start), math.ceil(start + extent)
+    largest, precision = 0.0, 0
+    for filling in range(2):  # the precision follows the largest of all weights, asked for or not
+        if filling:
             while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
                 precision += 1
-        for i in range(size if pas == 0 else begins.size):
-            centre = scale * ((i if pas == 0 else i + at) + 0.5)
-            begin = max(int(centre - support + 0.5), 0)
-            count = min(int(centre + support + 0.5), source) - begin
+        for i in range(begins.size if filling else size):
+            centre = start + scale * ((i + at if filling else i) + 0.5)
+            begin = max(int(centre - support + 0.5), low)
+            count = min(int(centre + support + 0.5), high) - begin
             count = min(max(count, 0), work.size)
             total = 0.0
             for j in range(count):
                 work[j] = _filter((j + (begin - centre) + 0.5) * inverse, bicubic)
                 total += work[j]
-            if pas == 0:
+            if total == 0.0:
+                total = 1.0
+            if not filling:
                 for j in range(count):
-                    largest = max(largest, work[j] / total if total != 0.0 else work[j])
+                    largest = max(largest, work[j] / total)
                 continue
             begins[i], counts[i] = begin, count
             for j in range(count):
-                weight = (work[j] / total if total != 0.0 else work[j]) * (1 << precision)
+                weight = work[j] / total * (1 << precision)
                 weights[i, j] = int(weight - 0.5 if weight < 0.0 else weight + 0.5)
     return precision
 
@@ -88,24 +92,25 @@ def resize_columns(
     height: int,
     left: int,
     top: int,
-    source: Any,
+    start: Any,
+    extent: Any,
     size: Any,
     at: Any,
     bicubic: bool,
     work: Any,
     out: Any,
 ) -> None:
-    """Resize a picture of source[0] x source[1] pixels to size[0] x size[1], and keep `out` [S, S, 3] from `at` on.
+    """Resize samples [start, start + extent) (x and y, floats) to `size`, and keep `out` [S, S, 3] from `at` on.
 
-    Column 3 * x + c of it begins at `columns[(3 * (x - left) + c) * height]`, with row `top` first. `work` uint8 is
+    Column 3 * x + c of them begins at `columns[(3 * (x - left) + c) * height]`, with row `top` first. `work` uint8 is
     scratch: height * (8 + row) bytes, a row being 3 S rounded up to 8.
     """
     side = out.shape[0]
     width = -(-3 * side // 8) * 8  # bytes of a row between the passes
     begins, counts = np.empty(side, np.int64), np.empty(side, np.int64)
-    most = taps(source[0], size[0], bicubic)
+    most = taps(extent[0], size[0], bicubic)
     weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
-    precision = fill_weights(source[0], size[0], bicubic, at[0], begins, counts, weights, scratch)
+    precision = fill_weights(start[0], extent[0], size[0], bicubic, at[0], begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     rows = work[8 * height :]
     for group in range(0, width, 8):
@@ -117,9 +122,9 @@ def resize_columns(
                 weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
-    most = taps(source[1], size[1], bicubic)
+    most = taps(extent[1], size[1], bicubic)
     weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
-    precision = fill_weights(source[1], size[1], bicubic, at[1], begins, counts, weights, scratch)
+    precision = fill_weights(start[1], extent[1], size[1], bicubic, at[1], begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     row = 3 * side
     target = out.reshape(-1)

@@ -54,6 +54,7 @@ class ImageDecoder:
 
     crop: Crop
     max_pixels: int = MAX_PIXELS
+    dct_scaling: bool = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
     compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
 
     _STAGE = 0x0C
@@ -69,11 +70,12 @@ class ImageDecoder:
 
     def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        if self.compiled and fill_tiled(data, self.crop, draws, self.max_pixels, scratch, row["inputs"]):
+        out = row["inputs"]
+        if self.compiled and fill_tiled(data, self.crop, draws, self.max_pixels, self.dct_scaling, scratch, out):
             return
         header = read_header(data, self.max_pixels)
         window = self.crop.window(*header.size, draws)
         if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
             raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
         pixels, box = decode_box(data, header, window.box, scratch)
-        resample(pixels, window._replace(box=box), self.crop.interpolation, row["inputs"])
+        resample(pixels, window._replace(box=box), self.crop.interpolation, out)

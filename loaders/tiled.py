@@ -20,8 +20,11 @@ from .baseline import (
     PAD,
     SCRATCH,
     WIDTH,
+    H,
+    V,
     decode_tiles,
     read_frame,
+    scaled,
 )
 from .colour import to_columns
 from .compiled import compiled, held, inlined
@@ -31,6 +34,7 @@ from .scratch import Scratch
 from .vectors import WIDE
 
 _MARGIN = 2  # the upsampling of chroma looks past the box
+_MOST_PIXELS = 1 << 24  # that are held at once, 100 MB: the window of a larger picture goes the other way
 
 DONE, OTHER = 0, -1  # what crop_tiled returns, or the bytes of scratch that it needs
 
@@ -40,6 +44,7 @@ def fill_tiled(
     crop: Crop,
     draws: Sequence[float],
     max_pixels: int,
+    scaling: bool,
     scratch: Scratch,
     out: npt.NDArray[np.uint8],
 ) -> bool:
@@ -56,9 +61,9 @@ def fill_tiled(
     if size[0] * size[1] > max_pixels:
         return False
     bicubic = crop.interpolation == "bicubic"
-    needed = crop_tiled(view, frame, box, size, at, bicubic, scratch.work(0), out)
+    needed = crop_tiled(view, frame, box, size, at, bicubic, scaling, scratch.work(0), out)
     if needed > 0:
-        needed = crop_tiled(view, frame, box, size, at, bicubic, scratch.work(needed), out)
+        needed = crop_tiled(view, frame, box, size, at, bicubic, scaling, scratch.work(needed), out)
     return bool(needed == DONE)
 
 
@@ -73,25 +78,38 @@ def _aligned(nbytes: int) -> int:
 
 
 @compiled
-def crop_tiled(data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: bool, scratch: Any, out: Any) -> int:
+def crop_tiled(
+    data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: bool, scaling: bool, scratch: Any, out: Any
+) -> int:
     """Resize `box` (x, y, width, height) of a JPEG to `size` (width, height), and write `out` [S, S, 3] from `at` on.
 
-    `frame` is what `read_frame` filled. Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else
-    the bytes that `scratch` must have.
+    `frame` is what `read_frame` filled. With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8.
+    Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else the bytes that `scratch` must have.
     """
-    side = out.shape[0]
-    region = np.empty(4, np.int64)  # of the picture: what the window is made of
+    side, window = 8, out.shape[0]
+    while scaling and side > 1 and _scales(frame) and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
+        side //= 2
+    small = scaled(frame, side)
+    start, extent = np.empty(2), np.empty(2)  # the box in samples, not whole ones when scaled
+    region = np.empty(4, np.int64)  # what the window is made of
     for i in range(2):
-        begin, end = reach(box[2 + i], size[i], bicubic, at[i], at[i] + side)
-        region[i], region[2 + i] = box[i] + begin, end - begin
-    tile_width, tile_height = frame[INTERVAL] * frame[MCU_WIDTH], frame[MCU_HEIGHT]
+        start[i], extent[i] = box[i] * side / 8, box[2 + i] * side / 8
+        # By itself, from 0 on, where samples are whole: torch's numbers then.
+        origin = box[i] if side == 8 else 0
+        start[i] -= origin
+        begin, end = reach(start[i], extent[i], size[i], bicubic, at[i], at[i] + window)
+        region[i], region[2 + i] = min(origin + begin, small[WIDTH + i] - 1), end - begin
+        region[2 + i] = min(region[2 + i], small[WIDTH + i] - region[i])
+    if region[2] * region[3] > _MOST_PIXELS:
+        return OTHER
+    tile_width, tile_height = small[INTERVAL] * small[MCU_WIDTH], small[MCU_HEIGHT]
     left = max(0, region[0] - _MARGIN) // tile_width
-    right = -(-min(frame[WIDTH], region[0] + region[2] + _MARGIN) // tile_width)
+    right = -(-min(small[WIDTH], region[0] + region[2] + _MARGIN) // tile_width)
     top = max(0, region[1] - _MARGIN) // tile_height
-    bottom = -(-min(frame[HEIGHT], region[1] + region[3] + _MARGIN) // tile_height)
-    tiles = -(-frame[WIDTH] // tile_width)
+    bottom = -(-min(small[HEIGHT], region[1] + region[3] + _MARGIN) // tile_height)
+    tiles = -(-small[WIDTH] // tile_width)
     # Chroma of two samples or fewer across is upsampled plainly: as few only where the whole has as few.
-    while min(frame[WIDTH], right * tile_width) - left * tile_width <= 4:
+    while min(small[WIDTH], right * tile_width) - left * tile_width <= 4:
         if right < tiles:
             right += 1
         elif left > 0:
@@ -99,7 +117,7 @@ def crop_tiled(data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: boo
         else:
             return OTHER
     height = -(-region[3] // WIDE) * WIDE
-    row = -(-3 * side // 8) * 8
+    row = -(-3 * window // 8) * 8
     planes = _aligned(3 * (right - left) * tile_width * (bottom - top) * tile_height + 2 * WIDE)
     columns = _aligned(3 * region[2] * height + WIDE)
     bits = _aligned(data.size + PAD)
@@ -108,8 +126,7 @@ def crop_tiled(data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: boo
     passes = _aligned(height * (row + 8) + WIDE)
     tables = 8 * SCRATCH
     # Bits, bounds and tables are done with when the columns are made: they share their place with what follows.
-    first, second = tables + bits + bounds, sums
-    needed = planes + columns + max(first, second, passes)
+    needed = planes + columns + max(tables + bits + bounds, sums, passes)
     if scratch.size < needed:
         return needed
     work = scratch[planes + columns :]
@@ -117,6 +134,7 @@ def crop_tiled(data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: boo
     if not decode_tiles(
         data,
         frame,
+        side,
         left,
         right,
         top,
@@ -128,6 +146,15 @@ def crop_tiled(data: Any, frame: Any, box: Any, size: Any, at: Any, bicubic: boo
     ):
         return OTHER
     rgb = scratch[planes : planes + columns]
-    to_columns(samples, frame, left, right, top, bottom, region, height, work[:sums].view(np.uint16), rgb)
-    resize_columns(rgb, height, region[0] - box[0], region[1] - box[1], (box[2], box[3]), size, at, bicubic, work, out)
+    to_columns(samples, small, left, right, top, bottom, region, height, work[:sums].view(np.uint16), rgb)
+    x, y = region[0], region[1]
+    if side == 8:
+        x, y = x - box[0], y - box[1]
+    resize_columns(rgb, height, x, y, start, extent, size, at, bicubic, work, out)
     return DONE
+
+
+@inlined
+def _scales(frame: Any) -> bool:
+    """Whether chroma has luma's size after DCT scaling: not that of 4:2:2."""
+    return bool(frame[H] == frame[V])

@@ -28,6 +28,9 @@ WIDE = 32  # samples of a column, or of a row, at a time: arrays have room for a
 # The constants of jidctint.c in 13 bits (Loeffler, Ligtenberg, Moschytz: Practical Fast 1-D DCT Algorithms, 1989).
 _0_298, _0_390, _0_541, _0_765, _0_899, _1_175 = 2446, 3196, 4433, 6270, 7373, 9633
 _1_501, _1_847, _1_961, _2_053, _2_562, _3_072 = 12299, 15137, 16069, 16819, 20995, 25172
+# And those of jidctred.c, for blocks of which fewer samples are wanted.
+_0_211, _0_509, _0_601, _0_720, _0_850, _1_061 = 1730, 4176, 4926, 5906, 6967, 8697
+_1_272, _1_451, _2_172, _3_624 = 10426, 11893, 17799, 29692
 _CONST_BITS, _PASS1_BITS = 13, 2
 
 
@@ -95,6 +98,39 @@ def _inverse_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
     ]
 
 
+def _half_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
+    """Eight 1-d transforms of half the length: the four samples of jidctred.c, whose frequency 4 counts for nothing."""
+    b, wide = builder, ir.VectorType(_I32, _LANES)
+
+    def total(*terms: tuple[int, int]) -> Any:
+        first, *others = (b.mul(x[i], _vector(_I32, factor)) for i, factor in terms)
+        for other in others:
+            first = b.add(first, other)
+        return first
+
+    x = [b.sext(value, wide) for value in values]
+    half, down = _vector(_I32, 1 << shift), _vector(_I32, shift + 1)
+    dc = b.add(b.shl(x[0], _vector(_I32, _CONST_BITS + 1)), half)
+    even = total((2, _1_847), (6, -_0_765))
+    odd0 = total((7, -_0_211), (5, _1_451), (3, -_2_172), (1, _1_061))
+    odd1 = total((7, -_0_509), (5, -_0_601), (3, _0_899), (1, _2_562))
+    t0, t1 = b.add(dc, even), b.sub(dc, even)
+    sums = (b.add(t0, odd1), b.add(t1, odd0), b.sub(t1, odd0), b.sub(t0, odd1))
+    return [b.ashr(value, down) for value in sums]
+
+
+def _quarter_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
+    """Of a quarter of the length: two samples, of frequency 0 and the odd ones."""
+    b, wide = builder, ir.VectorType(_I32, _LANES)
+    x = [b.sext(value, wide) for value in values]
+    odd = b.mul(x[1], _vector(_I32, _3_624))
+    for i, factor in ((3, -_1_272), (5, _0_850), (7, -_0_720)):
+        odd = b.add(odd, b.mul(x[i], _vector(_I32, factor)))
+    dc = b.add(b.shl(x[0], _vector(_I32, _CONST_BITS + 2)), _vector(_I32, 1 << (shift + 1)))
+    down = _vector(_I32, shift + 2)
+    return [b.ashr(b.add(dc, odd), down), b.ashr(b.sub(dc, odd), down)]
+
+
 def _pointer(builder: Any, context: Any, kind: Any, array: Any, at: Any) -> Any:
     data = context.make_array(kind)(context, builder, array).data
     return builder.gep(data, [at])
@@ -119,37 +155,45 @@ def _splat(builder: Any, value: Any, lanes: int) -> Any:
     return _shuffle(builder, one, one, [0] * lanes)
 
 
-@intrinsic
-def inverse_dct(_: Any, coefficients: Any, at: Any, quantiser: Any, row: Any, out: Any, to: Any, stride: Any) -> Any:
-    """Samples of a block: `coefficients[at:at+64]` int16, in rows, times `quantiser[row:row+64]` int16 -> `out` uint8.
+def _inverse_dct_of(side: int) -> Any:
+    """The inverse DCT to `side` x `side` samples a block."""
+    transform = {8: _inverse_dct, 4: _half_dct, 2: _quarter_dct}[side]
 
-    Column c of the block goes to `out[to + c*stride:][:8]`. The bits are those of libjpeg-turbo's islow DCT.
-    """
+    def inverse(_: Any, coefficients: Any, at: Any, quantiser: Any, row: Any, out: Any, to: Any, stride: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds, b = signature.args, builder
+            short, narrow = ir.VectorType(_I16, _LANES), ir.VectorType(_I8, side)
+            source = b.bitcast(_pointer(b, context, kinds[0], arguments[0], arguments[1]), short.as_pointer())
+            scale = b.bitcast(_pointer(b, context, kinds[2], arguments[2], arguments[3]), short.as_pointer())
+            rows = []
+            for i in range(_LANES):
+                index = [ir.Constant(_I64, i)]
+                value = b.load(b.gep(source, index), align=2)
+                rows.append(b.mul(value, b.load(b.gep(scale, index), align=2)))
+            passed = transform(b, rows, _CONST_BITS - _PASS1_BITS)
+            passed += [_vector(_I32, 0)] * (_LANES - side)
+            columns = [b.trunc(_clamp(b, value, -32768, 32767), short) for value in passed]
+            passed = transform(b, _transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
+            target = _pointer(b, context, kinds[4], arguments[4], arguments[5])
+            for i, value in enumerate(passed):
+                pixels = b.add(_clamp(b, value, -128, 127), _vector(_I32, 128))
+                pixels = b.trunc(_shuffle(b, pixels, pixels, range(side)), narrow)
+                place = b.gep(target, [b.mul(arguments[6], ir.Constant(_I64, i))])
+                b.store(pixels, b.bitcast(place, narrow.as_pointer()), align=1)
+            return context.get_dummy_value()
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds, b = signature.args, builder
-        short, narrow = ir.VectorType(_I16, _LANES), ir.VectorType(_I8, _LANES)
-        source = b.bitcast(_pointer(b, context, kinds[0], arguments[0], arguments[1]), short.as_pointer())
-        scale = b.bitcast(_pointer(b, context, kinds[2], arguments[2], arguments[3]), short.as_pointer())
-        rows = []
-        for i in range(_LANES):
-            index = [ir.Constant(_I64, i)]
-            value = b.load(b.gep(source, index), align=2)
-            rows.append(b.mul(value, b.load(b.gep(scale, index), align=2)))
-        passed = _inverse_dct(b, rows, _CONST_BITS - _PASS1_BITS)
-        columns = [b.trunc(_clamp(b, value, -32768, 32767), short) for value in passed]
-        passed = _inverse_dct(b, _transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
-        target = _pointer(b, context, kinds[4], arguments[4], arguments[5])
-        for i, value in enumerate(passed):
-            pixels = b.trunc(b.add(_clamp(b, value, -128, 127), _vector(_I32, 128)), narrow)
-            place = b.gep(target, [b.mul(arguments[6], ir.Constant(_I64, i))])
-            b.store(pixels, b.bitcast(place, narrow.as_pointer()), align=1)
-        return context.get_dummy_value()
+        arrays, places = (coefficients, quantiser, out), (at, row, to, stride)
+        if not all(isinstance(a, types.Array) for a in arrays) or not all(isinstance(p, types.Integer) for p in places):
+            return None
+        return types.none(coefficients, types.intp, quantiser, types.intp, out, types.intp, types.intp), generate
 
-    arrays, places = (coefficients, quantiser, out), (at, row, to, stride)
-    if not all(isinstance(a, types.Array) for a in arrays) or not all(isinstance(p, types.Integer) for p in places):
-        return None
-    return types.none(coefficients, types.intp, quantiser, types.intp, out, types.intp, types.intp), generate
+    return intrinsic(inverse)
+
+
+# inverse_dct(coefficients, at, quantiser, row, out, to, stride): a block's samples, coefficients[at:at + 64] int16, in
+# rows, times quantiser[row:row + 64] int16. Column c goes to out[to + c * stride:], uint8. The bits are libjpeg-turbo's
+# islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding.
+inverse_dct, inverse_dct4, inverse_dct2 = (_inverse_dct_of(side) for side in (8, 4, 2))
 
 
 @intrinsic

@@ -56,9 +56,9 @@ def expected(data, crop):
     return out
 
 
-def found(data, crop, scratch=None):
+def found(data, crop, scratch=None, scaling=False):
     out = np.full((crop.size, crop.size, 3), 7, np.uint8)
-    return out if fill_tiled(data, crop, (), MOST, scratch or Scratch(), out) else None
+    return out if fill_tiled(data, crop, (), MOST, scaling, scratch or Scratch(), out) else None
 
 
 @st.composite
@@ -95,6 +95,38 @@ def test_it_takes_what_tile_makes(sampling):
         got = found(jpeg, crop)
         assert got is not None
         assert np.array_equal(got, expected(jpeg, crop))
+
+
+@pytest.mark.parametrize("sampling", ["444", "420", "Gray"])
+@pytest.mark.parametrize("denominator", [2, 4, 8])
+def test_scaled_decoding_is_libjpegs(sampling, denominator):
+    jpeg = tile(encoded(320, 256, sampling)).jpeg
+    side = 256 // denominator
+    pixels = simplejpeg.decode_jpeg(jpeg, "RGB", min_height=side, min_width=320 // denominator, min_factor=2)
+    assert pixels.shape[:2] == (side, 320 // denominator)
+    crop = Fixed(Window((0, 0, 320, 256), (320 // denominator, side), (5, 0)), side)
+    assert np.array_equal(found(jpeg, crop, scaling=True), pixels[:, 5 : 5 + side])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_scaled_crops_are_near_the_exact_ones(sampling, data):
+    width, height = data.draw(st.integers(40, 200)), data.draw(st.integers(40, 200))
+    y, x = np.mgrid[:height, :width]
+    pixels = np.stack([128 + 100 * np.sin(x / 40 + y / 50 + c) for c in range(3)], axis=2).astype(np.uint8)
+    gray = sampling == "Gray"
+    pixels = np.ascontiguousarray(pixels[:, :, :1]) if gray else pixels
+    jpeg = tile(simplejpeg.encode_jpeg(pixels, 95, "GRAY" if gray else "RGB", sampling), width_px=16).jpeg
+    crop = data.draw(crops(width, height))
+    exact, near = found(jpeg, crop), found(jpeg, crop, scaling=True)
+    assert (exact is None) == (near is None)
+    if exact is not None:
+        difference = np.abs(exact.astype(int) - near)
+        assert difference.mean() < 3 and difference.max() < 25
+        box, size, _ = crop.window_
+        if box[2] < 2 * size[0] or box[3] < 2 * size[1] or sampling == "422":
+            assert not difference.any()
 
 
 def test_pixels_of_the_darkest_and_brightest():
@@ -140,8 +172,8 @@ def test_what_is_for_others():
 def test_more_pixels_than_allowed_are_not_decoded():
     jpeg, out = tile(encoded(64, 64, "420")).jpeg, np.zeros((32, 32, 3), np.uint8)
     crop = CenterCrop(size=32, resize=32)
-    assert fill_tiled(jpeg, crop, (), 64 * 64, Scratch(), out)
-    assert not fill_tiled(jpeg, crop, (), 64 * 64 - 1, Scratch(), out)
+    assert fill_tiled(jpeg, crop, (), 64 * 64, False, Scratch(), out)
+    assert not fill_tiled(jpeg, crop, (), 64 * 64 - 1, False, Scratch(), out)
 
 
 @settings(max_examples=400, deadline=None)
@@ -186,10 +218,10 @@ def test_weights_are_torchs(bicubic):
         bright = torch.eye(source, dtype=torch.uint8)[:, None, None, :] * 255  # [source, 1, 1, source]
         bright = bright.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
         theirs = kernel(bright, [1, size], False, None, None)[:, 0, 0].numpy()
-        most = taps(source, size, bicubic)
+        most = taps(float(source), size, bicubic)
         begins, counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
         weights = np.zeros((size, most), np.int32)
-        bits = fill_weights(source, size, bicubic, 0, begins, counts, weights, np.zeros(most))
+        bits = fill_weights(0.0, float(source), size, bicubic, 0, begins, counts, weights, np.zeros(most))
         ours = np.zeros((source, size), np.int64)
         for i in range(size):
             for j in range(counts[i]):
