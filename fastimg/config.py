@@ -151,6 +151,9 @@ class Inputs:
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs. gpu: by nvImageCodec, from the extra `gpu`, whose pixels differ a
     little from the CPU's. auto: cpu."""
+    dct_scaling: Literal["auto", "off"] = "auto"
+    """auto: a training crop of at least twice the output's size is decoded at 1/2, 1/4 or 1/8 where the JPEG is tiled
+    and the CPU decodes: faster, and a little other pixels. Validation never does."""
     on_error: Annotated[Literal["skip", "fail"] | None, arg(metavar="{skip,fail}", help_behavior_hint="")] = None
     """What to do with an image that cannot be decoded: leave it out of the loss, counted and named, or stop. Default:
     skip."""

@@ -163,10 +163,11 @@ def build_loader(
     device: torch.device,
     backend: Backend = "native",
     decode: Literal["cpu", "gpu"] = "cpu",
+    dct_scaling: bool = False,
 ) -> BatchSource:
     """The loader of a part."""
     most = MAX_PIXELS if max_pixels is None else max_pixels
-    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode)
+    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling)
 
 
 def display_name(path: Path) -> str:

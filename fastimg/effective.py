@@ -41,6 +41,8 @@ def check(config: Train) -> None:
             "--order-window",
             f"--order {config.order}",
         ),
+        (config.dct_scaling == "off" and config.decode == "gpu", "--dct-scaling", "--decode gpu"),
+        (config.dct_scaling == "off" and config.no_aug, "--dct-scaling", "--no-aug"),
         (config.pretrained and config.weights is not None, "--pretrained", "--weights"),
         (config.crop_pct is not None and config.val_resize_size is not None, "--crop-pct", "--val-resize-size"),
         (config.patience is not None and config.val_fraction == 0, "--patience", "--val-fraction 0"),
@@ -101,6 +103,12 @@ def check(config: Train) -> None:
 
 
 _PIXELS = "a size from 1 to 16384 pixels"
+
+
+def scales(config: Train) -> bool:
+    """Whether training crops may be decoded smaller than they are."""
+    native = "dct_scaling" not in IDLE[chosen_backend(config.loader)]
+    return native and config.dct_scaling == "auto" and config.decode != "gpu" and not _plain(config)
 
 
 def check_decode(config: Train, device: str) -> None:

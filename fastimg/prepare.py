@@ -178,7 +178,7 @@ def _assemble(
         crop: Crop = center_crop(preprocessing)
     else:
         crop = train_crop(preprocessing, config.scale, config.ratio)
-    loader = _loader(config, ranks, part, crop, config.order, "samples")
+    loader = _loader(config, ranks, part, crop, config.order, "samples", effective.scales(config))
     val_loader = None
     if val_part is not None:
         val_loader = _loader(config, ranks, val_part, center_crop(preprocessing), "sequential", "zeros")
@@ -215,7 +215,9 @@ def _assemble(
     )
 
 
-def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding) -> BatchSource:
+def _loader(
+    config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding, scaling: bool = False
+) -> BatchSource:
     settings = LoaderConfig(
         batch_size=config.batch_size,
         order=order,
@@ -230,7 +232,7 @@ def _loader(config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, p
     )
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
-    return build_loader(part, crop, settings, config.max_pixels, ranks.device, backend, decode)
+    return build_loader(part, crop, settings, config.max_pixels, ranks.device, backend, decode, scaling)
 
 
 def _print_slots(run: Run, console: Console) -> None:

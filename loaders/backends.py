@@ -30,10 +30,12 @@ _INSTALLS = {
 # Settings that change nothing, by backend.
 IDLE: dict[Backend, frozenset[str]] = {
     "native": frozenset(),
-    "torch": frozenset({"decode"}),
-    "dali": frozenset({"decode"}),
-    "ffcv": frozenset({"decode", "on_error", "max_pixels"}),
-    "synthetic": frozenset({"decode", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"}),
+    "torch": frozenset({"decode", "dct_scaling"}),
+    "dali": frozenset({"decode", "dct_scaling"}),
+    "ffcv": frozenset({"decode", "dct_scaling", "on_error", "max_pixels"}),
+    "synthetic": frozenset(
+        {"decode", "dct_scaling", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"}
+    ),
 }
 
 
@@ -76,8 +78,9 @@ def open_source(
     indices: npt.NDArray[np.int64] | None = None,
     max_pixels: int = MAX_PIXELS,
     decode: Literal["cpu", "gpu"] = "cpu",
+    dct_scaling: bool = False,
 ) -> BatchSource:
-    """The loader of that name over a dataset; `decode` is for the native one.
+    """The loader of that name over a dataset; `decode` and `dct_scaling` are for the native one.
 
     Raises MissingBackend, and DataError for data that it does not read.
     """
@@ -85,7 +88,7 @@ def open_source(
     device = torch.device(device)
     match backend:
         case "native":
-            images = ImageDecoder(crop, max_pixels)
+            images = ImageDecoder(crop, max_pixels, dct_scaling)
             return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
         case "torch":
             from .torch_loader import TorchLoader

@@ -47,6 +47,8 @@ def test_synthetic_pixels_train_and_are_said_to_be_such(cli, trained, tmp_path):
         (["--loader", "synthetic", "--scale", "0.5", "1"], "--scale has no effect with --loader synthetic"),
         (["--loader", "ffcv", "--max-pixels", "100"], "--max-pixels has no effect with --loader ffcv"),
         (["--loader", "torch", "--decode", "gpu"], "--decode has no effect with --loader torch"),
+        (["--loader", "torch", "--dct-scaling", "off"], "--dct-scaling has no effect with --loader torch"),
+        (["--no-aug", "--dct-scaling", "off"], "--dct-scaling has no effect with --no-aug"),
         (["--loader", "fast"], "fast"),
     ],
 )
