@@ -117,7 +117,9 @@ def read_frame(data: Any, frame: Any) -> bool:
             return False
         elif marker == 0xDA:
             n = frame[COMPONENTS]
-            if n == 0 or size != 4 + 2 * n or data[body] != n or data[end - 3] != 0 or data[end - 2] != 63:
+            if n == 0 or size != 4 + 2 * n or data[body] != n:
+                return False
+            if data[end - 3] != 0 or data[end - 2] != 63 or data[end - 1] != 0:  # all of it in one scan
                 return False
             for i in range(n):
                 codes = int64(data[body + 2 + 2 * i])
