@@ -8,8 +8,8 @@ for or read are taken out of the page cache, the oldest first, so that it never 
 bytes are those that the process caused to be read from the disk (/proc/self/io), as a share of the images'. The system
 is told to fetch nothing on its own. `request_kb`: bytes that are asked for at once, side by side and not in the cache.
 `block_reads`: how often a block is fetched where a cache of that size holds whole blocks, the last used, as one of
-remote objects does. Ranks ask each for its own samples of a block. `epochs`: resident memory, threads and open files at
-the end of each.
+remote objects does. Ranks ask each for its own samples of a block. `epochs`: at the end of each, resident memory,
+threads, open files, and the threads' scratch, which follows the largest crop so far.
 """
 
 import argparse
@@ -286,7 +286,7 @@ def epochs(folder: Path) -> list[Record]:
         rows = list(_after_each(loader))
         loader.close()
         dataset.close()
-        rss = [row["rss_mb"] for row in rows]
+        rss, scratch = ([row[name] for row in rows] for name in ("rss_mb", "scratch_mb"))
         records.append(
             {
                 "order": order,
@@ -296,7 +296,10 @@ def epochs(folder: Path) -> list[Record]:
                 "rss_mb_after_2": rss[1],
                 "rss_mb_after_20": rss[-1],
                 "rss_mb_most": max(rss),
+                "scratch_mb_after_2": scratch[1],
+                "scratch_mb_after_20": scratch[-1],
                 "rss_mb_each": " ".join(f"{value:.1f}" for value in rss),
+                "scratch_mb_each": " ".join(f"{value:.1f}" for value in scratch),
                 "threads_most": max(row["threads"] for row in rows),
                 "files_first": rows[0]["files"],
                 "files_most": max(row["files"] for row in rows),
@@ -312,7 +315,13 @@ def _after_each(loader: Loader) -> Iterator[dict[str, Any]]:
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         files = len(os.listdir("/proc/self/fd"))
-        yield {"rss_mb": pages * _PAGE / 1e6, "threads": threading.active_count(), "files": files}
+        scratch = sum(found.nbytes for found in gc.get_objects() if type(found) is Scratch)
+        yield {
+            "rss_mb": pages * _PAGE / 1e6,
+            "scratch_mb": scratch / 1e6,
+            "threads": threading.active_count(),
+            "files": files,
+        }
 
 
 def _write(folder: Path, images: Path, samples: int) -> None:
@@ -326,7 +335,7 @@ def _write(folder: Path, images: Path, samples: int) -> None:
 
 def _shown(record: Record) -> dict[str, str | int]:
     """A row of the table: without what all rows share, or what is long."""
-    left = {key: v for key, v in record.items() if key not in ("block", "window", "rss_mb_each")}
+    left = {key: v for key, v in record.items() if key not in ("block", "window", "rss_mb_each", "scratch_mb_each")}
     cells = {key: v.text() if isinstance(v, measure.Spread) else v for key, v in left.items()}
     return {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in cells.items()}
 
