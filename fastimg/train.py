@@ -17,6 +17,7 @@ from torch import nn
 
 from .augment import draw, mix
 from .augmentation import model_input
+from .beside import Beside
 from .config import Train
 from .errors import UserError
 from .interrupt import Interrupt
@@ -80,16 +81,18 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     if run.step_in_epoch == 0:
         run.loader.set_epoch(run.epoch)
     train_mode(run.model.module)
-    rows, rate, began = 0, Rate(run.loader.wait_seconds), time.perf_counter()
+    rows, rate, began, beside = 0, Rate(run.loader.wait_seconds), time.perf_counter(), Beside(ranks.device)
     for number, batch in enumerate(run.loader, start=1):
         last = number % accumulate == 0 or number == batches
         plan = None if config.no_aug else draw(run.policy, batch.ids, config.seed, run.epoch)
         seed = _seed(config.seed, run.step, number % accumulate, ranks.rank)
-        images = model_input(plan, batch.inputs, run.policy, precision.input_dtype, run.kornia, seed ^ _KORNIA)
         targets, smoothing = batch.targets, config.smoothing
-        if run.policy.mixes:  # soft targets, smoothed already
-            images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
-            smoothing = 0.0
+        with beside.step(batch):
+            images = model_input(plan, batch.inputs, run.policy, precision.input_dtype, run.kornia, seed ^ _KORNIA)
+            if run.policy.mixes:  # soft targets, smoothed already
+                images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
+                smoothing = 0.0
+        beside.keep(batch, images, targets)
         torch.manual_seed(seed)  # for dropout
         sync = nullcontext() if last or ranks.world_size == 1 else run.parallel.no_sync()  # type: ignore[operator]
         with sync:

@@ -17,3 +17,4 @@ class Batch:
     ids: torch.Tensor  # int64 [B], index in the dataset; always on the host, where plans are drawn
     weight: torch.Tensor  # float32 [B]
     samples: int  # rows of weight 1, known on the host without asking the device
+    ready: torch.cuda.Event | None = None  # when it stands, for other streams than that which asked for it

@@ -92,6 +92,7 @@ class Loader(Epochs):
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
                     samples=int(slot.arrays["weight"].sum()),
+                    ready=self._ring.ready,
                 )
                 job.check()  # before this writes to slots that are another iteration's by now
                 self._ring.reclaim()

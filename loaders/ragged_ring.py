@@ -108,6 +108,7 @@ class RaggedRing:
     """
 
     def __init__(self, layout: Layout, device: torch.device, size: int, codec: Codec | None) -> None:
+        self.ready: torch.cuda.Event | None = None
         self._layout, self._device, self._size, self._codec = layout, device, size, codec
         self._sent = 0 if codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
         self._side = SideStream(device)
@@ -140,7 +141,7 @@ class RaggedRing:
         consumer = self._side.consumer()
         if consumer is not None:
             consumer.wait_event(lane.ready)  # sync point: the step waits for its data
-        self._held = (lane, consumer)
+        self._held, self.ready = (lane, consumer), lane.ready
         return {**self._tensors(lane), "inputs": lane.out}
 
     def reclaim(self) -> None:

@@ -64,6 +64,8 @@ class Slot:
 class Ring(Protocol):
     """Takes full slots and gives a batch's tensors."""
 
+    ready: torch.cuda.Event | None  # of the batch handed over last: when it stands
+
     def begin(self, slot: Slot) -> None:
         """`slot` is full. Called once for each slot, before `hand_over`, by whoever filled it; returns at once."""
 
@@ -108,6 +110,8 @@ class RingDecoder(Protocol):
 class HostRing:
     """The consumer computes on the host: it reads the slot itself."""
 
+    ready: torch.cuda.Event | None = None
+
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
@@ -141,6 +145,7 @@ class CudaRing:
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._last = depth - 1
         self._held: torch.cuda.Stream | None = None  # the consumer's, as long as it has a batch
+        self.ready: torch.cuda.Event | None = None
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def begin(self, slot: Slot) -> None:
@@ -153,7 +158,7 @@ class CudaRing:
             self._stream.wait_event(self._consumed[at])  # the step that read this buffer last is over
             self._buffers[at].copy_(slot.buffer, non_blocking=True)
             self._copied[at].record(self._stream)
-        self._held = torch.cuda.current_stream(self._device)
+        self._held, self.ready = torch.cuda.current_stream(self._device), self._copied[at]
         self._held.wait_event(self._copied[at])  # sync point: the step waits for its data
         return self._layout.tensors(self._buffers[at])
 
