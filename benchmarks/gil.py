@@ -3,7 +3,8 @@
 CPython keeps a word that is 1 while some thread holds the lock, at a fixed distance behind the switch interval (3.11 to
 3.13: ceval_gil.h, `struct _gil_runtime_state`: interval, last_holder, locked). The interval can be set, so its place in
 the exported `_PyRuntime` is found by setting it to two odd values. A compiled thread then reads the word every 50 us or
-so. `Sampler` refuses to measure where two programs of known shares are not read as what they are.
+so. `Sampler` refuses to measure where two programs of known shares are not read as what they are. A thread that the
+system puts aside while it holds the lock goes on holding it: measure on an idle machine.
 """
 
 import ctypes

@@ -1,14 +1,15 @@
 """The native loader in parts: what each stage of a sample costs on one thread, the floor, and the time with the GIL.
 
-The stages are called one by one on the samples of an epoch, in its order, as the loader's threads call them; `others`
-is what the loader takes beyond their sum, by the clock, with one thread. A second copy of the machine's work runs
-nowhere: rounds of all measurements are interleaved, and the median of n counts.
+`tiled.crop_tiled` does the last four stages in one call; here they are called one by one, on the samples of an epoch in
+its order, and their pixels must be those of `ImageDecoder`. `others` is what the loader takes beyond their sum, by the
+clock, with one thread. Rounds of all measurements are interleaved, and the median of n counts.
 """
 
 import argparse
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import measure
@@ -21,12 +22,19 @@ from measure import Spread
 from rich.console import Console
 
 from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders import baseline as jpeg
+from fastimg.loaders.colour import to_columns
 from fastimg.loaders.decode import read_header, stored_box
-from fastimg.loaders.resample import resample
+from fastimg.loaders.filters import reach, resize_columns
 from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.splice import splice
+from fastimg.loaders.vectors import WIDE
 
-STAGES = ("read", "header", "window", "splice", "decode", "resize")
+# decode holds find: tiles are found and their bits copied, then decoded
+STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")
+_ROOM = 64 << 20  # bytes of each buffer
+_UNSCALED = 8  # samples across a decoded block
+_MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
 
 
 def run(args: argparse.Namespace, sources: Sources, shared: dict[str, Any], console: Console) -> None:
@@ -47,78 +55,129 @@ def _stages(
     args: argparse.Namespace, data: Dataset, decoder: ImageDecoder, shared: dict[str, Any], console: Console
 ) -> None:
     ids = _tiled(data)
-    found: dict[str, list[float]] = {name: [] for name in (*STAGES, "loader", "fill")}
-    parts = _parts(data, decoder, ids)
-    floors: dict[int, list[float]] = {workers: [] for workers in args.workers}
-    with_loader = Loader(data, decoder, LoaderConfig(batch_size=args.batch_size, workers=1), indices=ids)
+    parts, encoded = _parts(data, decoder, ids), [bytes(data.read(i, Scratch())) for i in ids.tolist()]
+    loader = Loader(data, decoder, LoaderConfig(batch_size=args.batch_size, workers=1), indices=ids)
+    turbo = replace(decoder, compiled=False)
+    bench = _Bench(decoder)
+    calls: dict[str, Callable[[int], float]] = {
+        "loader, 1 thread": lambda _: _timed(lambda: sum(batch.samples for batch in loader)),
+        "read and fill": lambda n: _timed(lambda: _fill(data, decoder, ids, n)),
+        "read and fill by libjpeg-turbo": lambda n: _timed(lambda: _fill(data, turbo, ids, n)),
+    }
+    draws = decoder.draw(0, 0, ids).tolist()
+    floors: dict[tuple[str, int], Callable[[], float]] = {}
+    for workers in args.workers:
+        floors["ImageDecoder.fill from memory", workers] = lambda w=workers: _on_threads(
+            w, list(zip(encoded, draws, strict=True)), lambda: _filler(decoder)
+        )
+        floors["simplejpeg on spliced parts", workers] = lambda w=workers: _on_threads(w, parts, _turbo)
+    found: dict[Any, list[float]] = {name: [] for name in (*STAGES, *calls, *floors)}
     for number in range(1 + args.repeats):
-        stages = _one_by_one(data, decoder, ids, number)
-        stages["loader"] = _timed(lambda: sum(batch.samples for batch in with_loader)) / len(ids)
-        stages["fill"] = _timed(lambda number=number: _fill(data, decoder, ids, number)) / len(ids)
-        for workers in args.workers:
-            seconds = _on_threads(workers, parts)
-            if number:
-                floors[workers].append(len(parts) / seconds)
+        spent = bench.one_by_one(data, ids, number, check=number == 0)
+        values = {name: seconds / len(ids) * 1e6 for name, seconds in spent.items()}
+        values |= {name: call(number) / len(ids) * 1e6 for name, call in calls.items()}
+        rates = {key: len(ids) / call() for key, call in floors.items()}
         if number:
-            for name, seconds in stages.items():
-                found[name].append(seconds * 1e6)
-    with_loader.close()
-    spreads = {name: Spread.of(values) for name, values in found.items()}
+            for key, value in (*values.items(), *rates.items()):
+                found[key].append(value)
+    loader.close()
+    spreads = {key: Spread.of(values) for key, values in found.items()}
     total = sum(spreads[name].median for name in STAGES)
+    others = spreads["loader, 1 thread"].median - total
     rows = [{"stage": name, **spreads[name].columns("us/image")} for name in STAGES]
-    rows += [
-        {"stage": "sum of the stages", "us/image": f"{total:.4g}"},
-        {"stage": "read and ImageDecoder.fill", **spreads["fill"].columns("us/image")},
-        {"stage": "loader, 1 thread", **spreads["loader"].columns("us/image")},
-        {"stage": "others", "us/image": f"{spreads['loader'].median - total:.4g}"},
-    ]
-    measure.show(console, "native loader, one thread, microseconds an image", rows)
-    floor_rows = [
-        {"floor": "simplejpeg decodes the spliced parts", "threads": workers, **Spread.of(values).columns("img/s")}
-        for workers, values in floors.items()
-    ]
-    measure.show(console, "decoding alone", floor_rows)
-    fields = {name: spread.fields("microseconds") for name, spread in spreads.items()}
-    record = {"stages": fields, "sum": round(total, 1), "others": round(spreads["loader"].median - total, 1)}
-    decode_only = {str(w): Spread.of(v).fields("images_per_second") for w, v in floors.items()}
-    measure.append(args.out, {**shared, "benchmark": "loader stages", **record, "decode_only": decode_only})
+    rows += [{"stage": "sum of the stages", "us/image": f"{total:.4g}"}]
+    rows += [{"stage": name, **spreads[name].columns("us/image")} for name in calls]
+    rows += [{"stage": "others", "us/image": f"{others:.4g}"}]
+    measure.show(console, f"native loader, one thread, {len(ids)} tiled JPEGs, microseconds an image", rows)
+    floor_rows = [{"floor": key[0], "threads": key[1], **spreads[key].columns("img/s")} for key in floors]
+    measure.show(console, "without the loader", floor_rows)
+    fields = {name: spreads[name].fields("microseconds") for name in (*STAGES, *calls)}
+    record = {"samples": len(ids), "stages": fields, "sum": round(total, 1), "others": round(others, 1)}
+    kept = [{"floor": name, "threads": w, **spreads[name, w].fields("images_per_second")} for name, w in floors]
+    measure.append(args.out, {**shared, "benchmark": "loader stages", **record, "floors": kept})
+
+
+def _view(encoded: memoryview) -> np.ndarray:
+    """As the decoder gives it to compiled code."""
+    view = np.frombuffer(encoded, np.uint8)
+    view.flags.writeable = False
+    return view
 
 
 def _tiled(data: Dataset) -> np.ndarray:
-    """Ids of the tiled JPEGs, in random order: what is no JPEG has other stages."""
-    scratch = Scratch()
-    headers = (read_header(data.read(i, scratch)) for i in range(len(data)))
-    ids = np.flatnonzero([header.turbo and header.restarts for header in headers])
+    """Ids of what the compiled decoder takes, in random order: the others have other stages."""
+    scratch, frame = Scratch(), np.zeros(jpeg.HEADER, np.int64)
+
+    def takes(index: int) -> bool:
+        known = jpeg.read_frame(_view(data.read(index, scratch)), frame)
+        return known and frame[jpeg.ORIENTATION] == 1 and frame[jpeg.WIDTH] * frame[jpeg.HEIGHT] < _MOST_PIXELS
+
+    ids = np.flatnonzero([takes(i) for i in range(len(data))])
     if not len(ids):
-        raise SystemExit("no JPEG among the images: nothing to take apart")
+        raise SystemExit("no tiled JPEG among the images: nothing to take apart")
     return np.random.default_rng(0).permutation(ids)
 
 
-def _one_by_one(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> dict[str, float]:
-    """Seconds per image of each stage."""
-    spent = dict.fromkeys(STAGES, 0.0)
-    scratch, out = Scratch(), np.empty((decoder.crop.size, decoder.crop.size, 3), np.uint8)
-    clock = time.perf_counter
-    for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
-        t0 = clock()
-        encoded = data.read(index, scratch)
-        t1 = clock()
-        header = read_header(encoded)
-        t2 = clock()
-        window = decoder.crop.window(*header.size, draws)
-        t3 = clock()
-        x, y, width, height = stored_box(window.box, header)
-        part, (left, top) = splice(encoded, (x, y, width, height), buffer=scratch.spliced(len(encoded) + 2))
-        t4 = clock()
-        room = scratch.pixels(header.width * header.height * 3)
-        pixels = simplejpeg.decode_jpeg(part, "RGB", strict=True, buffer=room)
-        t5 = clock()
-        cut = pixels[y - top : y - top + height, x - left : x - left + width]
-        resample(cut, window._replace(box=(0, 0, width, height)), decoder.crop.interpolation, out)
-        t6 = clock()
-        for name, seconds in zip(STAGES, (t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4, t6 - t5), strict=True):
-            spent[name] += seconds
-    return {name: seconds / len(ids) for name, seconds in spent.items()}
+class _Bench:
+    """What one thread holds."""
+
+    def __init__(self, decoder: ImageDecoder) -> None:
+        self.decoder, self.scratch = decoder, Scratch()
+        self.frame = np.zeros(jpeg.HEADER, np.int64)
+        self.bits, self.planes, self.columns, self.work = (np.empty(_ROOM, np.uint8) for _ in range(4))
+        self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(jpeg.SCRATCH, np.int64)
+        self.sums = np.empty(_ROOM // 2, np.uint16)
+        self.out = np.empty(decoder.fields[0].shape, np.uint8)
+
+    def one_by_one(self, data: Dataset, ids: np.ndarray, epoch: int, check: bool) -> dict[str, float]:
+        """Seconds of each stage, over all images. Raises RuntimeError where `check` finds other pixels."""
+        decoder, crop, frame, clock = self.decoder, self.decoder.crop, self.frame, time.perf_counter
+        bicubic, side = crop.interpolation == "bicubic", crop.size
+        spent = dict.fromkeys(STAGES, 0.0)
+        for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
+            t0 = clock()
+            encoded = data.read(index, self.scratch)
+            t1 = clock()
+            view = _view(encoded)
+            jpeg.read_frame(view, frame)
+            t2 = clock()
+            box, size, at = crop.window(int(frame[jpeg.WIDTH]), int(frame[jpeg.HEIGHT]), draws)
+            t3 = clock()
+            start, extent = np.zeros(2), np.array(box[2:], np.float64)
+            ends = [reach(0.0, extent[i], size[i], bicubic, at[i], at[i] + side) for i in range(2)]
+            first, last = ([ends[i][k] + box[i] for i in range(2)] for k in range(2))
+            tiles, full = _tiles(frame, first, last), jpeg.scaled(frame, _UNSCALED)
+            region = np.array([*first, last[0] - first[0], last[1] - first[1]])
+            height = -(-int(region[3]) // WIDE) * WIDE
+            t4 = clock()
+            jpeg._collect(view, frame, *tiles, self.bits, self.bounds)
+            t5 = clock()
+            jpeg.decode_tiles(view, frame, _UNSCALED, *tiles, self.bits, self.bounds, self.tables, self.planes)
+            t6 = clock()
+            to_columns(self.planes, full, *tiles, region, height, self.sums, self.columns)
+            t7 = clock()
+            place = (first[0] - box[0], first[1] - box[1], start, extent, size, at)
+            resize_columns(self.columns, height, *place, bicubic, self.work, self.out)
+            t8 = clock()
+            found = (t1 - t0, t2 - t1, t3 - t2, t5 - t4, (t6 - t5) - (t5 - t4), t7 - t6, t8 - t7)
+            for name, seconds in zip(STAGES, found, strict=True):
+                spent[name] += seconds
+            if check:
+                whole = np.empty_like(self.out)
+                decoder.fill(encoded, draws, {"inputs": whole}, self.scratch)
+                if not np.array_equal(whole, self.out):
+                    raise RuntimeError("the stages are not those of the decoder: their pixels differ")
+        return spent
+
+
+def _tiles(frame: np.ndarray, first: Sequence[int], last: Sequence[int]) -> tuple[int, int, int, int]:
+    """(left, right, top, bottom) of the tiles that pixels [first, last) need, as crop_tiled chooses them."""
+    wide, high = int(frame[jpeg.INTERVAL] * frame[jpeg.MCU_WIDTH]), int(frame[jpeg.MCU_HEIGHT])
+    width, picture = int(frame[jpeg.WIDTH]), int(frame[jpeg.HEIGHT])
+    left, right = max(0, first[0] - 2) // wide, -(-min(width, last[0] + 2) // wide)
+    while min(width, right * wide) - left * wide <= 4:
+        left, right = (left, right + 1) if right < -(-width // wide) else (left - 1, right)
+    return left, right, max(0, first[1] - 2) // high, -(-min(picture, last[1] + 2) // high)
 
 
 def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> None:
@@ -129,8 +188,18 @@ def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> 
         decoder.fill(data.read(index, scratch), draws, row, scratch)
 
 
+def _filler(decoder: ImageDecoder) -> Callable[[Any], object]:
+    scratch, row = Scratch(), {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
+    return lambda item: decoder.fill(item[0], item[1], row, scratch)
+
+
+def _turbo() -> Callable[[Any], object]:
+    room = bytearray(_ROOM)
+    return lambda part: simplejpeg.decode_jpeg(part, "RGB", strict=True, buffer=room)
+
+
 def _parts(data: Dataset, decoder: ImageDecoder, ids: np.ndarray) -> list[bytes]:
-    """The spliced JPEGs of an epoch."""
+    """The spliced JPEGs of an epoch: what a loader on libjpeg-turbo would have to decode at least."""
     scratch, parts = Scratch(), []
     for index, draws in zip(ids.tolist(), decoder.draw(0, 0, ids).tolist(), strict=True):
         encoded = data.read(index, scratch)
@@ -140,16 +209,22 @@ def _parts(data: Dataset, decoder: ImageDecoder, ids: np.ndarray) -> list[bytes]
     return parts
 
 
-def _on_threads(workers: int, parts: Sequence[bytes]) -> float:
-    """Seconds that decoding takes, each thread with memory of its own."""
+def _on_threads(workers: int, items: Sequence[Any], make: Callable[[], Callable[[Any], object]]) -> float:
+    """Seconds that so many threads take for all items, each with memory of its own."""
+    ready = threading.Barrier(workers + 1)
 
-    def decode(some: Sequence[bytes]) -> None:
-        room = bytearray(64 << 20)
-        for part in some:
-            simplejpeg.decode_jpeg(part, "RGB", strict=True, buffer=room)
+    def each(some: Sequence[Any]) -> None:
+        call = make()
+        call(some[0])
+        ready.wait()
+        for item in some:
+            call(item)
 
-    threads = [threading.Thread(target=decode, args=(parts[i::workers],)) for i in range(workers)]
-    return _timed(lambda: ([t.start() for t in threads], [t.join() for t in threads]))
+    threads = [threading.Thread(target=each, args=(items[i::workers],)) for i in range(workers)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    return _timed(lambda: [thread.join() for thread in threads])
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -167,18 +242,16 @@ def _gil(
     found: dict[int, list[tuple[float, float, int]]] = {workers: [] for workers in loaders}
     for number in range(1 + args.repeats):
         for workers, loader in loaders.items():
-            share, samples, seconds = sampler.share(lambda loader=loader: sum(batch.samples for batch in loader))
+            share, looks, seconds = sampler.share(lambda loader=loader: sum(batch.samples for batch in loader))
             if number:
-                found[workers].append((share * seconds / len(data) * 1e6, len(data) / seconds, samples))
+                found[workers].append((share * seconds / len(data) * 1e6, len(data) / seconds, looks))
     for workers, values in found.items():
         loaders[workers].close()
         held, speed = Spread.of([v[0] for v in values]), Spread.of([v[1] for v in values])
         row: dict[str, Any] = {"benchmark": "loader gil", "workers": workers}
-        looks = {"looks": sum(v[2] for v in values), "calibration": sampler.calibration}
+        counted = {"looks": sum(v[2] for v in values)}
         fields = {**held.fields("gil_microseconds"), **speed.fields("images_per_second")}
-        measure.append(args.out, {**shared, **row, **fields, **looks})
-        rows.append({"workers": workers, **held.columns("us with the GIL"), "img/s": round(speed.median), **looks})
-    for row in rows:
-        del row["calibration"]
+        measure.append(args.out, {**shared, **row, **fields, **counted, "calibration": sampler.calibration})
+        rows.append({"workers": workers, **held.columns("us with the GIL"), "img/s": round(speed.median), **counted})
     known = ", ".join(f"{name} {share:.3f}" for name, share in sampler.calibration.items())
     measure.show(console, f"time per image with the GIL held, the whole loader (known programs read as: {known})", rows)

@@ -49,7 +49,8 @@ def main() -> None:
 
     console = Console(width=150)
     os.environ.setdefault("NUMBA_NUM_THREADS", str(max(available_cpus(), *args.workers)))  # FFCV's threads: a ceiling
-    names = [name for name in PEERS if name in {BASE, *args.peers}]
+    alone = args.stages or args.gil
+    names = [name for name in PEERS if name == BASE or (name in args.peers and not alone)]
     for name in list(names):
         if missing := PEERS[name].missing():
             console.print(f"{name}: {', '.join(missing)} is not installed; {PEERS[name].install}", highlight=False)
@@ -57,8 +58,7 @@ def main() -> None:
     files = [args.data / name for name in list_images(args.data)]
     count = max(1, args.images // args.batch_size) * args.batch_size  # whole batches: no loader pads
     repeated = (files * -(-count // len(files)))[:count]
-    alone = args.stages or args.gil
-    wanted = {"tiled"} if alone else {PEERS[name].reads for name in names}
+    wanted = {PEERS[name].reads for name in names}
     with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-loaders-") as scratch:
         sources = make(Path(scratch) / "photographs", repeated, wanted)
         shared = {

@@ -91,5 +91,6 @@ def test_a_whole_run(make_image_folder: Any, tmp_path: Path) -> None:
     done = run(*common, "--stages", "--gil", "--workers", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     stages, gil = map(json.loads, out.read_text().splitlines()[-2:])
-    assert stages["benchmark"] == "loader stages" and stages["sum"] > 0 and set(stages["decode_only"]) == {"1"}
+    assert stages["benchmark"] == "loader stages" and stages["sum"] > 0 and stages["samples"] == 36  # the JPEGs
+    assert {(floor["threads"], floor["n"]) for floor in stages["floors"]} == {(1, 2)}
     assert gil["benchmark"] == "loader gil" and 0 < gil["gil_microseconds"] < 5000 and gil["n"] == 2
