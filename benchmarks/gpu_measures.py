@@ -75,7 +75,7 @@ def _rate(call: Callable[[], object], nbytes: int, bench: Bench) -> Callable[[],
 
 
 def overlap(bench: Bench) -> None:
-    """Loader and step together against the slower alone; on a GPU, the share of copies that ran under compute."""
+    """Loader and step together against the slower alone; on a GPU, how much of copies and augmentation ran under it."""
     sizes = bench.sizes
     stepper = Stepper(sizes.archs[0], bench.device, size=sizes.crop)
     images, targets = bench.random_batch(sizes.batch)
@@ -96,7 +96,7 @@ def overlap(bench: Bench) -> None:
     bench.report(f"{sizes.archs[0]}, batch {sizes.batch}, {together.workers} threads", rows)
     if bench.device.type != "cuda":
         together.close()
-        bench.console.print(f"{bench.section}: the trace of copies under compute is skipped: needs CUDA")
+        bench.console.print(f"{bench.section}: the trace of what ran under compute is skipped: needs CUDA")
         bench.keep({"title": "trace", "skipped": "needs CUDA"})
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -106,25 +106,45 @@ def overlap(bench: Bench) -> None:
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
     together.close()
-    found = copies_under_compute(events, least=together.slot_bytes // 2)
-    bench.report("copies of whole batches in a trace of 10 steps", [{**found, "ok": found["copies"] > 0}])
+    rows = [copies_under_compute(events, least=together.slot_bytes // 2), augmentation_under_compute(events)]
+    rows = [
+        {"what": what, **row, "ok": row["count"] > 0}
+        for what, row in zip(("copies", "augmentation"), rows, strict=True)
+    ]
+    bench.report("copies of whole batches, and augmentation, in a trace of 10 steps", rows)
+
+
+_Span = tuple[float, float, Any]  # of a trace, in microseconds: begin, end, stream
+_AUGMENTATION = frozenset({"_tables", "_statistics", "_pixels"})  # kernels of augment.fused
 
 
 def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dict[str, Any]:
     """Of a profiler's trace: the copies to the device of `least` bytes or more, and how far kernels ran beside them."""
     copies, kernels = [], []
     for event in events:
-        if event.get("ph") != "X":
-            continue
-        arguments = event.get("args", {})
-        span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]), arguments.get("stream"))
         if event.get("cat") == "kernel":
-            kernels.append(span)
-        elif event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"] and int(arguments.get("bytes", 0)) >= least:
-            copies.append(span)
-    kernels.sort(key=lambda span: span[0])
+            kernels.append(_span(event))
+        elif event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"] and event["args"].get("bytes", 0) >= least:
+            copies.append(_span(event))
+    return _beside(copies, kernels)
+
+
+def augmentation_under_compute(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of a profiler's trace: augmentation's kernels, and how far others ran beside them."""
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    ours = [_span(event) for event in kernels if event["name"] in _AUGMENTATION]
+    return _beside(ours, [_span(event) for event in kernels if event["name"] not in _AUGMENTATION])
+
+
+def _span(event: Mapping[str, Any]) -> _Span:
+    return float(event["ts"]), float(event["ts"]) + float(event["dur"]), event.get("args", {}).get("stream")
+
+
+def _beside(spans: list[_Span], kernels: list[_Span]) -> dict[str, Any]:
+    """How far `spans` are covered by kernels of other streams."""
+    kernels = sorted(kernels, key=lambda span: span[0])
     total = covered = 0.0
-    for start, end, stream in copies:
+    for start, end, stream in spans:
         total += end - start
         at = start
         for other_start, other_end, other in kernels:
@@ -132,11 +152,11 @@ def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dic
                 covered += min(other_end, end) - max(other_start, at)
                 at = min(other_end, end)
     return {
-        "copies": len(copies),
-        "copy_milliseconds": round(total / 1000, 3),
+        "count": len(spans),
+        "milliseconds": round(total / 1000, 3),
         "share_under_compute": round(covered / total, 3) if total else None,
-        "copy_streams": len({stream for _, _, stream in copies}),
-        "shared_with_compute": bool({s for _, _, s in copies} & {s for _, _, s in kernels}),
+        "streams": len({stream for _, _, stream in spans}),
+        "shared_with_compute": bool({s for _, _, s in spans} & {s for _, _, s in kernels}),
     }
 
 
@@ -255,7 +275,7 @@ def _real_speed(bench: Bench, stepper: Stepper | None, loader: Loader, steps: in
     count, began = 0, 0.0
     for number, batch in enumerate(loader, start=1):
         if stepper is not None:
-            stepper(batch.inputs, batch.targets, draw(stepper.policy, batch.ids, 0, loader.epoch))
+            stepper.beside(batch, draw(stepper.policy, batch.ids, 0, loader.epoch))
         if number > warm:
             count += batch.samples
         elif number == warm:

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fastimg.augment import Plan, Policy, apply
+from fastimg.beside import Beside
+from fastimg.loaders import Batch
 from fastimg.models import build
 from fastimg.optim import build_optimizer
 from fastimg.precision import Precision
@@ -34,19 +36,36 @@ class Stepper:
         self.policy = Policy(hflip=0.5, mean=model.preprocessing.mean, std=model.preprocessing.std)
         self.optimizer = build_optimizer(self.module, "sgd", lr=0.01, weight_decay=1e-4, momentum=0.9)
         self.scaler = self.precision.scaler()
+        self._beside = Beside(device)
 
     def __call__(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:
         """uint8 images [B, 3, H, W], targets [B] on the device -> the loss, a scalar on the device."""
-        loss = self.backward(images, targets, plan)
+        return self._settled(self.backward(images, targets, plan))
+
+    def _settled(self, loss: torch.Tensor) -> torch.Tensor:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
+    def beside(self, batch: Batch, plan: Plan) -> torch.Tensor:
+        """A step on what the loader gave, its augmentation beside the step before, as the trainer has it."""
+        with self._beside.step(batch):
+            inputs = self.augmented(batch.inputs, plan)
+        self._beside.keep(batch, inputs)
+        return self._settled(self.gradients(inputs, batch.targets))
+
     def backward(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:
         """The first half of a step: gradients, scaled where the precision asks for it."""
+        return self.gradients(self.augmented(images, plan), targets)
+
+    def augmented(self, images: torch.Tensor, plan: Plan | None) -> torch.Tensor:
+        """What the model takes."""
         inputs = apply(plan, images, self.policy, self.precision.input_dtype)
-        inputs = inputs.contiguous(memory_format=self.memory_format)
+        return inputs.contiguous(memory_format=self.memory_format)
+
+    def gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Of the loss, which is returned."""
         with self.precision.autocast():
             logits = self.module(inputs)
         loss = F.cross_entropy(logits.float(), targets)

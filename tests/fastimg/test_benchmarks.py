@@ -63,4 +63,7 @@ def test_copies_under_compute(monkeypatch: pytest.MonkeyPatch) -> None:
         event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 0, 50, 20, 1000),
     ]
     found = measures.copies_under_compute(events, least=500)
-    assert found["copies"] == 1 and found["share_under_compute"] == 0.5 and found["copy_milliseconds"] == 0.03
+    assert found["count"] == 1 and found["share_under_compute"] == 0.5 and found["milliseconds"] == 0.03
+    events[1]["name"] = "_pixels"  # an augmentation's kernel; of the others, those of its own stream do not count
+    found = measures.augmentation_under_compute([*events, event("kernel", "conv", 12, 4, 20)])
+    assert found["count"] == 1 and found["share_under_compute"] == 0.4 and found["milliseconds"] == 0.01
