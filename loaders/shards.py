@@ -273,11 +273,10 @@ class TarDataset:
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The image's bytes. Raises ShardError where the tar no longer fits its index, or is not what it was."""
-        record = self.records[index]
-        shard, size = int(record["shard"]), int(record["size"])
+        offset, size, shard, *_ = self.records[index].item()
         view = scratch.encoded(BLOCK + size)
         try:
-            fill(self._file(shard), view, int(record["offset"]) - BLOCK)
+            fill(self._file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
             self._watch.look(shard)  # it may tell more
             raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); copy it again and --resume") from error
@@ -285,7 +284,7 @@ class TarDataset:
         if stated_size(view[:BLOCK]) != size:
             self._watch.look(shard)
             raise ShardError(
-                f"{self._shards[shard]}: byte {record['offset']} is no member of {size} bytes: the shard was altered "
+                f"{self._shards[shard]}: byte {offset} is no member of {size} bytes: the shard was altered "
                 "while it was in use, or its index belongs to another one; copy both again"
             )
         return view[BLOCK:]
