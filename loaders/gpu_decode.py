@@ -29,6 +29,11 @@ _TAPS_OF_CROPS = 32  # room in its table, across and down together; strips need 
 _TAPS_OF_JPEGS = 128  # 4000 x 3000 made 224 x 224 takes 63 of them bilinear, 126 bicubic
 
 
+def _check(images: ImageDecoder) -> None:
+    if images.dct_scaling:
+        raise ValueError("the device resizes whole crops: leave dct_scaling out")
+
+
 def _window(images: ImageDecoder, header: Header, draws: Sequence[float]) -> Window:
     window = images.crop.window(*header.size, draws)
     if window.size[0] * window.size[1] > images.max_pixels:  # as ImageDecoder has it, whichever device resizes
@@ -52,6 +57,9 @@ class DeviceResize:
     """
 
     images: ImageDecoder
+
+    def __post_init__(self) -> None:
+        _check(self.images)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -102,6 +110,9 @@ class DeviceDecode:
 
     images: ImageDecoder
     codec: BatchDecoder
+
+    def __post_init__(self) -> None:
+        _check(self.images)
 
     @classmethod
     def on(cls, device: torch.device, images: ImageDecoder) -> "DeviceDecode":

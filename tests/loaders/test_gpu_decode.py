@@ -217,6 +217,14 @@ class TestInterpreted:
             next(batches)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
+def test_dct_scaling_is_refused():
+    scaled = ImageDecoder(RandomResizedCrop(size=16), dct_scaling=True)
+    for make in (lambda: DeviceResize(scaled), lambda: DeviceDecode(scaled, Libjpeg())):
+        with pytest.raises(ValueError, match="leave dct_scaling out"):
+            make()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_under_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{Path(__file__)}::TestInterpreted"]
