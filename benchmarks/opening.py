@@ -5,7 +5,8 @@
 A shard of 256 MB is made of the folder's JPEGs, tiled, and linked until the dataset has so many samples: their bytes
 are shared (and in the page cache), their records and indexes are not. `first open` derives the compact index; then
 every open is a process of its own, timed from `open_dataset` to the first batch of a Loader, crops and all, with
-compiled code on disk. `process` is all of it, from the interpreter's start to its end. Foreign tars, which have no
+compiled code on disk. `cpu` is the processor's time for that (batches that are read ahead included), which other
+programs do not lengthen; `process` all of it, from the interpreter's start to its end. Foreign tars, which have no
 dataset.json, are scanned on the first open. The .beton holds raw images of 8 x 8 pixels.
 """
 
@@ -84,12 +85,16 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         records.append({"what": f"{name}: first open", "samples": count, "open": first["open"], "per_second": rate})
     cases = [(order, part) for order in ("random", "quasi-random", "sequential") for part in (False, True)]
     variants = [("tar", folder / "tar", *case) for case in cases] + [("beton", beton, "random", False)]
-    for name, path, order, part in variants:
-        runs = [in_a_process(path, args, order, part) for _ in range(args.repeats)]
-        spreads = {key: measure.Spread.of([run[key] for run in runs]) for key in ("total", "open")}
-        medians = {key: measure.Spread.of([run[key] for run in runs]).median for key in ("loader", "batch", "process")}
+    runs: list[list[dict[str, float]]] = [[] for _ in variants]
+    for _ in range(args.repeats):  # interleaved: what slows the machine for a while then slows all variants
+        for found, (_, path, order, part) in zip(runs, variants, strict=True):
+            found.append(in_a_process(path, args, order, part))
+    for found, (name, _, order, part) in zip(runs, variants, strict=True):
+        spreads = {key: measure.Spread.of([run[key] for run in found]) for key in ("total", "open")}
+        others = ("cpu", "loader", "batch", "process")
+        medians = {key: measure.Spread.of([run[key] for run in found]).median for key in others}
         what = f"{name}, {order}" + (", nine tenths of it" if part else "")
-        records.append({"what": what, "samples": int(runs[0]["samples"]), **spreads, **medians})
+        records.append({"what": what, "samples": int(found[0]["samples"]), **spreads, **medians})
     return records
 
 
@@ -104,7 +109,7 @@ def in_a_process(path: Path, args: argparse.Namespace, order: str, part: bool) -
 
 def opened(path: Path, order: str, part: bool, batch_size: int, workers: int) -> dict[str, float]:
     """Seconds of each stage up to the first batch, and in all without the imports."""
-    times = [time.perf_counter()]
+    times, cpu = [time.perf_counter()], time.process_time()
     dataset = open_dataset(path)
     times.append(time.perf_counter())
     indices = np.flatnonzero(np.arange(len(dataset)) % 10) if part else None
@@ -113,11 +118,12 @@ def opened(path: Path, order: str, part: bool, batch_size: int, workers: int) ->
     times.append(time.perf_counter())
     batch = next(iter(loader))
     times.append(time.perf_counter())
+    cpu = time.process_time() - cpu
     assert batch.samples == batch_size and not loader.unreadable
     loader.close()
     dataset.close()
     stages = dict(zip(("open", "loader", "batch"), np.diff(times).tolist(), strict=True))
-    return {"samples": len(dataset), **stages, "total": times[-1] - times[0]}
+    return {"samples": len(dataset), **stages, "total": times[-1] - times[0], "cpu": cpu}
 
 
 def make_shards(folder: Path, images: Path, samples: int, shard_bytes: int) -> list[Path]:
