@@ -31,7 +31,7 @@ from fastimg.loaders import (
     WorkerError,
 )
 from fastimg.loaders.decode import read_header
-from fastimg.loaders.nvcodec import Decoded
+from fastimg.loaders.nvcodec import Decoded, installed
 from fastimg.loaders.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
@@ -93,9 +93,9 @@ def files(tmp_path):
     return FilesDataset(tmp_path, names, ("a", "b"), [i % 2 for i in range(len(names))])
 
 
-def epochs(dataset, decoder, count=1, batch=6, indices=None, **settings):
+def epochs(dataset, decoder, count=1, batch=6, indices=None, device="cpu", **settings):
     """All batches of some epochs, copied, and the loader."""
-    loader = Loader(dataset, decoder, LoaderConfig(batch_size=batch, workers=2, **settings), indices=indices)
+    loader = Loader(dataset, decoder, LoaderConfig(batch_size=batch, workers=2, **settings), device, indices)
     try:
         return [copied(batch) for _ in range(count) for batch in loader], loader
     finally:
@@ -215,6 +215,24 @@ class TestInterpreted:
         loader.close()
         with pytest.raises(RuntimeError, match="this iteration is over"):
             next(batches)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("decodes", [False, True], ids=["resized", "decoded"])
+def test_on_a_device(files, decodes):
+    """Resized there: the same bits. Decoded there: nearly the same pixels, and the same samples left out."""
+    if decodes and not installed():
+        pytest.skip("needs the extra gpu")
+    device = torch.device("cuda")
+    expected, plain = epochs(files, RANDOM, count=3)
+    decoder = DeviceDecode.on(device, RANDOM) if decodes else DeviceResize(RANDOM)
+    found, loader = epochs(files, decoder, count=3, device=device)
+    assert loader.unreadable == plain.unreadable
+    for ours, theirs in zip(found, expected, strict=True):
+        difference = (ours[1].cpu().int() - theirs[1].int()).abs().float().mean()
+        assert difference < 4 if decodes else difference == 0
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(ours[2:], theirs[2:], strict=True))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
