@@ -84,7 +84,9 @@ def make(folder: Path, files: Iterable[Path], wanted: set[str]) -> Sources:
 
 def _bounded(sources: Sources) -> None:
     """FFCV's writer in a process group of its own, which is ended where it takes too long. Raises RuntimeError."""
-    process = multiprocessing.get_context("spawn").Process(target=_write_beton, args=(sources,))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_write_beton, args=(sources, multiprocessing.get_start_method())
+    )
     process.start()
     process.join(_WRITER_SECONDS)
     if process.exitcode != 0:
@@ -93,11 +95,12 @@ def _bounded(sources: Sources) -> None:
         raise RuntimeError(f"FFCV's writer did not finish (status {process.exitcode})")
 
 
-def _write_beton(sources: Sources) -> None:
+def _write_beton(sources: Sources, start_method: str) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
     os.setsid()
+    multiprocessing.set_start_method(start_method, force=True)
     fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
     DatasetWriter(str(sources.ffcv_beton), fields, num_workers=2).from_indexed_dataset(_Indexed(sources))
 

@@ -32,7 +32,8 @@ class Remote:
         context = multiprocessing.get_context("spawn")
         self.name = name
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, name), name=f"loader {name}")
+        usual = multiprocessing.get_start_method()  # a spawned process would spawn its workers, too
+        self._process = context.Process(target=_serve, args=(theirs, name, usual), name=f"loader {name}")
         self._process.start()
         theirs.close()
 
@@ -70,8 +71,9 @@ def remotes(names: list[str]) -> Iterator[dict[str, Remote]]:
             remote.close()
 
 
-def _serve(pipe: Connection, name: str) -> None:
+def _serve(pipe: Connection, name: str, start_method: str) -> None:
     """The child: answer until the parent hangs up."""
+    multiprocessing.set_start_method(start_method, force=True)
     opened: dict[Work, Any] = {}
     while True:
         try:
