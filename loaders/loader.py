@@ -22,7 +22,7 @@ from .crop import Crop
 from .epochs import Epochs, LoaderConfig, Reading
 from .pool import Job, Pool
 from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
-from .sample import LABEL_FIELDS, Decoder
+from .sample import LABEL_FIELDS, Decoder, ImageDecoder
 from .shards import Dataset
 
 
@@ -113,6 +113,8 @@ class Loader(Epochs):
     def describe(self) -> str:
         """See `BatchSource`."""
         where = self._decoder.describe() if isinstance(self._decoder, RingDecoder) else "JPEGs decoded on the CPU"
+        if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
+            where += ", DCT-scaled where crops are large"
         return f"native, {self.workers} threads, {where}"
 
     def close(self) -> None:
