@@ -19,9 +19,10 @@ import numpy.typing as npt
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import RingDecoder, Slot
-from .sample import Decoder, Row
+from .sample import Decoder, GroupDecoder, Row
 from .scratch import Scratch
 from .shards import Dataset
+from .tiled import GROUP
 
 
 class Job:
@@ -37,6 +38,9 @@ class Job:
         """Raises RuntimeError where it is cancelled."""
         if self.cancelled:
             raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+
+
+_Noted = dict[int, tuple[int, memoryview, list[float]]]  # row -> index, data, draws
 
 
 class _Chunk(NamedTuple):
@@ -60,6 +64,7 @@ class Pool:
     ) -> None:
         self._dataset, self._faults, self._on_full = dataset, faults, on_full
         self._fields = [field.name for field in decoder.fields]
+        self._group = decoder if isinstance(decoder, GroupDecoder) else None
         self._fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
@@ -96,7 +101,7 @@ class Pool:
         """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
         self._check_process()
         rows = len(draws)
-        size = max(1, rows // (4 * len(self._threads)))
+        size = max(rows // (4 * len(self._threads)), min(GROUP, -(-rows // len(self._threads))), 1)
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
         with self._lock:
             job.check()
@@ -194,21 +199,51 @@ class Pool:
         return None
 
     def _fill_rows(self, chunk: _Chunk, scratch: Scratch) -> None:
-        arrays, carried = chunk.slot.arrays, chunk.slot.carried
-        for row, draws in zip(range(chunk.start, chunk.stop), chunk.draws.tolist(), strict=True):
+        slot, noted = chunk.slot, _Noted()
+        scratch.tiled.clear()
+        ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
+        for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
             if chunk.job.cancelled:
                 return
-            index = int(arrays["ids"][row])
-            view = {name: arrays[name][row] for name in self._fields}
             try:
-                carried[row] = self._fill(self._dataset.read(index, scratch), draws, view, scratch)
-            except ImageError as error:
-                self._faults.add(index, str(error), error)
-                carried[row] = None
-                arrays["weight"][row] = 0
-                for array in view.values():
-                    array[...] = 0
-            except DataError:
-                raise
-            except Exception as error:
-                raise WorkerError(f"a loader thread failed on {self._dataset.sample_name(index)}: {error!r}") from error
+                if self._group is None:
+                    data = self._dataset.read(index, scratch)
+                    slot.carried[row] = self._fill(data, draws, self._view(slot, row), scratch)
+                    continue
+                data = self._dataset.read(index, scratch.other(len(noted)))
+                if self._group.note(data, draws, row, scratch):
+                    noted[row] = (index, data, draws)
+                else:
+                    self._fill(data, draws, self._view(slot, row), scratch)
+            except Exception as error:  # noqa: BLE001 - told apart there
+                self._blame(slot, row, index, error)
+            if len(noted) == GROUP:
+                self._fill_noted(slot, noted, scratch)
+        self._fill_noted(slot, noted, scratch)
+
+    def _fill_noted(self, slot: Slot, noted: _Noted, scratch: Scratch) -> None:
+        if self._group is None or not noted:
+            return
+        for row in self._group.fill_noted(slot.arrays, scratch):
+            index, data, draws = noted[row]
+            try:
+                self._fill(data, draws, self._view(slot, row), scratch)
+            except Exception as error:  # noqa: BLE001 - told apart there
+                self._blame(slot, row, index, error)
+        noted.clear()
+
+    def _view(self, slot: Slot, row: int) -> Row:
+        return {name: slot.arrays[name][row] for name in self._fields}
+
+    def _blame(self, slot: Slot, row: int, index: int, error: Exception) -> None:
+        """What cannot be decoded weighs nothing; whatever else went wrong ends the run."""
+        if isinstance(error, ImageError):
+            self._faults.add(index, str(error), error)
+            slot.carried[row] = None
+            slot.arrays["weight"][row] = 0
+            for array in self._view(slot, row).values():
+                array[...] = 0
+            return
+        if isinstance(error, DataError):
+            raise error
+        raise WorkerError(f"a loader thread failed on {self._dataset.sample_name(index)}: {error!r}") from error

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from .decode import MAX_PIXELS, decode_box, read_header
 from .errors import ImageError
 from .resample import resample
 from .scratch import Scratch
-from .tiled import fill_tiled
 
 Row = Mapping[str, npt.NDArray[Any]]  # one sample's view of every field
 
@@ -48,6 +47,17 @@ class Decoder(Protocol):
         """Fill `row`. Raises ImageError where the sample cannot be decoded."""
 
 
+@runtime_checkable
+class GroupDecoder(Decoder, Protocol):
+    """A decoder that does several samples in one call, so that Python's share is paid for all of them at once."""
+
+    def note(self, data: memoryview, draws: Sequence[float], row: int, scratch: Scratch) -> bool:
+        """Whether the sample waits in `scratch` for `fill_noted`; `data` must stay as it is until then. Up to GROUP."""
+
+    def fill_noted(self, rows: Row, scratch: Scratch) -> list[int]:
+        """Fill the rows [B, ...] of what was noted: those that are for `fill`, after all."""
+
+
 @dataclass(frozen=True)
 class ImageDecoder:
     """Encoded image -> `inputs` [S, S, 3] uint8: decoded, upright, cropped, resized."""
@@ -68,10 +78,18 @@ class ImageDecoder:
         """See `Decoder`."""
         return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
 
+    def note(self, data: memoryview, draws: Sequence[float], row: int, scratch: Scratch) -> bool:
+        """See `GroupDecoder`."""
+        return self.compiled and scratch.tiled.add(data, self.crop, draws, self.max_pixels, row)
+
+    def fill_noted(self, rows: Row, scratch: Scratch) -> list[int]:
+        """See `GroupDecoder`."""
+        return scratch.tiled.run(self.crop, self.dct_scaling, scratch, rows["inputs"])
+
     def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
         out = row["inputs"]
-        if self.compiled and fill_tiled(data, self.crop, draws, self.max_pixels, self.dct_scaling, scratch, out):
+        if self.note(data, draws, 0, scratch) and not self.fill_noted({"inputs": out[None]}, scratch):
             return
         header = read_header(data, self.max_pixels)
         window = self.crop.window(*header.size, draws)

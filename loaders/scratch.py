@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from .baseline import HEADER
+from .tiled import GROUP, Tiled
 
 
 class Scratch:
@@ -14,7 +14,8 @@ class Scratch:
         self._spliced = bytearray()
         self._pixels = bytearray()
         self._work = np.empty(0, np.uint8)
-        self.frame = np.zeros(HEADER, np.int64)  # what the header of a tiled JPEG says
+        self._others: list[Scratch] = []
+        self._tiled: Tiled | None = None
 
     def encoded(self, nbytes: int) -> memoryview:
         """Room for an encoded sample of `nbytes`."""
@@ -40,10 +41,24 @@ class Scratch:
             self._work = np.empty(_rounded(nbytes), np.uint8)
         return self._work
 
+    def other(self, number: int) -> "Scratch":
+        """One for an encoded sample that is kept beside others, of up to GROUP."""
+        assert number < GROUP
+        while len(self._others) <= number:
+            self._others.append(Scratch())
+        return self._others[number]
+
+    @property
+    def tiled(self) -> Tiled:
+        """Where tiled JPEGs wait."""
+        self._tiled = self._tiled or Tiled()
+        return self._tiled
+
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return len(self._encoded) + len(self._spliced) + len(self._pixels) + len(self._work)
+        own = len(self._encoded) + len(self._spliced) + len(self._pixels) + len(self._work)
+        return own + sum(other.nbytes for other in self._others)
 
 
 def _rounded(nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""A tiled JPEG's bytes -> the pixels that a model sees, in one compiled call that holds no lock.
+"""Tiled JPEGs' bytes -> the pixels that a model sees, in one compiled call for several, without the GIL.
 
     baseline: the touched tiles' samples -> colour: RGB columns -> filters: the window of the resized picture
 
@@ -6,12 +6,13 @@ The bits are those of decoding the whole picture, cutting out the box, resizing 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .baseline import (
+    HEADER,
     HEIGHT,
     INTERVAL,
     MCU_HEIGHT,
@@ -30,46 +31,96 @@ from .colour import to_columns
 from .compiled import compiled, held, inlined
 from .crop import Crop
 from .filters import reach, resize_columns
-from .scratch import Scratch
-from .vectors import WIDE
+from .vectors import WIDE, bytes_at
 
 _MARGIN = 2  # the upsampling of chroma looks past the box
 _MOST_PIXELS = 1 << 24  # that are held at once, 100 MB: the window of a larger picture goes the other way
 
-DONE, OTHER = 0, -1  # what crop_tiled returns, or the bytes of scratch that it needs
+DONE, OTHER = -1, -2  # what crop_tiled returns, or the bytes of scratch that it needs
+_KNOWN = [WIDTH, HEIGHT, ORIENTATION]
 
 
-def fill_tiled(
-    data: bytes | memoryview,
-    crop: Crop,
-    draws: Sequence[float],
-    max_pixels: int,
-    scaling: bool,
-    scratch: Scratch,
-    out: npt.NDArray[np.uint8],
-) -> bool:
-    """Write `crop`'s window of a tiled JPEG to `out` [S, S, 3]; False where it is for others to decode, or damaged."""
-    view = np.frombuffer(data, np.uint8)
-    view.flags.writeable = False  # one type for numba: one compilation
-    frame = scratch.frame
-    if not _peek(view, frame):
-        return False
-    width, height, orientation = int(frame[WIDTH]), int(frame[HEIGHT]), int(frame[ORIENTATION])
-    if orientation != 1 or width * height > max_pixels:
-        return False
-    box, size, at = crop.window(width, height, draws)
-    if size[0] * size[1] > max_pixels:
-        return False
-    bicubic = crop.interpolation == "bicubic"
-    needed = crop_tiled(view, frame, box, size, at, bicubic, scaling, scratch.work(0), out)
-    if needed > 0:
-        needed = crop_tiled(view, frame, box, size, at, bicubic, scaling, scratch.work(needed), out)
-    return bool(needed == DONE)
+GROUP = 8  # pictures that are decoded in one call: Python runs for all of them at once, while its code is in the cache
+
+
+class Tiled:
+    """Pictures that wait to be decoded together. One belongs to one thread, and is used again."""
+
+    def __init__(self) -> None:
+        self.frames = np.zeros((GROUP, HEADER), np.int64)
+        self._windows = np.zeros((GROUP, 8), np.int64)  # box, size, at
+        self._places = np.zeros((GROUP, 4), np.int64)  # address and bytes of the JPEG, row, 0 until it is done
+        self._kept: list[npt.NDArray[np.uint8]] = []
+
+    def add(self, data: bytes | memoryview, crop: Crop, draws: Sequence[float], max_pixels: int, row: int) -> bool:
+        """Note `crop`'s window of a tiled JPEG for a row of the batch; False where it is for others to decode.
+
+        `data` must stay as it is until `run`.
+        """
+        number, view = len(self._kept), np.frombuffer(data, np.uint8)
+        view.flags.writeable = False  # one type for numba: one compilation
+        frame = self.frames[number]
+        if not _peek(view, frame):
+            return False
+        width, height, orientation = frame[_KNOWN].tolist()
+        if orientation != 1 or width * height > max_pixels:
+            return False
+        box, size, at = crop.window(width, height, draws)
+        if size[0] * size[1] > max_pixels:
+            return False
+        self._windows[number] = (*box, *size, *at)
+        self._places[number] = (view.__array_interface__["data"][0], len(view), row, 0)
+        self._kept.append(view)
+        return True
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self._kept.clear()
+
+    def run(self, crop: Crop, scaling: bool, scratch: "Work", out: npt.NDArray[np.uint8]) -> list[int]:
+        """Write what was noted to rows of `out` [B, S, S, 3]: the rows that are for others, being damaged."""
+        count, bicubic = len(self._kept), crop.interpolation == "bicubic"
+        windows, places = self._windows[:count], self._places[:count]
+        while needed := _crop_rows(self.frames, windows, places, bicubic, scaling, scratch.work(0), out):
+            scratch.work(needed)
+        self._kept.clear()
+        return [int(row) for row, status in places[:, 2:].tolist() if status == OTHER]
+
+
+class Work(Protocol):
+    """Where memory comes from."""
+
+    def work(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Room for at least `nbytes`."""
 
 
 @held
 def _peek(data: Any, frame: Any) -> bool:
     return read_frame(data, frame)
+
+
+@compiled
+def _crop_rows(frames: Any, windows: Any, places: Any, bicubic: bool, scaling: bool, scratch: Any, out: Any) -> int:
+    """0 when all are done, else the bytes of scratch that the next one needs."""
+    for i in range(windows.shape[0]):
+        if places[i, 3]:
+            continue
+        w = windows[i]
+        status = crop_tiled(
+            bytes_at(places[i, 0], places[i, 1]),
+            frames[i],
+            (w[0], w[1], w[2], w[3]),
+            (w[4], w[5]),
+            (w[6], w[7]),
+            bicubic,
+            scaling,
+            scratch,
+            out[places[i, 2]],
+        )
+        if status > 0:
+            return status
+        places[i, 3] = status
+    return 0
 
 
 @inlined

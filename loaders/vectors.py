@@ -10,8 +10,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
+from numba.np import arrayobj as untyped_arrays
 
 cgutils: Any = untyped_cgutils
+context_arrays: Any = untyped_arrays
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -218,6 +220,20 @@ def transpose(_: Any, source: Any, at: Any, stride: Any, out: Any, to: Any, out_
         return None
     intp = types.intp
     return types.none(source, intp, intp, out, intp, intp), generate
+
+
+@intrinsic
+def bytes_at(_: Any, address: Any, size: Any) -> Any:
+    """The `size` bytes at an address as an array uint8 [size]. Who calls keeps them alive."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        b, made = builder, context.make_array(signature.return_type)(context, builder)
+        one = context.get_constant(types.intp, 1)
+        data = b.inttoptr(arguments[0], _I8.as_pointer())
+        context_arrays.populate_array(made, data, [arguments[1]], [one], one, None)
+        return made._getvalue()
+
+    return types.Array(types.uint8, 1, "C")(types.intp, types.intp), generate
 
 
 @intrinsic

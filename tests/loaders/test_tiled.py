@@ -17,7 +17,7 @@ from fastimg.loaders.decode import decode_box, read_header
 from fastimg.loaders.filters import fill_weights, taps
 from fastimg.loaders.resample import resample
 from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.tiled import fill_tiled
+from fastimg.loaders.tiled import GROUP
 from fastimg.loaders.tiles import tile
 
 SAMPLINGS = ("444", "422", "420", "Gray")
@@ -57,8 +57,10 @@ def expected(data, crop):
 
 
 def found(data, crop, scratch=None, scaling=False):
-    out = np.full((crop.size, crop.size, 3), 7, np.uint8)
-    return out if fill_tiled(data, crop, (), MOST, scaling, scratch or Scratch(), out) else None
+    out = np.full((1, crop.size, crop.size, 3), 7, np.uint8)
+    scratch = scratch or Scratch()
+    taken = scratch.tiled.add(data, crop, (), MOST, 0) and not scratch.tiled.run(crop, scaling, scratch, out)
+    return out[0] if taken else None
 
 
 @st.composite
@@ -170,10 +172,28 @@ def test_what_is_for_others():
 
 
 def test_more_pixels_than_allowed_are_not_decoded():
-    jpeg, out = tile(encoded(64, 64, "420")).jpeg, np.zeros((32, 32, 3), np.uint8)
-    crop = CenterCrop(size=32, resize=32)
-    assert fill_tiled(jpeg, crop, (), 64 * 64, False, Scratch(), out)
-    assert not fill_tiled(jpeg, crop, (), 64 * 64 - 1, False, Scratch(), out)
+    jpeg, crop = tile(encoded(64, 64, "420")).jpeg, CenterCrop(size=32, resize=32)
+    assert Scratch().tiled.add(jpeg, crop, (), 64 * 64, 0)
+    assert not Scratch().tiled.add(jpeg, crop, (), 64 * 64 - 1, 0)
+
+
+def test_several_in_one_call_and_the_damaged_ones_are_told():
+    scratch, crop = Scratch(), CenterCrop(size=32, resize=36)
+    jpegs = [tile(encoded(60 + 9 * i, 50 + 5 * i, "420", seed=i)).jpeg for i in range(GROUP)]
+    damaged = bytearray(jpegs[3])
+    half = len(damaged) // 2
+    damaged[half : half + 30] = bytes(30)
+    jpegs[3] = bytes(damaged)
+    out = np.full((20, 32, 32, 3), 7, np.uint8)
+    rows = [19 - 2 * i for i in range(GROUP)]
+    for row, jpeg in zip(rows, jpegs, strict=True):
+        assert scratch.tiled.add(jpeg, crop, (), MOST, row)
+    assert scratch.tiled.run(crop, False, scratch, out) == [rows[3]]
+    for row, jpeg in zip(rows, jpegs, strict=True):
+        if row != rows[3]:
+            assert np.array_equal(out[row], expected(jpeg, crop))
+    assert (out[0] == 7).all()  # nobody's row
+    assert scratch.tiled.run(crop, False, scratch, out) == []
 
 
 @settings(max_examples=400, deadline=None)
