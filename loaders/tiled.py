@@ -37,7 +37,7 @@ _MARGIN = 2  # the upsampling of chroma looks past the box
 _MOST_PIXELS = 1 << 24  # that are held at once, 100 MB: the window of a larger picture goes the other way
 
 DONE, OTHER = -1, -2  # what crop_tiled returns, or the bytes of scratch that it needs
-_KNOWN = [WIDTH, HEIGHT, ORIENTATION]
+_ADDRESS, _BYTES, _ROW, _STATUS, _BOX, _JOB = 0, 1, 2, 3, 4, 12  # of a job: then box, size, at
 
 
 GROUP = 8  # pictures that are decoded in one call: Python runs for all of them at once, while its code is in the cache
@@ -47,9 +47,9 @@ class Tiled:
     """Pictures that wait to be decoded together. One belongs to one thread, and is used again."""
 
     def __init__(self) -> None:
-        self.frames = np.zeros((GROUP, HEADER), np.int64)
-        self._windows = np.zeros((GROUP, 8), np.int64)  # box, size, at
-        self._places = np.zeros((GROUP, 4), np.int64)  # address and bytes of the JPEG, row, 0 until it is done
+        frames, jobs = np.zeros((GROUP, HEADER), np.int64), np.zeros((GROUP, _JOB), np.int64)
+        self._frames, self._jobs = frames, jobs
+        self._places = [(frames[i], jobs[i]) for i in range(GROUP)]
         self._kept: list[npt.NDArray[np.uint8]] = []
 
     def add(self, data: bytes | memoryview, crop: Crop, draws: Sequence[float], max_pixels: int, row: int) -> bool:
@@ -57,19 +57,18 @@ class Tiled:
 
         `data` must stay as it is until `run`.
         """
-        number, view = len(self._kept), np.frombuffer(data, np.uint8)
+        view = np.frombuffer(data, np.uint8)
         view.flags.writeable = False  # one type for numba: one compilation
-        frame = self.frames[number]
-        if not _peek(view, frame):
+        frame, job = self._places[len(self._kept)]
+        if _peek(view, frame, job) != 1:
             return False
-        width, height, orientation = frame[_KNOWN].tolist()
-        if orientation != 1 or width * height > max_pixels:
+        width, height = frame.item(WIDTH), frame.item(HEIGHT)
+        if width * height > max_pixels:
             return False
         box, size, at = crop.window(width, height, draws)
         if size[0] * size[1] > max_pixels:
             return False
-        self._windows[number] = (*box, *size, *at)
-        self._places[number] = (view.__array_interface__["data"][0], len(view), row, 0)
+        job[_ROW:] = (row, 0, *box, *size, *at)
         self._kept.append(view)
         return True
 
@@ -79,12 +78,11 @@ class Tiled:
 
     def run(self, crop: Crop, scaling: bool, scratch: "Work", out: npt.NDArray[np.uint8]) -> list[int]:
         """Write what was noted to rows of `out` [B, S, S, 3]: the rows that are for others, being damaged."""
-        count, bicubic = len(self._kept), crop.interpolation == "bicubic"
-        windows, places = self._windows[:count], self._places[:count]
-        while needed := _crop_rows(self.frames, windows, places, bicubic, scaling, scratch.work(0), out):
+        jobs, bicubic = self._jobs[: len(self._kept)], crop.interpolation == "bicubic"
+        while needed := _crop_rows(self._frames, jobs, bicubic, scaling, scratch.work(0), out):
             scratch.work(needed)
         self._kept.clear()
-        return [int(row) for row, status in places[:, 2:].tolist() if status == OTHER]
+        return [row for row, status in jobs[:, _ROW : _STATUS + 1].tolist() if status == OTHER]
 
 
 class Work(Protocol):
@@ -95,31 +93,35 @@ class Work(Protocol):
 
 
 @held
-def _peek(data: Any, frame: Any) -> bool:
-    return read_frame(data, frame)
+def _peek(data: Any, frame: Any, job: Any) -> int:
+    """Fill `frame` and where the data is: the orientation, 0 for what is not tiled."""
+    if not read_frame(data, frame):
+        return 0
+    job[_ADDRESS], job[_BYTES] = data.ctypes.data, data.size
+    return int(frame[ORIENTATION])
 
 
 @compiled
-def _crop_rows(frames: Any, windows: Any, places: Any, bicubic: bool, scaling: bool, scratch: Any, out: Any) -> int:
+def _crop_rows(frames: Any, jobs: Any, bicubic: bool, scaling: bool, scratch: Any, out: Any) -> int:
     """0 when all are done, else the bytes of scratch that the next one needs."""
-    for i in range(windows.shape[0]):
-        if places[i, 3]:
+    for i in range(jobs.shape[0]):
+        if jobs[i, _STATUS]:
             continue
-        w = windows[i]
+        job = jobs[i, _BOX:]
         status = crop_tiled(
-            bytes_at(places[i, 0], places[i, 1]),
+            bytes_at(jobs[i, _ADDRESS], jobs[i, _BYTES]),
             frames[i],
-            (w[0], w[1], w[2], w[3]),
-            (w[4], w[5]),
-            (w[6], w[7]),
+            (job[0], job[1], job[2], job[3]),
+            (job[4], job[5]),
+            (job[6], job[7]),
             bicubic,
             scaling,
             scratch,
-            out[places[i, 2]],
+            out[jobs[i, _ROW]],
         )
         if status > 0:
-            return status
-        places[i, 3] = status
+            return int(status)
+        jobs[i, _STATUS] = status
     return 0
 
 
