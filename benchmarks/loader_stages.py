@@ -21,8 +21,17 @@ from loader_data import Sources
 from measure import Spread
 from rich.console import Console
 
-from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders import baseline as jpeg
+from fastimg.loaders import (
+    Dataset,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    baseline,
+    entropy,
+    open_dataset,
+)
+from fastimg.loaders import frame as jpeg
 from fastimg.loaders.colour import to_columns
 from fastimg.loaders.decode import read_header, stored_box
 from fastimg.loaders.filters import reach, resize_columns
@@ -125,7 +134,7 @@ class _Bench:
         self.decoder, self.scratch = decoder, Scratch()
         self.frame = np.zeros(jpeg.HEADER, np.int64)
         self.bits, self.planes, self.columns, self.work = (np.empty(_ROOM, np.uint8) for _ in range(4))
-        self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(jpeg.SCRATCH, np.int64)
+        self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(baseline.SCRATCH, np.int64)
         self.sums = np.empty(_ROOM // 2, np.uint16)
         self.out = np.empty(decoder.fields[0].shape, np.uint8)
 
@@ -150,9 +159,9 @@ class _Bench:
             region = np.array([*first, last[0] - first[0], last[1] - first[1]])
             height = -(-int(region[3]) // WIDE) * WIDE
             t4 = clock()
-            jpeg._collect(view, frame, *tiles, self.bits, self.bounds)
+            entropy.collect(view, frame, *tiles, self.bits, self.bounds)
             t5 = clock()
-            jpeg.decode_tiles(view, frame, _UNSCALED, *tiles, self.bits, self.bounds, self.tables, self.planes)
+            baseline.decode_tiles(view, frame, _UNSCALED, *tiles, self.bits, self.bounds, self.tables, self.planes)
             t6 = clock()
             to_columns(self.planes, full, *tiles, region, height, self.sums, self.columns)
             t7 = clock()

@@ -6,8 +6,8 @@ Everything stands in columns, as in `baseline`: what is done to one sample is do
 
 from typing import Any
 
-from .baseline import COMPONENTS, HEIGHT, INTERVAL, MCU_HEIGHT, MCU_WIDTH, WIDTH, H, V
 from .compiled import compiled
+from .frame import COMPONENTS, HEIGHT, INTERVAL, MCU_HEIGHT, MCU_WIDTH, WIDTH, H, V
 from .vectors import WIDE, to_rgb, upsampled, upsampled_sums
 
 

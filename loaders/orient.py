@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .baseline import ZIGZAG
 from .coefficients import Plane, planes
 from .compiled import compiled
 from .decode import MAX_PIXELS, read_header
+from .entropy import ZIGZAG
 from .errors import ImageError
 from .jpeg import DQT, Frame, Parser, Segment, Untileable
 from .tiles import DEFAULT_TILE_PX, interleaved

@@ -11,26 +11,25 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .baseline import (
+from .baseline import SCRATCH, decode_tiles
+from .colour import to_columns
+from .compiled import compiled, held, inlined
+from .crop import Crop
+from .entropy import PAD
+from .filters import reach, resize_columns
+from .frame import (
     HEADER,
     HEIGHT,
     INTERVAL,
     MCU_HEIGHT,
     MCU_WIDTH,
     ORIENTATION,
-    PAD,
-    SCRATCH,
     WIDTH,
     H,
     V,
-    decode_tiles,
     read_frame,
     scaled,
 )
-from .colour import to_columns
-from .compiled import compiled, held, inlined
-from .crop import Crop
-from .filters import reach, resize_columns
 from .vectors import WIDE, bytes_at
 
 _MARGIN = 2  # the upsampling of chroma looks past the box
@@ -38,7 +37,6 @@ _MOST_PIXELS = 1 << 24  # that are held at once, 100 MB: the window of a larger 
 
 DONE, OTHER = -1, -2  # what crop_tiled returns, or the bytes of scratch that it needs
 _ADDRESS, _BYTES, _ROW, _STATUS, _BOX, _JOB = 0, 1, 2, 3, 4, 12  # of a job: then box, size, at
-
 
 GROUP = 8  # pictures that are decoded in one call: Python runs for all of them at once, while its code is in the cache
 

@@ -8,9 +8,9 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
-from fastimg.loaders.baseline import ZIGZAG
 from fastimg.loaders.coefficients import planes
 from fastimg.loaders.decode import decode, read_header, upright
+from fastimg.loaders.entropy import ZIGZAG
 from fastimg.loaders.jpeg import DQT, Parser
 from fastimg.loaders.orient import turned, upright_jpeg
 from fastimg.loaders.tiles import Reason, row_index, tile
