@@ -1,7 +1,7 @@
 """Everything before the first step: data, model, the effective configuration, the run directory, the loaders."""
 
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -26,10 +26,12 @@ from .data import (
     worker_count,
 )
 from .errors import UsageError, printable
-from .loaders import BatchSource, LoaderConfig
+from .loaders import BatchSource, DataError, LoaderConfig
 from .loaders.crop import Crop
 from .loaders.epochs import Padding
 from .loaders.order import WINDOW, Order
+from .loaders.scratch import Scratch
+from .loaders.tiled import will_compile
 from .models import Model, Preprocessing, build, check_input, freeze_backbone, parse_kwargs
 from .optim import Schedule, build_optimizer
 from .parallel import Ranks, wrap
@@ -66,6 +68,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
         _print_slots(run, console)
     if config.dry_run:
         return None
+    _tell_of_compilation(run, part, console)
     found = rundir.last_checkpoint(directory, resolved, run.global_batch) if resuming else None
     if found is not None:
         restore(run, *found)
@@ -233,6 +236,15 @@ def _loader(
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
     return build_loader(part, crop, settings, config.max_pixels, ranks.device, backend, decode, scaling)
+
+
+def _tell_of_compilation(run: Run, part: Part, console: Console) -> None:
+    if run.config.loader != "native":
+        return
+    first = 0 if part.indices is None else int(part.indices[0])
+    with suppress(DataError):  # the loader tells of it in its turn
+        if will_compile(part.dataset.read(first, Scratch())):
+            console.print("the decoder of tiled JPEGs is compiled, once on this machine: about 10 seconds")
 
 
 def _print_slots(run: Run, console: Console) -> None:

@@ -60,6 +60,13 @@ def held(function: F) -> F:
     return compiled(function, nogil=False)
 
 
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Whether the machine code of a compiled function is made already, or lies on disk."""
+    dispatcher: Any = function
+    file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    return bool(dispatcher.signatures) or (file is not None and bool(file._load_index()))
+
+
 def _sources(function: Callable[..., Any]) -> frozenset[str]:
     """The files that the machine code of a function is made from."""
     called = (function.__globals__.get(name) for name in function.__code__.co_names)

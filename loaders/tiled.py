@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .baseline import SCRATCH, decode_tiles
 from .colour import to_columns
-from .compiled import compiled, held, inlined
+from .compiled import compiled, held, inlined, is_kept
 from .crop import Crop
 from .entropy import PAD
 from .filters import reach, resize_columns
@@ -55,6 +55,8 @@ class Tiled:
 
         `data` must stay as it is until `run`.
         """
+        if data[:2] != b"\xff\xd8":  # before anything is compiled for it
+            return False
         view = np.frombuffer(data, np.uint8)
         view.flags.writeable = False  # one type for numba: one compilation
         frame, job = self._places[len(self._kept)]
@@ -81,6 +83,13 @@ class Tiled:
             scratch.work(needed)
         self._kept.clear()
         return [row for row, status in jobs[:, _ROW : _STATUS + 1].tolist() if status == OTHER]
+
+
+def will_compile(data: bytes | memoryview) -> bool:
+    """Whether decoding this image waits for a compilation, about 10 s, since nobody has done it on this machine."""
+    view = np.frombuffer(data, np.uint8)
+    view.flags.writeable = False
+    return not is_kept(_crop_rows) and _peek(view, np.zeros(HEADER, np.int64), np.zeros(_JOB, np.int64)) == 1
 
 
 class Work(Protocol):

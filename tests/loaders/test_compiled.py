@@ -4,7 +4,7 @@ import importlib.util
 import os
 import sys
 
-from fastimg.loaders.compiled import compiled
+from fastimg.loaders.compiled import compiled, is_kept
 
 CALLED = "from fastimg.loaders.compiled import {kind}\n\n\n@{kind}\ndef number():\n    return {number}\n"
 CALLER = (
@@ -32,9 +32,11 @@ def test_an_edited_function_in_another_file_is_noticed(tmp_path, monkeypatch):
             os.utime(called, ns=(step + 1, 10**18 + step))  # an edit within the clock's tick is seen too
             loaded(tmp_path, "called_by_test")
             doubled = loaded(tmp_path, "caller_by_test").doubled
+            assert not is_kept(doubled)
             assert doubled() == 2 * number
             assert doubled.stats.cache_misses == {(): 1}  # made anew
         again = loaded(tmp_path, "caller_by_test").doubled
+        assert is_kept(again)
         assert again() == 4
         assert again.stats.cache_hits == {(): 1}  # and kept
     for name in ("called_by_test", "caller_by_test"):

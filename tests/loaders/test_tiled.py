@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop
+from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop, tiled
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import decode_box, read_header
 from fastimg.loaders.filters import fill_weights, taps
@@ -249,3 +249,13 @@ def test_weights_are_torchs(bicubic):
                 ours[begins[i] + j, i] = min(max(value, 0), 255)
         if source != size:  # torch leaves out a pass that changes nothing
             assert np.array_equal(ours, theirs), (source, size)
+
+
+def test_who_would_wait_for_a_compilation_is_told(monkeypatch):
+    jpeg = tile(encoded(100, 80, "420")).jpeg
+    assert found(jpeg, CenterCrop(size=32, resize=32)) is not None
+    assert not tiled.will_compile(jpeg)
+    monkeypatch.setattr(tiled, "is_kept", lambda function: False)
+    assert tiled.will_compile(jpeg)
+    assert not tiled.will_compile(jpeg_by_pillow())
+    assert not tiled.will_compile(b"\x89PNG\r\n\x1a\n")
