@@ -101,10 +101,17 @@ def test_resume_with_other_tiles_is_refused(folder: Path, tmp_path: Path) -> Non
     convert(replace(again, tile="off"), Console(quiet=True))
 
 
-def test_training_sees_the_same_pixels(folder: Path, tmp_path: Path) -> None:
-    for tile in ("off", "auto"):
-        run(folder, tmp_path / tile, tile)
+def test_training_sees_the_same_pixels_unless_it_may_scale_them(folder: Path, tmp_path: Path) -> None:
+    weights = {}
+    for name, tile, flags in (
+        ("plain", "off", ["--dct-scaling", "off"]),
+        ("tiled", "auto", ["--dct-scaling", "off"]),
+        ("scaled", "auto", []),
+    ):
+        if not (tmp_path / tile).exists():
+            run(folder, tmp_path / tile, tile)
         base = ["train", str(tmp_path / tile), "--arch", "test_resnet", "--img-size", "64", "-b", "4", "--epochs", "2"]
-        assert cli.run([*base, "-o", str(tmp_path / "runs"), "--name", tile]) == 0
-    plain, tiled = (load_file(tmp_path / "runs" / tile / "last/model.safetensors") for tile in ("off", "auto"))
-    assert all(torch.equal(plain[name], tiled[name]) for name in plain)
+        assert cli.run([*base, *flags, "-o", str(tmp_path / "runs"), "--name", name]) == 0
+        weights[name] = load_file(tmp_path / "runs" / name / "last/model.safetensors")
+    assert all(torch.equal(value, weights["tiled"][name]) for name, value in weights["plain"].items())
+    assert not all(torch.equal(value, weights["scaled"][name]) for name, value in weights["plain"].items())
