@@ -39,6 +39,8 @@ def read_frame(data: Any, frame: Any) -> bool:
             return False
         size = end - body
         if marker == 0xE0 and size >= 12 and data[body] == 0x4A and data[body + 1] == 0x46 and data[body + 2] == 0x49:
+            if data[body + 5] != 1:  # a revision of JFIF that libjpeg warns of
+                return False
             jfif = jfif or (data[body + 3] == 0x46 and data[body + 4] == 0)
         elif marker == 0xE1 and size >= 14 and frame[ORIENTATION] == 1:
             frame[ORIENTATION] = _orientation(data, body, end)

@@ -147,6 +147,11 @@ def crop_tiled(
     Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else the bytes that `scratch` must have.
     """
     side, window = 8, out.shape[0]
+    for i in range(2):  # a crop that is wrong is for the other way to name
+        if box[i] < 0 or box[2 + i] < 1 or box[i] + box[2 + i] > frame[WIDTH + i]:
+            return OTHER
+        if at[i] < 0 or at[i] + window > size[i]:
+            return OTHER
     while scaling and side > 1 and _scales(frame) and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
         side //= 2
     small = scaled(frame, side)
