@@ -118,10 +118,21 @@ class Inputs:
     """Start from the weights in this file: safetensors, or a checkpoint of plain tensors."""
     num_classes: _Int = None
     """Outputs of the model. Default: as many as the dataset has classes."""
-    freeze: Annotated[Literal["backbone"] | None, arg(metavar="{backbone}", help_behavior_hint="")] = None
-    """Train only the classifier; the rest keeps its weights and its batch-norm statistics."""
+    freeze: Annotated[str | None, arg(metavar="{backbone,N}", help_behavior_hint="")] = None
+    """backbone: train only the classifier; a number: the first N blocks of the model (its stem is the first) keep their
+    weights. What is frozen keeps its batch-norm statistics too."""
+    freeze_epochs: _Int = None
+    """Gradual unfreezing: --freeze holds for this many epochs, then everything trains; see --layer-decay."""
+    head_init: Annotated[
+        Literal["xavier", "he", "zeros"] | None, arg(metavar="{xavier,he,zeros}", help_behavior_hint="")
+    ] = None
+    """How a new classifier on a trained trunk begins. Default: xavier (Glorot's uniform)."""
     drop_path: _Float = None
     """Stochastic depth rate, for models that have it."""
+    ghost_bn: _Int = None
+    """Batch norms take their statistics over so many images at a time, a divisor of the batch (ghost batch norm)."""
+    blurpool: bool = False
+    """Blur before strided convolutions of 16 channels and more, and in max pooling (BlurPool)."""
     model_kwargs: tuple[str, ...] = ()
     """Further arguments of the model, as name=value."""
 
@@ -178,6 +189,11 @@ class Inputs:
     """Mean of the input channels, 0 to 1. Default: the model's own."""
     std: _Triple = None
     """Standard deviation of the input channels. Default: the model's own."""
+    progressive: Annotated[str | None, arg(metavar="A:B", help_behavior_hint="")] = None
+    """Progressive resizing: training crops grow from A to B pixels in steps of 32, as 160:192; see
+    --progressive-epochs."""
+    progressive_epochs: Annotated[str | None, arg(metavar="E:F", help_behavior_hint="")] = None
+    """Crops have size A up to epoch E, and size B from epoch F. Default: 70 % and 85 % of the epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,39 +240,65 @@ class Augmenting:
 class Train(Augmenting, Inputs):
     """Train an image classifier. Start it with torchrun to train data-parallel."""
 
-    batch_size: Annotated[int, arg(aliases=["-b"])] = 64
-    """Images per step on each device."""
+    batch_size: Annotated[int | Literal["auto"], arg(aliases=["-b"], metavar="INT|auto")] = 64
+    """Images per step on each device. auto: doubled from a small start, with this loader and model, as long as it is
+    faster and fits; at most a fifth of the dataset."""
     grad_accum_steps: int = 1
     """Batches whose gradients are added up before the optimiser steps."""
+    grad_checkpointing: bool = False
+    """Keep only the inputs of the model's blocks for the backward pass, and compute the rest again: less memory, about
+    a third more time, the same result."""
 
     opt: Literal["adamw", "sgd"] = "adamw"
     """Optimiser."""
-    lr: _Float = None
-    """Peak learning rate. Default: by optimiser, model, batch and starting weights; printed."""
+    opt_impl: Literal["auto", "fused", "foreach"] = "auto"
+    """One kernel for all parameters and the whole update, or one for each operation. auto: fused where torch has it."""
+    lr: Annotated[float | Literal["auto"], arg(metavar="FLOAT|auto")] = "auto"
+    """Peak learning rate. auto: by optimiser, model, starting weights and batch; printed."""
+    lr_scale: Annotated[
+        Literal["linear", "sqrt", "none"] | None, arg(metavar="{linear,sqrt,none}", help_behavior_hint="")
+    ] = None
+    """How the learning rate follows the batch over all devices. Default: linear for SGD and sqrt for AdamW with --lr
+    auto or --batch-size auto, else none."""
+    lr_base_size: _Int = None
+    """The batch that --lr is for. Default: 256."""
+    layer_decay: _Float = None
+    """Each block of the model learns at this share of the rate of the block above it (0.65 to 0.9 for ViTs)."""
     momentum: _Float = None
     """Momentum of SGD (Nesterov). Default: 0.9."""
     weight_decay: Annotated[float | None, arg(aliases=["--wd"], metavar="FLOAT", help_behavior_hint="")] = None
-    """Weight decay; never on norms and biases. Default: 0.05 for AdamW, 5e-5 for SGD."""
+    """Weight decay, not on norms and biases. Default: 0.05 for AdamW, 5e-5 for SGD."""
+    norm_weight_decay: _Float = None
+    """Weight decay of norms and biases. Default: 0."""
     clip_grad: _Float = None
     """Clip the gradient to this norm."""
     smoothing: Annotated[float, arg(aliases=["--label-smoothing"])] = 0.1
     """Label smoothing."""
+    bce_loss: bool = False
+    """Binary cross-entropy of each class, summed over classes, instead of softmax cross-entropy."""
 
-    epochs: int = 10
-    """Passes over the training split."""
+    epochs: _Int = None
+    """Passes over the training split. Default: 10."""
+    duration: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    """Instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
     sched: Annotated[
         Literal["cosine", "linear", "step", "constant"] | None,
         arg(metavar="{cosine,linear,step,constant}", help_behavior_hint=""),
     ] = None
     """How the learning rate falls, step by step. Default: cosine from scratch, linear when fine-tuning."""
+    warmup: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    """Linear warmup: 5ep, 300ba, 100000sp, or 0.1dur for a share of the run. Default: 0.05dur from scratch, 0.2dur when
+    fine-tuning."""
     warmup_epochs: _Float = None
-    """Epochs of linear warmup."""
+    """The same as --warmup, in epochs."""
     warmup_fraction: _Float = None
-    """Share of all steps that is warmup. Default: 0.05 from scratch, 0.2 when fine-tuning."""
+    """The same as --warmup, as a share of all steps."""
     min_lr: _Float = None
     """Where cosine and linear schedules end. Default: 0."""
+    decay: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    """Time between the drops of the step schedule: 30ep, 1000ba, 0.25dur. Default: a third of the run."""
     decay_epochs: _Float = None
-    """Epochs between the drops of the step schedule. Default: a third of all."""
+    """The same as --decay, in epochs."""
     decay_rate: _Float = None
     """Factor of each drop of the step schedule. Default: 0.1."""
 
@@ -266,10 +308,26 @@ class Train(Augmenting, Inputs):
     """Type of mixed precision. auto: bf16 where the device has it, else fp16 with a gradient scaler."""
     channels_last: bool = True
     """Keep convolutional models in channels-last memory."""
+    compile: Annotated[str | None, arg(metavar="[MODE]", help_behavior_hint="")] = None
+    """Compile the model with torch.compile before the first step, for every size that it will see: default,
+    reduce-overhead, max-autotune or max-autotune-no-cudagraphs. --compile alone is default."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How several processes (torchrun) share the work. ddp, auto: each has the whole model. fsdp: each keeps a part of
+    weights, gradients and optimiser state (FSDP2)."""
     sync_bn: bool = False
     """Share batch-norm statistics over all ranks."""
+
+    model_ema: bool = False
+    """Validate and save the exponential moving average of the weights over steps; training goes on from the weights
+    themselves."""
+    model_ema_decay: _Float = None
+    """Share of the average that a step keeps, once warm: at step t at most (1 + t) / (10 + t). Default: 0.9998."""
+    tta: bool = False
+    """Validate with the mean of the logits of each image and its mirror image."""
+    evaluate_training_set: bool = False
+    """With each validation, evaluate the training split too, cut like validation's."""
 
     output: Annotated[Path, arg(aliases=["-o"])] = Path("runs")
     """Folder of run directories."""
@@ -291,6 +349,8 @@ class Train(Augmenting, Inputs):
     """Checkpoints to keep beside the best and the last."""
     patience: _Int = None
     """Stop after this many validations without a better accuracy."""
+    recipe: _Str = None
+    """Start from a recipe's settings, which files and flags overrule; `fastimg recipe list` names them."""
     config: _Path = None
     """Read settings from this YAML file, such as a run's config.yaml; flags win."""
     dry_run: bool = False
@@ -320,6 +380,8 @@ class Eval:
     """What to do with an image that cannot be decoded: leave it out, counted and named, or stop. Default: skip."""
     max_pixels: _Int = None
     """Images with more pixels than this are not decoded. Default: 89478485."""
+    tta: bool = False
+    """Answer with the mean of the logits of each image and its mirror image."""
     amp: bool = True
     """Mixed precision where the device gains by it."""
     device: str = "auto"
@@ -346,6 +408,8 @@ class Predict:
     """Threads that decode images."""
     max_pixels: int = 89_478_485
     """Images with more pixels than this are not decoded."""
+    tta: bool = False
+    """Answer with the mean of the logits of each image and its mirror image."""
     amp: bool = True
     """Mixed precision where the device gains by it."""
     device: str = "auto"

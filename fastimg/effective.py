@@ -58,9 +58,9 @@ def check(config: Train) -> None:
         if useless:
             raise UsageError(f"{flag} has no effect with {other}; leave one of them out")
     ranges = [
-        (config.batch_size >= 1, "--batch-size", "1 or more"),
+        (config.batch_size == "auto" or config.batch_size >= 1, "--batch-size", "1 or more, or auto"),
         (config.grad_accum_steps >= 1, "--grad-accum-steps", "1 or more"),
-        (config.epochs >= 1, "--epochs", "1 or more"),
+        (config.epochs is None or config.epochs >= 1, "--epochs", "1 or more"),
         (config.seed >= 0, "--seed", "0 or more"),
         (config.prefetch is None or config.prefetch >= 2, "--prefetch", "2 or more"),
         (config.order_window is None or config.order_window >= BLOCK, "--order-window", f"a block's {BLOCK} or more"),
@@ -70,7 +70,7 @@ def check(config: Train) -> None:
         (config.val_interval >= 1, "--val-interval", "1 or more"),
         (config.checkpoint_hist >= 0, "--checkpoint-hist", "0 or more"),
         (config.patience is None or config.patience >= 1, "--patience", "1 or more"),
-        (config.lr is None or 0 < config.lr < math.inf, "--lr", "a number above 0"),
+        (config.lr == "auto" or 0 < config.lr < math.inf, "--lr", "a number above 0, or auto"),
         (config.weight_decay is None or config.weight_decay >= 0, "--weight-decay", "0 or more"),
         (config.momentum is None or 0 <= config.momentum < 1, "--momentum", "a number from 0 up to, not including, 1"),
         (config.clip_grad is None or config.clip_grad > 0, "--clip-grad", "a number above 0"),
@@ -162,8 +162,9 @@ def resolve(
     """`config` with every open choice made."""
     tuned = config.pretrained or config.weights is not None
     frozen = config.freeze is not None
-    opt = config.opt
+    opt, epochs = config.opt, config.epochs or 10
     sched = config.sched or ("linear" if tuned else "cosine")
+    assert config.batch_size != "auto"
     global_batch = config.batch_size * config.grad_accum_steps * ranks.world_size
     loader = chosen_backend(config.loader)
     cropped = augmentation.effective(config, _plain(config))
@@ -193,13 +194,14 @@ def resolve(
         prefetch=None if "prefetch" in IDLE[loader] else config.prefetch or LoaderConfig.prefetch,
         on_error=None if "on_error" in IDLE[loader] else config.on_error or "skip",
         max_pixels=None if "max_pixels" in IDLE[loader] else config.max_pixels or MAX_PIXELS,
-        lr=config.lr or _default_lr(opt, tuned, frozen, model.convolutional, global_batch),
+        epochs=epochs,
+        lr=_default_lr(opt, tuned, frozen, model.convolutional, global_batch) if config.lr == "auto" else config.lr,
         momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
         weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
         sched=sched,
         warmup_fraction=fraction,
         min_lr=(config.min_lr or 0.0) if sched in ("cosine", "linear") else None,
-        decay_epochs=(config.decay_epochs or config.epochs / 3) if sched == "step" else None,
+        decay_epochs=(config.decay_epochs or epochs / 3) if sched == "step" else None,
         decay_rate=(config.decay_rate or 0.1) if sched == "step" else None,
         config=None,
         resume=None,

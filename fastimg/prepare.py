@@ -38,7 +38,8 @@ from .parallel import Ranks, wrap
 from .precision import Precision
 from .precision import choose as choose_precision
 from .report import print_effective
-from .run import Run, restore
+from .run import Run
+from .saving import restore
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
@@ -163,7 +164,8 @@ def _assemble(
     val_part: Part | None,
 ) -> Run:
     """Put the pieces of a resolved configuration together on the device."""
-    assert config.lr is not None and config.weight_decay is not None and config.sched is not None
+    assert config.lr != "auto" and config.batch_size != "auto" and config.epochs is not None
+    assert config.weight_decay is not None and config.sched is not None
     module = model.module
     if config.sync_bn:
         if ranks.world_size == 1 or ranks.device.type != "cuda":
@@ -215,12 +217,14 @@ def _assemble(
         loader=loader,
         val_loader=val_loader,
         steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
     )
 
 
 def _loader(
     config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding, scaling: bool = False
 ) -> BatchSource:
+    assert config.batch_size != "auto"
     settings = LoaderConfig(
         batch_size=config.batch_size,
         order=order,

@@ -85,6 +85,7 @@ def _schedule(config: Train) -> str:
 
 def _batch(config: Train, ranks: Ranks) -> str:
     factors = {"accumulated": config.grad_accum_steps, "ranks": ranks.world_size}
+    assert config.batch_size != "auto"
     total = config.batch_size * config.grad_accum_steps * ranks.world_size
     text = "".join(f" x {count} {name}" for name, count in factors.items() if count > 1)
     return f"{config.batch_size}{text} = {total}" if text else str(total)

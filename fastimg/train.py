@@ -29,7 +29,8 @@ from .parallel import Ranks, agree_on_buffers, start
 from .prepare import prepare
 from .progress import Display, Line, Rate
 from .report import print_summary
-from .run import Best, Run, save
+from .run import Best, Run
+from .saving import save
 
 _KORNIA = 0x6B6F726E  # keeps what Kornia draws apart from dropout
 
@@ -62,8 +63,8 @@ def _all_epochs(run: Run, console: Console) -> int:
     with Interrupt() as interrupt, ExitStack() as stack:
         display = None
         if run.ranks.first:
-            display = stack.enter_context(Display(console, run.config.epochs, run.steps_per_epoch))
-        while run.epoch < run.config.epochs and not _out_of_patience(run):
+            display = stack.enter_context(Display(console, run.epochs, run.steps_per_epoch))
+        while run.epoch < run.epochs and not _out_of_patience(run):
             if run.step_in_epoch < run.steps_per_epoch:
                 signal = _epoch(run, interrupt, display)
                 if signal:
@@ -76,7 +77,7 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     """Train to the end of the epoch, from where the run stands. Returns the signal that stopped it, else 0."""
     config, ranks, precision, accumulate = run.config, run.ranks, run.precision, run.config.grad_accum_steps
     parameters = [p for p in run.model.module.parameters() if p.requires_grad]
-    nominal = config.batch_size * accumulate  # rows per rank and optimiser step, when none is missing
+    nominal = run.batch_size * accumulate  # rows per rank and optimiser step, when none is missing
     batches = len(run.loader) - run.step_in_epoch * accumulate
     if run.step_in_epoch == 0:
         run.loader.set_epoch(run.epoch)
@@ -137,7 +138,7 @@ def _settle(run: Run, parameters: list[nn.Parameter], rows: int, signal: int) ->
     true one smaller: the quotient makes every batch the mean over its real samples. Returns a signal, 0 to go on.
     """
     config, ranks = run.config, run.ranks
-    nominal = config.batch_size * config.grad_accum_steps
+    nominal = run.batch_size * config.grad_accum_steps
     gradients = [p.grad for p in parameters if p.grad is not None]
     if ranks.world_size == 1:
         if rows != nominal:
@@ -197,7 +198,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     run.meter = Meter(run.ranks.device)
     agree_on_buffers(run.model.module, run.ranks)
     is_best = run.val_loader is None
-    due = run.epoch % run.config.val_interval == 0 or run.epoch == run.config.epochs
+    due = run.epoch % run.config.val_interval == 0 or run.epoch == run.epochs
     if run.val_loader is not None and due:
         score = evaluate(run.model.module, run.val_loader, run.policy, run.precision, run.ranks)
         if score.samples == 0:
@@ -210,7 +211,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
         if display is not None and run.log is not None:
             top5 = f"  top5 {score.top5:.2%}" if shows_top5(len(run.classes)) else ""
             text = f"validation  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{'  (best)' if is_best else ''}"
-            display.say(f"epoch {run.epoch}/{run.config.epochs}  {text}")
+            display.say(f"epoch {run.epoch}/{run.epochs}  {text}")
             run.log.add("val", epoch=run.epoch, step=run.step, **score.as_dict(len(run.classes)))
     save(run, best=is_best)
 
