@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -83,3 +83,19 @@ class CenterCrop:
         w, h = (self.resize, scaled) if width <= height else (scaled, self.resize)
         at = (round((w - self.size) / 2.0), round((h - self.size) / 2.0))
         return Window((0, 0, width, height), (w, h), at)
+
+
+def sized(crop: Crop, size: int) -> Crop:
+    """`crop` made smaller: the same boxes of the same draws, with an output of `size` pixels.
+
+    Raises ValueError where `size` is none of 1 to the crop's own, TypeError for a crop that is not of this module.
+    """
+    if size == crop.size:
+        return crop
+    if not 1 <= size <= crop.size:
+        raise ValueError(f"size {size}: give 1 to {crop.size} pixels, or make the loader with the largest crop")
+    if isinstance(crop, CenterCrop):
+        return replace(crop, size=size, resize=round(crop.resize * size / crop.size))
+    if isinstance(crop, RandomResizedCrop):
+        return replace(crop, size=size)
+    raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")

@@ -60,9 +60,9 @@ class DaliLoader(Foreign):
         super().__init__(dataset, crop, config, device, indices)
         if not isinstance(crop, RandomResizedCrop | CenterCrop):
             raise ValueError(f"{crop}: DALI is told of RandomResizedCrop and CenterCrop")
-        self._images = ImageDecoder(crop, max_pixels)
+        self._images = ImageDecoder(crop, max_pixels)  # of this iteration
         self._refused: dict[int, str] = {}  # id -> why DALI does not see it again
-        self._pipe: Any = None
+        self._pipe: Any = None  # for pictures of one size
         self._feed: _Feed | None = None
 
     def describe(self) -> str:
@@ -77,6 +77,8 @@ class DaliLoader(Foreign):
         self._pipe = None
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+        if self._images.crop != self.crop:
+            self._images, self._pipe = replace(self._images, crop=self.crop), None
         with ThreadPoolExecutor(1, "fastimg-loader-dali") as reader:
             self._feed = feed = _Feed(reader, self, reading)
             if self._pipe is None:

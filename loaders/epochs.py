@@ -75,6 +75,12 @@ class BatchSource(Protocol):
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch `epoch`, from its start."""
 
+    def set_size(self, size: int) -> None:
+        """From the next iteration on pictures have `size` pixels a side, at most those that it was made with.
+
+        Memory and workers stay; no state holds it. Raises ValueError for another size, TypeError where there is one.
+        """
+
     def state_dict(self) -> dict[str, int | str]:
         """Where the batch handed out last ends."""
 

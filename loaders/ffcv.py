@@ -49,6 +49,7 @@ class FfcvLoader(Foreign):
         to_device = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
         pipelines: dict[str, list[Any] | None] = dict.fromkeys(dataset.reader.fields)
         pipelines[dataset.image_field] = [decoder, ToTensor(), *to_device]
+        self._decoder = decoder
         self._traversal = _Order(len(self) * config.batch_size)
         self._library = Library(
             str(dataset.reader.path),
@@ -67,6 +68,7 @@ class FfcvLoader(Foreign):
         return f"ffcv, {self.workers} threads, {boxes}resized by INTER_AREA"
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+        self._decoder.output_size = (self.crop.size, self.crop.size)  # its memory is allocated epoch by epoch
         rows = [reading.rows(step) for step in range(reading.steps)]
         self._traversal.ids = np.concatenate([ids[:decoded] for ids, _, decoded in rows]).astype(np.uint64)
         epoch = iter(self._library)

@@ -1,6 +1,7 @@
 """Another library's decoder behind our face: our ids in our order, its pixels."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple, Self
 
@@ -10,7 +11,7 @@ import torch
 
 from .batch import Batch
 from .cpus import available_cpus
-from .crop import Crop
+from .crop import Crop, sized
 from .epochs import Epochs, LoaderConfig, Reading
 from .shards import Dataset
 
@@ -23,7 +24,7 @@ class Decoded(NamedTuple):
     rerouted: Mapping[int, str] = {}  # row -> reason: it was decoded by other means
 
 
-class Foreign(Epochs):
+class Foreign(Epochs, ABC):
     """A loader whose `_decode` is another library's. Batches, order, padding and state are those of the native one.
 
     It is used and closed by one thread.
@@ -42,13 +43,14 @@ class Foreign(Epochs):
         if device.type == "cuda" and device.index is None:  # as tensors name it
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
-        self.crop = crop
+        self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
         self.slot_bytes = config.batch_size * (3 * crop.size**2 + 20)  # pixels, target, id, weight
         self._reading: Reading | None = None
         self._decoded: Generator[Decoded, None, None] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         self._end()
+        self.crop = self._next
         reading = self._reading = self.begin()
         decoded = self._decoded = self._decode(reading)
         try:
@@ -75,9 +77,13 @@ class Foreign(Epochs):
         finally:
             decoded.close()
 
+    def set_size(self, size: int) -> None:
+        """See `BatchSource`."""
+        self._next = sized(self._largest, size)
+
+    @abstractmethod
     def describe(self) -> str:
         """See `BatchSource`."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End what runs, and the iteration that is under way. Iterating again starts anew."""
@@ -89,9 +95,9 @@ class Foreign(Epochs):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
         """Every batch of the reading, each valid until the next. Closing it leaves the library ready for another."""
-        raise NotImplementedError
 
     def _end(self) -> None:
         self._reading = None

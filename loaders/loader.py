@@ -22,7 +22,7 @@ from .crop import Crop
 from .epochs import Epochs, LoaderConfig, Reading
 from .pool import Job, Pool
 from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
-from .sample import LABEL_FIELDS, Decoder, ImageDecoder
+from .sample import LABEL_FIELDS, Decoder, ImageDecoder, SizedDecoder
 from .shards import Dataset
 
 
@@ -32,7 +32,8 @@ class Loader(Epochs):
     `Loader("D", batch_size=256, crop=224, device="cuda")`: `data` is a Dataset or a path, of which `split` is opened
     ("train" where none is named); `crop` a Crop or a side in pixels: RandomResizedCrop, with `order="sequential"`
     CenterCrop after a resize to crop / 0.875; the fields of LoaderConfig are keywords. Or with a `decoder` and a
-    `config` of your own. `indices` restricts it to a part of the dataset.
+    `config` of your own. `indices` restricts it to a part of the dataset. Memory is that of the crop; `set_size` makes
+    the pictures of the epochs to come smaller.
 
     Raises DataError for data that cannot be used, WorkerError for a fault in the loader itself, TypeError for arguments
     that are unknown or contradict each other. `state_dict()` after a batch, given to `load_state_dict` of a loader over
@@ -59,8 +60,8 @@ class Loader(Epochs):
         dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, dict(settings))
         self._opened = weakref.finalize(self, dataset.close) if opened else None  # after the threads: last made, first
         super().__init__(dataset, config, indices, config.workers or available_cpus())
-        self._decoder = decoder
-        layout = Layout((*decoder.fields, *LABEL_FIELDS), config.batch_size)
+        self._decoder = self._next = decoder  # of the largest pictures, and of the next iteration
+        layout = self._layout(decoder)
         self._ring = _ring(decoder, layout, self.device)
         pinned = self.device.type == "cuda"
         self._slots = [Slot(layout, pinned) for _ in range(config.prefetch)]
@@ -73,8 +74,12 @@ class Loader(Epochs):
             raise RuntimeError("the loader was closed, and with it the data that it had opened; make a new one")
         reading = self.begin()
         pool = self._ready_pool()
-        job = pool.begin()
+        job = pool.begin(self._next)
         self._ring.release()  # the iteration before this one may have been left in the middle
+        layout = self._layout(job.decoder)
+        for slot in self._slots:  # each time: an interrupt may have struck here
+            slot.view(layout)
+        self._ring.view(layout)
         try:
             for step in range(min(len(self._slots), reading.steps)):
                 self._dispatch(pool, job, reading, step)
@@ -102,6 +107,12 @@ class Loader(Epochs):
             if pool.cancel(job):  # else another iteration has the slots by now
                 self._ring.release()
 
+    def set_size(self, size: int) -> None:
+        """See `BatchSource`: views of the same slots, filled by the same threads."""
+        if not isinstance(self._decoder, SizedDecoder):
+            raise TypeError(f"{type(self._decoder).__name__} has one size; give a decoder with a method `sized`")
+        self._next = self._decoder.sized(size)
+
     def _collect(self, slot: Slot) -> None:
         """What the ring says about single rows."""
         ids = slot.arrays["ids"]
@@ -114,7 +125,7 @@ class Loader(Epochs):
         """See `BatchSource`."""
         where = self._decoder.describe() if isinstance(self._decoder, RingDecoder) else "JPEGs decoded on the CPU"
         if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
-            where += ", DCT-scaled where crops are large"
+            where += ", tiled ones DCT-scaled where crops are large"
         return f"native, {self.workers} threads, {where}"
 
     def close(self) -> None:
@@ -133,9 +144,12 @@ class Loader(Epochs):
     def _ready_pool(self) -> Pool:
         if self._pool is None or not self._pool.usable:
             self._stop()
-            self._pool = Pool(self.dataset, self._decoder, self.faults, self.workers, self._ring.begin)
+            self._pool = Pool(self.dataset, self.faults, self.workers, self._ring.begin)
             self._stop = weakref.finalize(self, _end, self._pool, self._ring)
         return self._pool
+
+    def _layout(self, decoder: Decoder | RingDecoder) -> Layout:
+        return Layout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
     def _dispatch(self, pool: Pool, job: Job, reading: Reading, step: int) -> None:
         slot = self._slots[step % len(self._slots)]
@@ -146,11 +160,11 @@ class Loader(Epochs):
         slot.failed.clear()
         slot.rerouted.clear()
         slot.carried[decoded:] = [None] * (len(ids) - decoded)
-        for field in self._decoder.fields:
+        for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = 0
         for soon in reading.soon(step):
             self.dataset.will_need(soon)
-        pool.fill(slot, job, self._decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
+        pool.fill(slot, job, job.decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
 
 
 def _ring(decoder: Decoder | RingDecoder, layout: Layout, device: torch.device) -> Ring:

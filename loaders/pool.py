@@ -26,11 +26,15 @@ from .tiled import GROUP
 
 
 class Job:
-    """One iteration: its rows are dropped once it is cancelled."""
+    """One iteration, and what decodes in it: its rows are dropped once it is cancelled."""
 
-    __slots__ = ("cancelled", "failure")
+    __slots__ = ("cancelled", "decoder", "failure", "fields", "fill", "group")
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: Decoder | RingDecoder) -> None:
+        self.decoder = decoder
+        self.fields = [field.name for field in decoder.fields]
+        self.group = decoder if isinstance(decoder, GroupDecoder) else None
+        self.fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self.cancelled = False
         self.failure: BaseException | None = None
 
@@ -38,6 +42,10 @@ class Job:
         """Raises RuntimeError where it is cancelled."""
         if self.cancelled:
             raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+
+    def view(self, slot: Slot, row: int) -> Row:
+        """What `fill` writes to."""
+        return {name: slot.arrays[name][row] for name in self.fields}
 
 
 _Noted = dict[int, tuple[int, memoryview, list[float]]]  # row -> index, data, draws
@@ -57,20 +65,16 @@ class Pool:
     def __init__(
         self,
         dataset: Dataset,
-        decoder: Decoder | RingDecoder,
         faults: Faults,
         workers: int,
         on_full: Callable[[Slot], None],
     ) -> None:
         self._dataset, self._faults, self._on_full = dataset, faults, on_full
-        self._fields = [field.name for field in decoder.fields]
-        self._group = decoder if isinstance(decoder, GroupDecoder) else None
-        self._fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._job = Job()
+        self._job: Job | None = None  # the newest
         self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
         self._died = False  # a thread did, and nothing is taken on any more
         self._loss: WorkerError | None = None  # why, until it is told
@@ -91,11 +95,12 @@ class Pool:
         """Whether its threads live."""
         return not self._died and self._process == os.getpid()
 
-    def begin(self) -> Job:
+    def begin(self, decoder: Decoder | RingDecoder) -> Job:
         """A new iteration. One that is still under way ends: both would fill the same slots."""
-        self.cancel(self._job)
-        self._job = Job()
-        return self._job
+        if self._job is not None:
+            self.cancel(self._job)
+        self._job = job = Job(decoder)
+        return job
 
     def fill(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64]) -> None:
         """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
@@ -142,7 +147,8 @@ class Pool:
         if self._process != os.getpid():  # they are another process's, and so is the lock
             return
         with self._lock:
-            self._job.cancelled = True
+            if self._job is not None:
+                self._job.cancelled = True
             self._changed.notify_all()
             for _ in self._threads:
                 self._queue.put(None)
@@ -199,49 +205,48 @@ class Pool:
         return None
 
     def _fill_rows(self, chunk: _Chunk, scratch: Scratch) -> None:
-        slot, noted = chunk.slot, _Noted()
+        slot, job, noted = chunk.slot, chunk.job, _Noted()
         scratch.tiled.clear()
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
-            if chunk.job.cancelled:
+            if job.cancelled:
                 return
             try:
-                if self._group is None:
+                if job.group is None:
                     data = self._dataset.read(index, scratch)
-                    slot.carried[row] = self._fill(data, draws, self._view(slot, row), scratch)
+                    slot.carried[row] = job.fill(data, draws, job.view(slot, row), scratch)
                     continue
                 data = self._dataset.read(index, scratch.other(len(noted)))
-                if self._group.note(data, draws, row, scratch):
+                if job.group.note(data, draws, row, scratch):
                     noted[row] = (index, data, draws)
                 else:
-                    self._fill(data, draws, self._view(slot, row), scratch)
+                    job.fill(data, draws, job.view(slot, row), scratch)
             except Exception as error:  # noqa: BLE001 - told apart there
-                self._blame(slot, row, index, error)
+                self._blame(chunk, row, index, error)
             if len(noted) == GROUP:
-                self._fill_noted(slot, noted, scratch)
-        self._fill_noted(slot, noted, scratch)
+                self._fill_noted(chunk, noted, scratch)
+        self._fill_noted(chunk, noted, scratch)
 
-    def _fill_noted(self, slot: Slot, noted: _Noted, scratch: Scratch) -> None:
-        if self._group is None or not noted:
+    def _fill_noted(self, chunk: _Chunk, noted: _Noted, scratch: Scratch) -> None:
+        slot, job = chunk.slot, chunk.job
+        if job.group is None or not noted:
             return
-        for row in self._group.fill_noted(slot.arrays, scratch):
+        for row in job.group.fill_noted(slot.arrays, scratch):
             index, data, draws = noted[row]
             try:
-                self._fill(data, draws, self._view(slot, row), scratch)
+                job.fill(data, draws, job.view(slot, row), scratch)
             except Exception as error:  # noqa: BLE001 - told apart there
-                self._blame(slot, row, index, error)
+                self._blame(chunk, row, index, error)
         noted.clear()
 
-    def _view(self, slot: Slot, row: int) -> Row:
-        return {name: slot.arrays[name][row] for name in self._fields}
-
-    def _blame(self, slot: Slot, row: int, index: int, error: Exception) -> None:
+    def _blame(self, chunk: _Chunk, row: int, index: int, error: Exception) -> None:
         """What cannot be decoded weighs nothing; whatever else went wrong ends the run."""
         if isinstance(error, ImageError):
             self._faults.add(index, str(error), error)
+            slot = chunk.slot
             slot.carried[row] = None
             slot.arrays["weight"][row] = 0
-            for array in self._view(slot, row).values():
+            for array in chunk.job.view(slot, row).values():
                 array[...] = 0
             return
         if isinstance(error, DataError):

@@ -7,6 +7,7 @@ decoded or nearly so. What is allocated, is allocated at the first batch of each
 its own.
 """
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -94,23 +95,24 @@ class _Lane:
     """The device's side of a slot."""
 
     fields: torch.Tensor  # the slot's bytes, or their end
-    out: torch.Tensor  # [B, S, S, 3]
+    out: torch.Tensor  # bytes of the batch [B, S, S, 3]
     ready: Any  # event: `out` and the fields stand
     consumed: Any  # event: the consumer has read them
 
 
 class RaggedRing:
-    """Makes batches of `size` pixels of slots whose fields begin with pixels, then `place` and `table`.
+    """Makes batches [B, S, S, 3] of slots whose fields begin with pixels, then `place` and `table`.
 
     With a codec the first field is `inputs` [S, S, 3], for rows that the host has to make: those whose table begins
-    with LEFT_ALONE, and those that the codec refuses. Without one it is `pixels` [bytes]: a row's ragged crop, at which
-    its `place` begins.
+    with LEFT_ALONE, and those that the codec refuses. Without one it is `pixels` [n, S, S, 3]: as many bytes for a
+    row's ragged crop, at which its `place` begins.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, size: int, codec: Codec | None) -> None:
+    def __init__(self, layout: Layout, device: torch.device, codec: Codec | None) -> None:
         self.ready: torch.cuda.Event | None = None
-        self._layout, self._device, self._size, self._codec = layout, device, size, codec
-        self._sent = 0 if codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
+        self._device, self._codec = device, codec
+        self.view(layout)
+        self._room = layout.nbytes - self._sent, math.prod(self._shape)  # bytes of a lane's memory
         self._side = SideStream(device)
         self._lanes: dict[int, _Lane] = {}  # by the slot's id; slots live as long as their loader
         self._made: dict[int, BaseException | None] = {}  # slots whose batch stands or has failed, and why
@@ -142,7 +144,7 @@ class RaggedRing:
         if consumer is not None:
             consumer.wait_event(lane.ready)  # sync point: the step waits for its data
         self._held, self.ready = (lane, consumer), lane.ready
-        return {**self._tensors(lane), "inputs": lane.out}
+        return {**self._tensors(lane), "inputs": self._batch(lane)}
 
     def reclaim(self) -> None:
         """See `Ring`."""
@@ -172,6 +174,12 @@ class RaggedRing:
             self._hosts.shutdown()
             self._hosts = None
 
+    def view(self, layout: Layout) -> None:
+        """See `Ring`."""
+        (*_, size, _) = next(iter(layout.fields.values()))[2]
+        self._layout, self._shape = layout, (layout.rows, size, size, 3)
+        self._sent = 0 if self._codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
+
     def _settle(self, lane: _Lane, stream: Any) -> None:
         self._held = None
         if stream is not None:
@@ -193,34 +201,35 @@ class RaggedRing:
             del slot, failure
 
     def _lane(self, slot: Slot) -> _Lane:
-        sizes = self._layout.nbytes - self._sent, self._layout.rows * self._size**2 * 3
         with self._side.enter():  # the allocator then knows these as the side stream's
-            fields, out = (torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes)
-        shape = (self._layout.rows, self._size, self._size, 3)
-        lane = _Lane(fields, out.view(shape), self._side.event(), self._side.event())
+            fields, out = (torch.empty(size, dtype=torch.uint8, device=self._device) for size in self._room)
+        lane = _Lane(fields, out, self._side.event(), self._side.event())
         self._lanes[id(slot)] = lane
         return lane
 
     def _tensors(self, lane: _Lane) -> dict[str, torch.Tensor]:
         return self._layout.tensors(lane.fields, self._sent)
 
+    def _batch(self, lane: _Lane) -> torch.Tensor:
+        return lane.out[: math.prod(self._shape)].view(self._shape)
+
     def _make(self, slot: Slot, lane: _Lane) -> None:
         """Decode where there is a codec; enqueue the copy and the resize."""
-        tensors = self._tensors(lane)
+        tensors, out, used = self._tensors(lane), self._batch(lane), self._layout.nbytes
         places = slot.arrays["place"]
         if self._codec is None:
-            at, _, (_, stride), _ = self._layout.fields["pixels"]
-            places[:, 0] = lane.fields.data_ptr() + at + stride * np.arange(len(places))
+            at, nbytes, _, _ = self._layout.fields["pixels"]
+            places[:, 0] = lane.fields.data_ptr() + at + nbytes // len(places) * np.arange(len(places))
         else:
             self._decode(slot, self._codec)
         with self._side.enter():
             self._side.wait(lane.consumed)  # the step that read these buffers last is over
-            lane.fields.copy_(slot.buffer[self._sent :], non_blocking=True)
+            lane.fields[: used - self._sent].copy_(slot.buffer[self._sent : used], non_blocking=True)
             if self._codec is not None:
                 made = self._layout.tensors(slot.buffer)["inputs"]
                 for start, stop in _runs(slot.arrays["table"][:, 0] == LEFT_ALONE):
-                    lane.out[start:stop].copy_(made[start:stop], non_blocking=True)
-            resize(tensors["place"], tensors["table"], lane.out)
+                    out[start:stop].copy_(made[start:stop], non_blocking=True)
+            resize(tensors["place"], tensors["table"], out)
             self._side.record(lane.ready)
 
     def _decode(self, slot: Slot, codec: Codec) -> None:

@@ -54,11 +54,16 @@ class Slot:
 
     def __init__(self, layout: Layout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
-        self.arrays = layout.arrays(self.buffer)
+        self.view(layout)
         self.carried: list[object] = [None] * layout.rows  # what `fill` gave for the ring; None where there is no image
         self.failed: dict[int, str] = {}  # row -> reason, by the ring
         self.rerouted: dict[int, str] = {}  # row -> reason, by the ring: another decoder took it on
         self.pending = 0
+
+    def view(self, layout: Layout) -> None:
+        """See its bytes as `layout`, which needs no more of them. Nobody fills or reads it meanwhile."""
+        assert layout.nbytes <= self.buffer.numel()
+        self.arrays = layout.arrays(self.buffer)
 
 
 class Ring(Protocol):
@@ -81,6 +86,9 @@ class Ring(Protocol):
 
     def release(self) -> None:
         """The iteration is over, wherever it stood: all slots may be filled again. May be called twice."""
+
+    def view(self, layout: Layout) -> None:
+        """From now on slots have `layout`, which needs no more bytes than the first one. Called between iterations."""
 
 
 @runtime_checkable
@@ -128,6 +136,10 @@ class HostRing:
     def release(self) -> None:
         """Nothing is under way."""
 
+    def view(self, layout: Layout) -> None:
+        """See `Ring`."""
+        self._layout = layout
+
 
 class CudaRing:
     """The consumer computes on a GPU: a slot is fetched by one copy on a side stream.
@@ -154,9 +166,10 @@ class CudaRing:
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields on the device, valid until `depth - 1` more batches were handed over."""
         self._last = at = (self._last + 1) % len(self._buffers)
+        used = self._layout.nbytes
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._consumed[at])  # the step that read this buffer last is over
-            self._buffers[at].copy_(slot.buffer, non_blocking=True)
+            self._buffers[at][:used].copy_(slot.buffer[:used], non_blocking=True)
             self._copied[at].record(self._stream)
         self._held, self.ready = torch.cuda.current_stream(self._device), self._copied[at]
         self._held.wait_event(self._copied[at])  # sync point: the step waits for its data
@@ -170,6 +183,10 @@ class CudaRing:
         """A consumer that stopped early never gave its batch back: what it enqueued still reads it."""
         if self._held is not None:
             self._settle(self._held)
+
+    def view(self, layout: Layout) -> None:
+        """See `Ring`."""
+        self._layout = layout
 
     def _settle(self, consumer: torch.cuda.Stream) -> None:
         self._held = None

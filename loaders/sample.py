@@ -1,14 +1,14 @@
 """What a batch is made of: named fields of fixed shape per sample, and the decoder that fills a row of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from .counter import uniforms
-from .crop import Crop
+from .crop import Crop, sized
 from .decode import MAX_PIXELS, decode_box, read_header
 from .errors import ImageError
 from .resample import resample
@@ -48,6 +48,14 @@ class Decoder(Protocol):
 
 
 @runtime_checkable
+class SizedDecoder(Protocol):
+    """A decoder that can make smaller pictures of the same boxes."""
+
+    def sized(self, size: int) -> Self:
+        """For pictures of `size` pixels. Its fields fit where this one's do. Raises what `crop.sized` raises."""
+
+
+@runtime_checkable
 class GroupDecoder(Decoder, Protocol):
     """A decoder that does several samples in one call, so that Python's share is paid for all of them at once."""
 
@@ -73,6 +81,10 @@ class ImageDecoder:
     def fields(self) -> tuple[Field, ...]:
         """See `Decoder`."""
         return (Field("inputs", (self.crop.size, self.crop.size, 3), np.dtype(np.uint8)),)
+
+    def sized(self, size: int) -> Self:
+        """See `SizedDecoder`."""
+        return replace(self, crop=sized(self.crop, size))
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See `Decoder`."""

@@ -1,5 +1,6 @@
 """No data at all: random pixels that lie on the device already. What a training can reach at best."""
 
+import math
 from collections.abc import Generator
 
 import numpy as np
@@ -34,9 +35,11 @@ class SyntheticLoader(Foreign):
         return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+        shape = (self.config.batch_size, self.crop.size, self.crop.size, 3)
+        whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
         for step in range(reading.steps):
             decoded = reading.rows(step).decoded
-            pixels = self._pixels
+            pixels = whole
             if decoded < len(pixels):  # an evaluation's last batch
                 pixels = pixels.clone()
                 pixels[decoded:] = 0

@@ -32,6 +32,7 @@ _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode
 
 class _Request(NamedTuple):
     epoch: int
+    size: int  # of the pictures
     ids: npt.NDArray[np.int64]  # [B]
     decoded: int  # the first so many are
 
@@ -74,7 +75,7 @@ class TorchLoader(Foreign):
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
         self._torch = self._torch or self._start()
-        self._requests.reading = reading
+        self._requests.reading, self._requests.size = reading, self.crop.size
         try:
             with warnings.catch_warnings():  # of Python 3.12: the children run no code that could wait for our threads
                 warnings.filterwarnings("ignore", "(?s).*use of fork", DeprecationWarning)
@@ -113,6 +114,7 @@ class _Requests:
     """The batches of the reading that is under way, for a DataLoader that outlives it."""
 
     reading: Reading | None = None
+    size = 0
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -124,7 +126,7 @@ class _Requests:
             for ids in reading.soon(step):
                 self._dataset.will_need(ids)
             ids, _, decoded = reading.rows(step)
-            yield _Request(reading.epoch, ids, decoded)
+            yield _Request(reading.epoch, self.size, ids, decoded)
 
     def __len__(self) -> int:
         return 0 if self.reading is None else self.reading.steps
@@ -137,33 +139,33 @@ class _Rows(TorchDataset[_Answer]):
         self._dataset, self._images, self._seed = dataset, images, seed
 
     def __getitem__(self, request: _Request) -> _Answer:
-        epoch, ids, decoded = request
-        scratch, size = Scratch(), self._images.crop.size
+        epoch, size, ids, decoded = request
+        scratch, decoder = Scratch(), self._images.sized(size)
         images = torch.zeros((len(ids), size, size, 3), dtype=torch.uint8)
         failed: dict[int, str] = {}
-        draws = self._images.draw(self._seed, epoch, ids).tolist()
+        draws = decoder.draw(self._seed, epoch, ids).tolist()
         for row, index in enumerate(ids[:decoded].tolist()):
             try:
-                images[row] = self._image(self._dataset.read(index, scratch), draws[row])
+                images[row] = _image(decoder, self._dataset.read(index, scratch), draws[row])
             except ImageError as error:
                 failed[row] = str(error)
             except DataError as error:
                 return _Answer(images, {}, error)
         return _Answer(images, failed, None)
 
-    def _image(self, data: memoryview, draws: list[float]) -> torch.Tensor:
-        """[S, S, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
-        images = self._images
-        header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # Pillow decodes it all
-        window = images.crop.window(*header.size, draws)
-        if window.size[0] * window.size[1] > images.max_pixels:
-            raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
-        x, y, width, height = window.box
-        box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
-        size = [window.size[1], window.size[0]]
-        resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
-        left, top = window.at
-        return resized[:, top : top + images.crop.size, left : left + images.crop.size].permute(1, 2, 0)
+
+def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.Tensor:
+    """[S, S, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
+    header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # Pillow decodes it all
+    window = images.crop.window(*header.size, draws)
+    if window.size[0] * window.size[1] > images.max_pixels:
+        raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+    x, y, width, height = window.box
+    box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
+    size = [window.size[1], window.size[0]]
+    resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
+    left, top = window.at
+    return resized[:, top : top + images.crop.size, left : left + images.crop.size].permute(1, 2, 0)
 
 
 def _as_it_is(answer: Any) -> Any:

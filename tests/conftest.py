@@ -1,7 +1,12 @@
-"""Data that tests make for themselves."""
+"""Data that tests make for themselves, and what ends them when they hang or leave something running."""
 
+import gc
 import io
-from collections.abc import Callable, Sequence
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +54,35 @@ def encode() -> Callable[..., bytes]:
 def make_image_folder(tmp_path: Path) -> Callable[[int], Path]:
     """`make_image_folder(per_class)`: an unsplit folder of three classes with so many images each."""
     return lambda per_class: write_image_folder(tmp_path / "images", per_class)
+
+
+@pytest.fixture
+def watchdog() -> Iterator[None]:
+    """What hangs, fails: an alarm after two minutes, and again in case it was swallowed."""
+
+    def ring(signum: int, frame: object) -> None:
+        raise TimeoutError("the test hangs")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 120, 1)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def left_running() -> list[str]:
+    """Loaders' threads and processes, ours and FFCV's."""
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("fastimg-") or "EpochIter" in str(type(t))]
+    return threads + [child.name for child in multiprocessing.active_children()]
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Every test ends its loaders' threads and processes."""
+    yield
+    if left_running():
+        gc.collect()
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left_running() == []

@@ -19,8 +19,22 @@ pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux"
 from fastimg.loaders import ragged_ring
 from fastimg.loaders.ragged_ring import Cut, RaggedRing
 
-FIELDS = (Field("inputs", (2, 2, 3), np.dtype(np.uint8)), *LABEL_FIELDS)
-LAYOUT = Layout(FIELDS, 3)
+ROWS = 3
+
+
+def images(size):
+    """The layout of batches of pictures of `size` pixels."""
+    return Layout((Field("inputs", (size, size, 3), np.dtype(np.uint8)), *LABEL_FIELDS), ROWS)
+
+
+def cuts(size):
+    """That of a decoder on the device."""
+    fields = (Field("inputs", (size, size, 3), np.dtype(np.uint8)), Field("place", (4,), np.dtype(np.int64)))
+    return Layout((*fields, Field("table", (8 * size,), np.dtype(np.int32)), *LABEL_FIELDS), ROWS)
+
+
+SIZE = 10  # the largest: its pixels and labels lie in other places than those of smaller ones
+LAYOUT = images(SIZE)
 
 
 class Stream:
@@ -82,7 +96,13 @@ class Buffer:
         DEVICE.current.work.append(lambda: self.tensor.copy_(source))
 
     def __getitem__(self, key):
-        return self.tensor[key]
+        return Buffer(self.tensor[key])
+
+    def view(self, dtype):
+        return self.tensor.view(dtype)
+
+    def data_ptr(self):
+        return self.tensor.data_ptr()
 
 
 class Device:
@@ -134,7 +154,7 @@ class Codec:
     """Decodes at once, into memory that is used again, whatever its stream still has to do: as hardware engines do."""
 
     def __init__(self):
-        self.memory = [0] * LAYOUT.rows
+        self.memory = [*[0] * ROWS, 255]  # the last for places that nobody wrote
 
     def decode(self, parsed, stream):
         self.memory[: len(parsed)] = parsed
@@ -145,9 +165,7 @@ class Decoding(RaggedRing):
     """A ragged ring on the simulated device; its thread's work is done by the caller."""
 
     def __init__(self, codec):
-        fields = (Field("inputs", (1, 1, 3), np.dtype(np.uint8)), Field("place", (4,), np.dtype(np.int64)))
-        self.layout = Layout((*fields, Field("table", (8,), np.dtype(np.int32)), *LABEL_FIELDS), LAYOUT.rows)
-        super().__init__(self.layout, torch.device("cpu"), 1, ragged_ring.Codec(codec, None))
+        super().__init__(cuts(SIZE), torch.device("cpu"), ragged_ring.Codec(codec, None))
         self._side._stream = DEVICE.stream()
 
     def _lane(self, slot):
@@ -184,6 +202,13 @@ def train(ring, slots, steps, first, seen, stop_early):
     ring.release()
 
 
+def set_size(ring, slots, layout):
+    """As the loader does between iterations."""
+    for slot in slots:
+        slot.view(layout)
+    ring.view(layout)
+
+
 def levels(tensors):
     """All values that occur; what was never written may be any."""
     known = (tensor.double().nan_to_num(-1).clamp(-1, 999) for tensor in tensors)
@@ -191,6 +216,7 @@ def levels(tensors):
 
 
 def fill(slot, number):
+    slot.buffer.fill_(number ^ 0x55)  # what lies beside the fields shall not be read
     slot.arrays["weight"][...] = number
     if "place" in slot.arrays:
         slot.carried[:] = [Cut(b"", number, (0, 0, 1, 1), 1, None)] * len(slot.carried)
@@ -205,6 +231,7 @@ def test_every_kernel_reads_its_own_batch(device, stop_early):
         slots = [Slot(LAYOUT, pinned=False) for _ in range(2 + seed % 3)]
         for epoch in range(4):
             train(ring, slots, 1 + (seed + epoch) % 7, 40 * epoch, seen, stop_early)
+            set_size(ring, slots, images((seed + 3 * epoch) % SIZE + 1))
         while DEVICE.run():
             pass
         assert len(seen) >= 4 and all(found == [wanted] for wanted, found in seen), (seed, seen)
@@ -241,13 +268,12 @@ def decoding(device, monkeypatch):
         def resize(places, tables, out):
             def kernel():
                 for row, place in enumerate(places[:, 0].tolist()):
-                    out[row] = codec.memory[place]
+                    out[row] = codec.memory[min(place, ROWS)]
 
             DEVICE.current.work.append(kernel)
 
         monkeypatch.setattr(ragged_ring, "resize", resize)
-        ring = Decoding(codec)
-        return ring, [Slot(ring.layout, pinned=False) for _ in range(2 + seed % 3)]
+        return Decoding(codec), [Slot(cuts(SIZE), pinned=False) for _ in range(2 + seed % 3)]
 
     return begin
 
@@ -258,6 +284,7 @@ def test_every_kernel_reads_what_was_decoded_for_it(decoding, stop_early):
         (ring, slots), seen = decoding(seed), []
         for epoch in range(4):
             train(ring, slots, 1 + (seed + epoch) % 7, 40 * epoch, seen, stop_early)
+            set_size(ring, slots, cuts((seed + 3 * epoch) % SIZE + 1))
         while DEVICE.run():
             pass
         assert len(seen) >= 4 and all(found == [wanted] for wanted, found in seen), (seed, seen)

@@ -203,6 +203,20 @@ class TestInterpreted:
         assert same(found, expected[2:steps])
         loader.close()
 
+    @pytest.mark.parametrize("make", [DeviceResize, lambda images: DeviceDecode(images, Libjpeg())])
+    def test_sizes_that_change(self, files, make):
+        some = np.array([0, 8, 10, 12, 18])
+        loader = Loader(files, make(RANDOM), LoaderConfig(batch_size=3, workers=2), indices=some)
+        memory, lanes = [slot.buffer.data_ptr() for slot in loader._slots], set()
+        for number, size in enumerate((9, 16)):
+            loader.set_size(size)
+            found = [copied(batch) for batch in loader]
+            lanes |= {(lane.fields.data_ptr(), lane.out.data_ptr()) for lane in loader._ring._lanes.values()}
+            expected, _ = epochs(files, RANDOM.sized(size), number + 1, batch=3, indices=some)
+            assert same(found, expected[number * len(loader) :]) and found[0][1].shape == (3, 3, size, size)
+        assert len(lanes) == len(loader) == 2 and [slot.buffer.data_ptr() for slot in loader._slots] == memory
+        loader.close()
+
     def test_closing_while_a_batch_is_decoded(self, files):
         class Slow(Libjpeg):
             def decode(self, parsed, stream):

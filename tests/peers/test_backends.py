@@ -26,6 +26,7 @@ from fastimg.loaders import (
 )
 from fastimg.loaders.backends import open_source
 from fastimg.loaders.counter import uniforms
+from fastimg.loaders.crop import sized
 
 N, SIZE = 21, 32
 RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
@@ -178,6 +179,33 @@ def test_a_consumer_may_stop_early_and_begin_again(data, backend):
         with pytest.raises(RuntimeError, match="this iteration is over"):
             next(first)
         assert len(list(second)) == len(loader) - 1
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("crop", [RANDOM, CENTRE], ids=["random", "centre"])
+def test_sizes_that_change(data, backend, crop):
+    """Ids and weights as ever; centre crops are those of a loader of that size."""
+    order = "sequential" if crop is CENTRE else "random"
+    with contextlib.closing(build(backend, data[backend], crop, order=order)) as loader:
+        for epoch, size in enumerate((SIZE, 24, SIZE, 16)):
+            loader.set_size(size)
+            with contextlib.closing(build("native", data[backend], sized(crop, size), order=order)) as native:
+                native.set_epoch(epoch)
+                expected = read(native)
+            batches = iter(loader)
+            next(batches)
+            loader.set_size(SIZE - 1)  # of the next iteration
+            assert {batch.inputs.shape for batch in batches} == {(4, 3, size, size)}
+            loader.set_epoch(epoch)
+            loader.set_size(size)
+            got = read(loader)
+            assert plain(got) == plain(expected) and got[0][4].shape == (4, size, size, 3)
+            assert all(batch[4][: int(sum(batch[2]))].float().std() > 20 for batch in got)
+        if crop is CENTRE:
+            with contextlib.closing(build(backend, data[backend], sized(crop, size), order=order)) as alone:
+                assert difference(got, read(alone)) == 0
+        with pytest.raises(ValueError, match=f"size {SIZE + 1}: give 1 to {SIZE} pixels"):
+            loader.set_size(SIZE + 1)
 
 
 # What DALI refuses
