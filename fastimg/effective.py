@@ -7,18 +7,24 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from . import augmentation
+from . import augmentation, duration
+from .compilation import MODES
 from .config import Train
 from .data import Part, check_backend, chosen_backend
+from .ema import DECAY
 from .errors import UsageError
 from .loaders import LoaderConfig, nvcodec
 from .loaders.backends import IDLE
 from .loaders.decode import MAX_PIXELS
 from .loaders.order import BLOCK, WINDOW
 from .models import Model, Preprocessing
+from .optim import Schedule
 from .parallel import Ranks
+from .progressive import Progressive
+from .progressive import parse as parse_progressive
 
-_SCRATCH_LR = {"adamw": (1e-3, 256), "sgd": (0.5, 1024)}  # learning rate at a global batch
+EPOCHS = 10  # where nothing is said
+_BASE = 256  # the batch that a learning rate is for, as timm has it
 
 
 def check(config: Train) -> None:
@@ -26,16 +32,35 @@ def check(config: Train) -> None:
     augmentation.check(config)
     check_backend(chosen_backend(config.loader), vars(config))
     happens = augmentation.effective(config, _plain(config))
+    plain, batch = _plain(config), config.batch_size
+    tuned = config.pretrained or config.weights is not None
+    given = [
+        (config.epochs, "--epochs", config.duration, "--duration"),
+        (config.warmup, "--warmup", config.warmup_epochs, "--warmup-epochs"),
+        (config.warmup, "--warmup", config.warmup_fraction, "--warmup-fraction"),
+        (config.warmup_epochs, "--warmup-epochs", config.warmup_fraction, "--warmup-fraction"),
+        (config.decay, "--decay", config.decay_epochs, "--decay-epochs"),
+        (config.crop_pct, "--crop-pct", config.val_resize_size, "--val-resize-size"),
+        (config.train_crop_size, "--train-crop-size", config.progressive, "--progressive"),
+    ]
+    for one, flag, two, other in given:
+        if one is not None and two is not None:
+            raise UsageError(f"{flag} has no effect with {other}; leave one of them out")
+    needs = [
+        (config.freeze_epochs, "--freeze-epochs", config.freeze, "--freeze"),
+        (config.progressive_epochs, "--progressive-epochs", config.progressive, "--progressive"),
+        (config.model_ema_decay, "--model-ema-decay", config.model_ema or None, "--model-ema"),
+        (config.head_init, "--head-init", tuned or None, "--pretrained or --weights"),
+    ]
+    for value, flag, other_value, other in needs:
+        if value is not None and other_value is None:
+            raise UsageError(f"{flag} has no effect without {other}; add that, or leave it out")
     idle = [
         (config.momentum is not None and config.opt != "sgd", "--momentum", f"--opt {config.opt}"),
         (config.decay_epochs is not None and config.sched != "step", "--decay-epochs", "any --sched but step"),
+        (config.decay is not None and config.sched != "step", "--decay", "any --sched but step"),
         (config.decay_rate is not None and config.sched != "step", "--decay-rate", "any --sched but step"),
         (config.min_lr is not None and config.sched in ("step", "constant"), "--min-lr", f"--sched {config.sched}"),
-        (
-            config.warmup_epochs is not None and config.warmup_fraction is not None,
-            "--warmup-epochs",
-            "--warmup-fraction",
-        ),
         (
             config.order_window is not None and config.order != "quasi-random",
             "--order-window",
@@ -44,7 +69,15 @@ def check(config: Train) -> None:
         (config.dct_scaling == "off" and config.decode == "gpu", "--dct-scaling", "--decode gpu"),
         (config.dct_scaling == "off" and config.no_aug, "--dct-scaling", "--no-aug"),
         (config.pretrained and config.weights is not None, "--pretrained", "--weights"),
-        (config.crop_pct is not None and config.val_resize_size is not None, "--crop-pct", "--val-resize-size"),
+        (config.lr_base_size is not None and config.lr == "auto", "--lr-base-size", "--lr auto"),
+        (config.lr_base_size is not None and config.lr_scale == "none", "--lr-base-size", "--lr-scale none"),
+        (config.layer_decay is not None and _head_alone(config), "--layer-decay", "--freeze backbone"),
+        (config.ghost_bn is not None and config.ghost_bn == batch, "--ghost-bn", f"--batch-size {batch}"),
+        (config.ghost_bn is not None and config.sync_bn, "--ghost-bn", "--sync-bn"),
+        (config.ghost_bn is not None and _head_alone(config), "--ghost-bn", "--freeze backbone"),
+        (config.grad_checkpointing and _head_alone(config), "--grad-checkpointing", "--freeze backbone"),
+        (config.progressive is not None and plain, "--progressive", "--no-aug" if config.no_aug else "no augmentation"),
+        (config.tta and config.val_fraction == 0 and not config.evaluate_training_set, "--tta", "--val-fraction 0"),
         (config.patience is not None and config.val_fraction == 0, "--patience", "--val-fraction 0"),
         (config.val_interval != 1 and config.val_fraction == 0, "--val-interval", "--val-fraction 0"),
         (
@@ -52,15 +85,30 @@ def check(config: Train) -> None:
             "--img-size",
             "--train-crop-size and --val-crop-size",
         ),
-        *((happens[name] and config.batch_size == 1, f"--{name}", "--batch-size 1") for name in ("mixup", "cutmix")),
+        *((happens[name] and batch == 1, f"--{name}", "--batch-size 1") for name in ("mixup", "cutmix")),
     ]
     for useless, flag, other in idle:
         if useless:
             raise UsageError(f"{flag} has no effect with {other}; leave one of them out")
     ranges = [
-        (config.batch_size == "auto" or config.batch_size >= 1, "--batch-size", "1 or more, or auto"),
+        (batch == "auto" or batch >= 1, "--batch-size", "1 or more, or auto"),
         (config.grad_accum_steps >= 1, "--grad-accum-steps", "1 or more"),
         (config.epochs is None or config.epochs >= 1, "--epochs", "1 or more"),
+        (config.freeze_epochs is None or config.freeze_epochs >= 1, "--freeze-epochs", "1 or more"),
+        (config.ghost_bn is None or config.ghost_bn >= 2, "--ghost-bn", "2 or more"),
+        (config.lr_base_size is None or config.lr_base_size >= 1, "--lr-base-size", "1 or more"),
+        (config.layer_decay is None or 0 < config.layer_decay <= 1, "--layer-decay", "a share above 0 and up to 1"),
+        (
+            config.norm_weight_decay is None or 0 <= config.norm_weight_decay < math.inf,
+            "--norm-weight-decay",
+            "0 or more",
+        ),
+        (
+            config.model_ema_decay is None or 0 <= config.model_ema_decay < 1,
+            "--model-ema-decay",
+            "a share from 0 up to, not including, 1",
+        ),
+        (config.compile is None or config.compile in MODES, "--compile", f"one of {', '.join(MODES)}"),
         (config.seed >= 0, "--seed", "0 or more"),
         (config.prefetch is None or config.prefetch >= 2, "--prefetch", "2 or more"),
         (config.order_window is None or config.order_window >= BLOCK, "--order-window", f"a block's {BLOCK} or more"),
@@ -100,6 +148,27 @@ def check(config: Train) -> None:
     for fine, flag, what in ranges:
         if not fine:
             raise UsageError(f"{flag}: give {what}")
+    if config.ghost_bn is not None and batch != "auto" and batch % config.ghost_bn:
+        raise UsageError(
+            f"--ghost-bn {config.ghost_bn}: does not divide the batch of {batch}; choose a divisor, or another "
+            "--batch-size"
+        )
+    if batch == "auto" and config.strategy == "fsdp":
+        raise UsageError(
+            "--batch-size auto: is found by one process for itself, and --strategy fsdp shares the model; give a number"
+        )
+    for flag, text in (("--warmup", config.warmup), ("--decay", config.decay)):
+        if text is not None:
+            duration.parse(text, flag)
+    if config.duration is not None:
+        duration.parse(config.duration, "--duration", whole=True)
+    if config.freeze_epochs is not None and config.freeze_epochs >= (config.epochs or EPOCHS):
+        raise UsageError(
+            f"--freeze-epochs {config.freeze_epochs}: the run has {config.epochs or EPOCHS} epochs, so that nothing "
+            "would be unfrozen; give fewer, or leave it out"
+        )
+    if config.progressive is not None and config.duration is None:
+        progressive(config)
 
 
 _PIXELS = "a size from 1 to 16384 pixels"
@@ -111,8 +180,12 @@ def scales(config: Train) -> bool:
     return native and config.dct_scaling == "auto" and config.decode != "gpu" and not _plain(config)
 
 
-def check_decode(config: Train, device: str) -> None:
-    """Refuse --decode gpu where there is no GPU, or nothing to decode on it. `device` is the type of the run's."""
+def check_device(config: Train, device: str) -> None:
+    """Refuse what the run's device (its type) cannot do, or would do without effect."""
+    if config.compile == "reduce-overhead" and device != "cuda":
+        raise UsageError(
+            f"--compile reduce-overhead: has no effect on {device}, it is CUDA graphs; use --compile default"
+        )
     if config.decode != "gpu":
         return
     if device != "cuda":
@@ -125,7 +198,18 @@ def check_decode(config: Train, device: str) -> None:
 
 def _plain(config: Train) -> bool:
     """Whether training sees validation's crops: as told, or with a frozen backbone and no augmentation asked for."""
-    return config.no_aug or (config.freeze is not None and not augmentation.asked(config))
+    return config.no_aug or (_head_alone(config) and not augmentation.asked(config))
+
+
+def _head_alone(config: Train) -> bool:
+    """Whether nothing but the classifier ever trains."""
+    return config.freeze == "backbone" and config.freeze_epochs is None
+
+
+def progressive(config: Train, epochs: int | None = None) -> Progressive:
+    """What --progressive says, for a run of so many epochs. Raises UsageError."""
+    assert config.progressive is not None
+    return parse_progressive(config.progressive, config.progressive_epochs, epochs or config.epochs or EPOCHS)
 
 
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
@@ -139,6 +223,8 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
             f"--val-resize-size {val_resize} is smaller than the crop of {val_size}; raise it to that at least"
         )
     train_size = config.train_crop_size or size or own.train_size
+    if config.progressive is not None:
+        train_size = progressive(config).large
     if _plain(config):
         if config.train_crop_size not in (None, val_size):
             raise UsageError(
@@ -157,21 +243,20 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
 
 
 def resolve(
-    config: Train, data: Path, model: Model, pre: Preprocessing, validation: Part | None, ranks: Ranks
+    config: Train,
+    data: Path,
+    model: Model,
+    pre: Preprocessing,
+    validation: Part | None,
+    ranks: Ranks,
+    searched: bool = False,
 ) -> Train:
-    """`config` with every open choice made."""
+    """`config` with every open choice made; its batch size is a number, which was `searched` for or given."""
     tuned = config.pretrained or config.weights is not None
-    frozen = config.freeze is not None
-    opt, epochs = config.opt, config.epochs or 10
-    sched = config.sched or ("linear" if tuned else "cosine")
-    assert config.batch_size != "auto"
-    global_batch = config.batch_size * config.grad_accum_steps * ranks.world_size
+    opt, sched = config.opt, config.sched or ("linear" if tuned else "cosine")
     loader = chosen_backend(config.loader)
     cropped = augmentation.effective(config, _plain(config))
     cropped |= {name: None for name in ("scale", "ratio") if name in IDLE[loader]}
-    fraction = config.warmup_fraction
-    if fraction is None and config.warmup_epochs is None:
-        fraction = 0.2 if tuned else 0.05
     return replace(
         config,
         data=data.resolve(),
@@ -181,7 +266,7 @@ def resolve(
         val_fraction=validation.held_out if validation else 0.0,
         order_window=(config.order_window or WINDOW) if config.order == "quasi-random" else None,
         decode="auto" if "decode" in IDLE[loader] else "gpu" if config.decode == "gpu" else "cpu",
-        train_crop_size=pre.train_size,
+        train_crop_size=None if config.progressive else pre.train_size,
         val_crop_size=pre.val_size,
         val_resize_size=pre.val_resize,
         img_size=None,
@@ -194,15 +279,27 @@ def resolve(
         prefetch=None if "prefetch" in IDLE[loader] else config.prefetch or LoaderConfig.prefetch,
         on_error=None if "on_error" in IDLE[loader] else config.on_error or "skip",
         max_pixels=None if "max_pixels" in IDLE[loader] else config.max_pixels or MAX_PIXELS,
-        epochs=epochs,
-        lr=_default_lr(opt, tuned, frozen, model.convolutional, global_batch) if config.lr == "auto" else config.lr,
+        epochs=(config.epochs or EPOCHS) if config.duration is None else None,
+        lr=_learning_rate(config, model, _global_batch(config, ranks), searched)[0],
+        lr_scale=None,
+        lr_base_size=None,
+        head_init=(config.head_init or "xavier") if tuned else None,
         momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
         weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
+        norm_weight_decay=config.norm_weight_decay or 0.0,
         sched=sched,
-        warmup_fraction=fraction,
+        warmup=_warmup(config, tuned),
+        warmup_epochs=None,
+        warmup_fraction=None,
         min_lr=(config.min_lr or 0.0) if sched in ("cosine", "linear") else None,
-        decay_epochs=(config.decay_epochs or epochs / 3) if sched == "step" else None,
+        decay=_decay(config) if sched == "step" else None,
+        decay_epochs=None,
         decay_rate=(config.decay_rate or 0.1) if sched == "step" else None,
+        model_ema_decay=(DECAY if config.model_ema_decay is None else config.model_ema_decay)
+        if config.model_ema
+        else None,
+        strategy="auto" if ranks.backend is None else "fsdp" if config.strategy == "fsdp" else "ddp",
+        recipe=None,
         config=None,
         resume=None,
         dry_run=False,
@@ -210,14 +307,80 @@ def resolve(
     )
 
 
-def _default_lr(opt: str, tuned: bool, frozen: bool, convolutional: bool, global_batch: int) -> float:
-    """From scratch: scaled with the global batch, linearly for SGD, by the square root for AdamW. Else what was shown
-    to work: 1e-3 for a new head on a frozen trunk, 3e-4 for a whole CNN, 5e-5 for a whole transformer (SGD: 50 times
-    that, as its steps are not normalised).
+def schedule(config: Train, steps_per_epoch: int, ranks: Ranks) -> Schedule:
+    """The schedule of a resolved configuration, and with it the length of the run."""
+    assert config.lr != "auto" and config.sched is not None and config.warmup is not None
+    batch, whole = _global_batch(config, ranks), config.duration or f"{config.epochs}ep"
+    steps = max(1, math.ceil(duration.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
+    drops = math.inf
+    if config.decay is not None:
+        drops = duration.parse(config.decay, "--decay").steps(steps_per_epoch, batch, steps)
+    return Schedule(
+        kind=config.sched,
+        lr=config.lr,
+        steps=steps,
+        warmup_steps=round(duration.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps)),
+        min_lr=config.min_lr or 0.0,
+        decay_steps=drops,
+        decay_rate=config.decay_rate or 1.0,
+    )
+
+
+def rate_words(config: Train, model: Model, global_batch: int, searched: bool) -> str:
+    """Where the learning rate comes from, empty where it was given as it is."""
+    return _learning_rate(config, model, global_batch, searched)[1]
+
+
+def _global_batch(config: Train, ranks: Ranks) -> int:
+    assert config.batch_size != "auto"
+    return config.batch_size * config.grad_accum_steps * ranks.world_size
+
+
+def _warmup(config: Train, tuned: bool) -> str:
+    if config.warmup is not None:
+        return duration.parse(config.warmup, "--warmup").text
+    if config.warmup_epochs is not None:
+        return f"{config.warmup_epochs!r}ep"
+    if config.warmup_fraction is not None:
+        return f"{config.warmup_fraction!r}dur"
+    return "0.2dur" if tuned else "0.05dur"
+
+
+def _decay(config: Train) -> str:
+    if config.decay is not None:
+        return duration.parse(config.decay, "--decay").text
+    return f"{1 / 3!r}dur" if config.decay_epochs is None else f"{config.decay_epochs!r}ep"
+
+
+def _learning_rate(config: Train, model: Model, global_batch: int, searched: bool) -> tuple[float, str]:
+    """The peak learning rate, and in words how it was found.
+
+    A rate that was given is taken as it is, unless the batch was searched for or --lr-scale asks for more. `auto` is
+    what was shown to work, at a batch that goes with it.
     """
-    if frozen or tuned:
-        lr = 1e-3 if frozen else 3e-4 if convolutional else 5e-5
-        return lr if opt == "adamw" else 3e-3 if frozen else lr * 50
-    lr, batch = _SCRATCH_LR[opt]
-    scaled = lr * (global_batch / batch) ** (1.0 if opt == "sgd" else 0.5)
-    return float(f"{scaled:.3g}")
+    if config.lr == "auto":
+        rate, base = _shown_to_work(config, model)
+    else:
+        rate, base = config.lr, config.lr_base_size or _BASE
+    rule = config.lr_scale
+    if rule is None:
+        rule = "none" if config.lr != "auto" and not searched else "linear" if config.opt == "sgd" else "sqrt"
+    if rule == "none":
+        return rate, "auto" if config.lr == "auto" else ""
+    factor = (global_batch / base) ** (1.0 if rule == "linear" else 0.5)
+    return float(f"{rate * factor:.3g}"), f"{rate:g} at batch {base}, {rule} to {global_batch}"
+
+
+def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
+    """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
+
+    A new head on a frozen trunk: 1e-2. Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD takes 50 times that, as
+    its steps are not normalised.
+    """
+    adam = config.opt == "adamw"
+    if _head_alone(config):
+        return (1e-2, 64) if adam else (3e-2, 64)
+    if config.pretrained or config.weights is not None:
+        rate = 3e-4 if model.convolutional else 5e-5
+        return (rate if adam else rate * 50, 64)
+    return (1e-3, 256) if adam else (0.5, 1024)

@@ -57,7 +57,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     check_backend(backend, vars(config))
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
-        engine = inference.load(config.checkpoint, ranks.device, precision)
+        engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
         split = config.split or _default_split(config.data)
         dataset = open_dataset(config.data, split)
         for remark in dataset.notes:

@@ -14,6 +14,7 @@ from .data import Part, build_loader, center_crop
 from .errors import UsageError
 from .loaders import Batch, BatchSource, Dataset, LoaderConfig
 from .loaders.backends import Backend
+from .metrics import answer
 from .models import Model
 from .precision import Precision
 
@@ -27,6 +28,7 @@ class Inference:
     policy: Policy
     precision: Precision
     device: torch.device
+    tta: bool = False  # answer with the mean over each image and its mirror image
 
     def loader(
         self,
@@ -53,8 +55,8 @@ class Inference:
             for batch in loader:
                 images = apply(None, batch.inputs, self.policy, self.precision.input_dtype)
                 with self.precision.autocast():
-                    logits = self.model.module(images)
-                scores = logits[:, : len(self.card.classes)].float()
+                    logits = answer(self.model.module, images, self.tta)
+                scores = logits[:, : len(self.card.classes)]
                 yield batch, scores.softmax(dim=1).cpu().numpy()
 
 
@@ -65,11 +67,11 @@ def check_ranges(batch_size: int, max_pixels: int | None) -> None:
             raise UsageError(f"{flag} {value}: give 1 or more")
 
 
-def load(path: Path, device: torch.device, precision: Precision) -> Inference:
+def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:
     """The model of a checkpoint on a device. Raises UserError where there is none."""
     model, card = load_model(path)
     model.module.to(device)
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)
     policy = Policy(mean=card.preprocessing.mean, std=card.preprocessing.std)
-    return Inference(model, card, policy, precision, device)
+    return Inference(model, card, policy, precision, device, tta)

@@ -57,15 +57,23 @@ def shows_top5(classes: int) -> bool:
     return classes >= 10
 
 
-def evaluate(model: nn.Module, loader: BatchSource, policy: Policy, precision: Precision, ranks: Ranks) -> Score:
+def answer(model: nn.Module, images: torch.Tensor, tta: bool = False) -> torch.Tensor:
+    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: the mean of each image's and its mirror image's."""
+    logits: torch.Tensor = model(images).float()
+    return (logits + model(images.flip(3)).float()) / 2 if tta else logits
+
+
+def evaluate(
+    model: nn.Module, loader: BatchSource, policy: Policy, precision: Precision, ranks: Ranks, tta: bool = False
+) -> Score:
     """Loss (without label smoothing) and accuracy over a whole loader, every sample counted once over all ranks."""
     meter = Meter(ranks.device)
     model.eval()
     with torch.inference_mode():
         for batch in loader:
             with precision.autocast():
-                logits = model(apply(None, batch.inputs, policy, precision.input_dtype))
-            losses = F.cross_entropy(logits.float(), batch.targets, reduction="none")
+                logits = answer(model, apply(None, batch.inputs, policy, precision.input_dtype), tta)
+            losses = F.cross_entropy(logits, batch.targets, reduction="none")
             meter.add(logits, losses, batch.targets, batch.weight)
     ranks.sum(meter.sums)
     return meter.read()

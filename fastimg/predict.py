@@ -81,7 +81,7 @@ def classify(config: Predict, files: list[Path], err: Console) -> list[Answer]:
     answers: list[Answer] = []
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
-        engine = inference.load(config.checkpoint, ranks.device, precision)
+        engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
         names = engine.card.classes
         dataset = FilesDataset(Path(), [str(file) for file in files])
         loader = engine.loader(

@@ -11,6 +11,9 @@ from rich.console import Console
 from torch import nn
 
 from . import augmentation, effective, kornia_pass, rundir
+from .autobatch import find_batch_size
+from .blocks import repeated
+from .compilation import Compilation, compile_modules
 from .config import Train
 from .data import (
     Part,
@@ -25,18 +28,21 @@ from .data import (
     train_crop,
     worker_count,
 )
+from .ema import DECAY, Ema
 from .errors import UsageError, printable
+from .ghost import ghost_norms
 from .loaders import BatchSource, DataError, LoaderConfig
 from .loaders.crop import Crop
 from .loaders.epochs import Padding
 from .loaders.order import WINDOW, Order
 from .loaders.scratch import Scratch
 from .loaders.tiled import will_compile
-from .models import Model, Preprocessing, build, check_input, freeze_backbone, parse_kwargs
-from .optim import Schedule, build_optimizer
-from .parallel import Ranks, wrap
+from .models import Model, Preprocessing, build, check_input, freeze, parse_kwargs
+from .optim import build_optimizer
+from .parallel import Ranks, check_strategy, wrap
 from .precision import Precision
 from .precision import choose as choose_precision
+from .remat import checkpoint_blocks
 from .report import print_effective
 from .run import Run
 from .saving import restore
@@ -49,20 +55,35 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     """
     console = console if ranks.first else Console(quiet=True)
     effective.check(config)
-    effective.check_decode(config, ranks.device.type)
+    effective.check_device(config, ranks.device.type)
+    precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
+    check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn)
     _set_backends(config, ranks)
     part, val_part, data = _open_data(config, ranks, console, stack)
-    precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     model, preprocessing = _build_model(config, ranks, part.dataset.classes)
-    resolved = effective.resolve(config, data, model, preprocessing, val_part, ranks)
     base = f"{display_name(data)}-{config.arch.replace('/', '-')}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
     directory = Path(ranks.broadcast(str(directory)))
-    run = _assemble(resolved, ranks, directory, model, preprocessing, precision, part, val_part)
-    stack.callback(run.loader.close)
-    if run.val_loader is not None:
-        stack.callback(run.val_loader.close)
-    print_effective(console, run, part, val_part)
+    searched = config.batch_size == "auto"
+    if resuming:
+        config = _batch_of_before(config, directory, ranks, console)
+
+    def resolved(batch_size: int) -> Train:
+        chosen = replace(config, batch_size=batch_size)
+        return effective.resolve(chosen, data, model, preprocessing, val_part, ranks, searched)
+
+    def trial(batch_size: int) -> Run:
+        alone = replace(resolved(batch_size), strategy="auto", compile=None, val_fraction=0.0)
+        return _assemble(alone, ranks, directory, model, preprocessing, precision, part, None, wrapping=False)
+
+    if config.batch_size == "auto":
+        config = replace(config, batch_size=find_batch_size(trial, len(part), config.ghost_bn, ranks, console))
+    assert config.batch_size != "auto"
+    final = resolved(config.batch_size)
+    run = _assemble(final, ranks, directory, model, preprocessing, precision, part, val_part)
+    for loader in run.loaders:
+        stack.callback(loader.close)
+    print_effective(console, run, part, val_part, effective.rate_words(config, model, run.global_batch, searched))
     if note := augmentation.order_note(config):
         console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
     if config.verbose:
@@ -70,7 +91,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     if config.dry_run:
         return None
     _tell_of_compilation(run, part, console)
-    found = rundir.last_checkpoint(directory, resolved, run.global_batch) if resuming else None
+    found = rundir.last_checkpoint(directory, final, run.global_batch) if resuming else None
     if found is not None:
         restore(run, *found)
         console.print(
@@ -86,7 +107,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     ranks.barrier()  # all have read the directory
     if ranks.first:
         if not resuming:
-            stack.callback(rundir.withdraw, directory, rundir.begin(directory, resolved))
+            stack.callback(rundir.withdraw, directory, rundir.begin(directory, final))
         run.log = rundir.Log(directory, run.step)
     return run
 
@@ -143,13 +164,22 @@ def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple
             kwargs=kwargs,
             img_size=config.train_crop_size or config.img_size,
             classes=classes,
+            blurpool=config.blurpool,
+            head_init=config.head_init or "xavier",
         )
     preprocessing = effective.preprocessing(config, model.preprocessing)
     check_input(model, preprocessing.train_size, num_classes, "--img-size")
     if preprocessing.val_size != preprocessing.train_size:
         check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
-    if config.freeze == "backbone":
-        freeze_backbone(model)
+    if config.progressive is not None:
+        for size in effective.progressive(config).sizes(config.epochs or effective.EPOCHS):
+            check_input(model, size, num_classes, "--progressive")
+    if config.freeze is not None:
+        freeze(model, config.freeze)
+    if config.ghost_bn is not None and not ghost_norms(model.module, config.ghost_bn):
+        raise UsageError(f"--ghost-bn has no effect: {config.arch} has no batch norm; leave it out")
+    if config.grad_checkpointing and not checkpoint_blocks(model.module):
+        raise UsageError(f"--grad-checkpointing has no effect: {config.arch} has no repeated blocks; leave it out")
     return model, preprocessing
 
 
@@ -162,10 +192,10 @@ def _assemble(
     precision: Precision,
     part: Part,
     val_part: Part | None,
+    wrapping: bool = True,
 ) -> Run:
-    """Put the pieces of a resolved configuration together on the device."""
-    assert config.lr != "auto" and config.batch_size != "auto" and config.epochs is not None
-    assert config.weight_decay is not None and config.sched is not None
+    """Put the pieces of a resolved configuration together on the device; without `wrapping`, for this process alone."""
+    assert config.lr != "auto" and config.weight_decay is not None
     module = model.module
     if config.sync_bn:
         if ranks.world_size == 1 or ranks.device.type != "cuda":
@@ -178,34 +208,36 @@ def _assemble(
     if config.channels_last and model.convolutional:
         module = module.to(memory_format=torch.channels_last)
     model = replace(model, module=module)
-    optimizer = build_optimizer(module, config.opt, config.lr, config.weight_decay, config.momentum)
+    parallel = wrapped(module, config, ranks, precision) if wrapping else module
+    optimizer = build_optimizer(
+        module,
+        config.opt,
+        config.lr,
+        config.weight_decay,
+        config.momentum,
+        impl=config.opt_impl,
+        norm_weight_decay=config.norm_weight_decay or 0.0,
+        layer_decay=config.layer_decay,
+        frozen_too=config.freeze_epochs is not None,
+    )
     if config.no_aug:
         crop: Crop = center_crop(preprocessing)
     else:
         crop = train_crop(preprocessing, config.scale, config.ratio)
     loader = _loader(config, ranks, part, crop, config.order, "samples", effective.scales(config))
-    val_loader = None
-    if val_part is not None:
-        val_loader = _loader(config, ranks, val_part, center_crop(preprocessing), "sequential", "zeros")
-    steps_per_epoch = math.ceil(len(loader) / config.grad_accum_steps)
-    steps = steps_per_epoch * config.epochs
-    share, epochs = config.warmup_fraction, config.warmup_epochs
-    warmup = steps * share if share is not None else steps_per_epoch * (epochs or 0.0)
-    schedule = Schedule(
-        kind=config.sched,
-        lr=config.lr,
-        steps=steps,
-        warmup_steps=round(warmup),
-        min_lr=config.min_lr or 0.0,
-        decay_steps=(config.decay_epochs or math.inf) * steps_per_epoch,
-        decay_rate=config.decay_rate or 1.0,
+    evaluated = [val_part, part if config.evaluate_training_set else None]
+    val_loader, train_eval_loader = (
+        None if each is None else _loader(config, ranks, each, center_crop(preprocessing), "sequential", "zeros")
+        for each in evaluated
     )
-    return Run(
+    steps_per_epoch = math.ceil(len(loader) / config.grad_accum_steps)
+    schedule = effective.schedule(config, steps_per_epoch, ranks)
+    run = Run(
         config=config,
         ranks=ranks,
         directory=directory,
         model=model,
-        parallel=wrap(module, ranks),
+        parallel=parallel,
         classes=part.dataset.classes,
         preprocessing=preprocessing,
         policy=augmentation.policy_of(config, preprocessing.mean, preprocessing.std),
@@ -216,9 +248,42 @@ def _assemble(
         schedule=schedule,
         loader=loader,
         val_loader=val_loader,
+        train_eval_loader=train_eval_loader,
         steps_per_epoch=steps_per_epoch,
-        epochs=config.epochs,
+        steps=schedule.steps,
+        ema=Ema(module, config.model_ema_decay or DECAY) if config.model_ema else None,
+        compilation=compiled(parallel, config),
     )
+    if config.progressive is not None:
+        run.progressive = effective.progressive(config, run.epochs)
+    return run
+
+
+def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision) -> nn.Module:
+    """The model as several ranks call it."""
+    blocks = repeated(module) if config.strategy == "fsdp" else []
+    return wrap(module, ranks, config.strategy, blocks=blocks, dtype=precision.dtype)
+
+
+def compiled(parallel: nn.Module, config: Train) -> Compilation | None:
+    """Let calls of the model be compiled; where it is sharded, of each block."""
+    if config.compile is None:
+        return None
+    return compile_modules(repeated(parallel) if config.strategy == "fsdp" else [parallel], config.compile)
+
+
+def _batch_of_before(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:
+    """The batch that a run had which goes on, over the ranks that there are now."""
+    batch = rundir.batch_of_before(directory, config, ranks.world_size)
+    if batch != (config.batch_size, config.grad_accum_steps):
+        console.print(
+            f"--resume: {batch[0]} images x {batch[1]} accumulated on each of {ranks.world_size} ranks, as many in a "
+            "step as before",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+    return replace(config, batch_size=batch[0], grad_accum_steps=batch[1])
 
 
 def _loader(

@@ -12,18 +12,20 @@ from . import checkpoint, rundir
 from .augmentation import sentence
 from .config import Train
 from .data import Part
+from .duration import parse
 from .errors import printable
 from .loaders import BatchSource
 from .loaders.order import BLOCK
 from .metrics import shows_top5
+from .optim import implementation
 from .parallel import Ranks
 from .plots import plot_curves
 from .progress import duration
 from .run import Run
 
 
-def print_effective(console: Console, run: Run, part: Part, val_part: Part | None) -> None:
-    """The effective configuration: what will be done, every choice made."""
+def print_effective(console: Console, run: Run, part: Part, val_part: Part | None, rate: str) -> None:
+    """The effective configuration: what will be done, every choice made. `rate`: where the learning rate is from."""
     config, ranks, model = run.config, run.ranks, run.model
     data = config.data or Path()
     table = Table.grid(padding=(0, 2))
@@ -36,22 +38,31 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
         f"weights {shown(config.weights)}" if config.weights else "published weights" if config.pretrained else "random"
     )
     layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
-    words = sentence(config, config.train_crop_size)
-    rows = {
+    words = sentence(config, run.preprocessing.train_size)
+    learning = f"({trained:,} trained)"
+    rows: dict[str, str | None] = {
         "data": f"{shown(data)}: {len(part)} images, {len(part.dataset.classes)} classes",
         "validation": "none" if val_part is None else f"{len(val_part)} images ({val_part.origin}); {resize}",
-        "model": f"{config.arch}, {total / 1e6:.1f} M parameters ({trained:,} trained), from {origin}",
+        "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config),
+        "frozen": _frozen(config),
         "input": f"mean {_triple(config.mean)}, std {_triple(config.std)}; {words}",
-        "optimiser": _optimiser(config),
-        "schedule": _schedule(config),
+        "progressive": _progressive(run),
+        "loss": _loss(config),
+        "optimiser": _optimiser(config, implementation(run.optimizer), rate),
+        "schedule": _schedule(run),
         "batch": _batch(config, ranks),
+        "memory": "activations within blocks are computed twice, not kept" if config.grad_checkpointing else None,
+        "average": _average(config),
+        "evaluation": _evaluation(config, val_part is not None),
+        "compile": f"{config.compile}, before the first step" if config.compile else None,
         "order": _order(config, len(part)),
         "loader": run.loader.describe(),
         "device": f"{_devices(ranks)}, {run.precision.reason}, {layout}, seed {config.seed}",
         "run": shown(run.directory),
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        if value is not None:
+            table.add_row(name, value)
     console.print(table, highlight=False, markup=False)
 
 
@@ -65,22 +76,73 @@ def _triple(values: tuple[float, float, float] | None) -> str:
     return " ".join(f"{value:.4g}" for value in values or ())
 
 
-def _optimiser(config: Train) -> str:
-    momentum = f", momentum {config.momentum:g}" if config.momentum is not None else ""
-    clip = f", gradients clipped at {config.clip_grad:g}" if config.clip_grad is not None else ""
-    return f"{config.opt}, lr {config.lr:g}, weight decay {config.weight_decay:g}{momentum}{clip}"
+def _changed(config: Train) -> str:
+    """What is done to the model's layers."""
+    changes = [
+        f"{config.head_init} head" if config.head_init else "",
+        f"drop path {config.drop_path:g}" if config.drop_path else "",
+        f"ghost batch norm over {config.ghost_bn}" if config.ghost_bn else "",
+        "BlurPool" if config.blurpool else "",
+    ]
+    return "".join(f", {change}" for change in changes if change)
 
 
-def _schedule(config: Train) -> str:
-    epochs = f"{config.warmup_epochs:g} epochs" if config.warmup_epochs is not None else ""
-    warmup = epochs or f"{config.warmup_fraction:g} of all steps"
+def _frozen(config: Train) -> str | None:
+    if config.freeze is None:
+        return None
+    what = "all but the classifier" if config.freeze == "backbone" else f"the first {config.freeze} blocks"
+    return f"{what}, for {config.freeze_epochs} epochs" if config.freeze_epochs else what
+
+
+def _progressive(run: Run) -> str | None:
+    if run.progressive is None:
+        return None
+    sizes = ", ".join(str(size) for size in run.progressive.sizes(run.epochs))
+    return f"crops of {sizes} pixels, growing from epoch {run.progressive.start} to {run.progressive.end}"
+
+
+def _loss(config: Train) -> str:
+    name = "binary cross-entropy of each class" if config.bce_loss else "cross-entropy"
+    return f"{name}, label smoothing {config.smoothing:g}"
+
+
+def _optimiser(config: Train, implementation: str, rate: str) -> str:
+    found = f" ({rate})" if rate else ""
+    norms = f" ({config.norm_weight_decay:g} on norms and biases)" if config.norm_weight_decay else ""
+    words = [f"{config.opt} ({implementation})", f"lr {config.lr:g}{found}"]
+    words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
+    words += [f"weight decay {config.weight_decay:g}{norms}"]
+    words += [f"momentum {config.momentum:g}"] if config.momentum is not None else []
+    words += [f"gradients clipped at {config.clip_grad:g}"] if config.clip_grad is not None else []
+    return ", ".join(words)
+
+
+def _schedule(run: Run) -> str:
+    config = run.config
     fall = {
         "cosine": f"cosine to {config.min_lr or 0:g}",
         "linear": f"linear to {config.min_lr or 0:g}",
-        "step": f"times {config.decay_rate} every {config.decay_epochs or 0:g} epochs",
+        "step": f"times {config.decay_rate} every {_span(config.decay)}",
         "constant": "constant",
     }[config.sched or "constant"]
-    return f"{config.epochs} epochs, {fall}, warmup {warmup}, label smoothing {config.smoothing:g}"
+    whole = f"{run.epochs} epochs" if config.duration is None else _span(config.duration)
+    return f"{whole} ({run.steps:,} steps), {fall}, warmup {_span(config.warmup)} ({run.schedule.warmup_steps} steps)"
+
+
+def _span(text: str | None) -> str:
+    return "" if text is None else str(parse(text, ""))
+
+
+def _average(config: Train) -> str | None:
+    if not config.model_ema:
+        return None
+    return f"moving average of the weights, decay {config.model_ema_decay:g}: validated and saved"
+
+
+def _evaluation(config: Train, validated: bool) -> str | None:
+    words = ["each image and its mirror image"] if config.tta and (validated or config.evaluate_training_set) else []
+    words += ["the training split too"] if config.evaluate_training_set else []
+    return ", ".join(words) or None
 
 
 def _batch(config: Train, ranks: Ranks) -> str:
@@ -110,18 +172,22 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     records = rundir.read_log(run.directory)
     if records:
         plot_curves(records, run.directory / rundir.CURVES)
-    for name, loader, count in zip(("training", "validation"), (run.loader, run.val_loader), unreadable, strict=False):
-        if loader is None or not count:
+    names = {id(run.loader): "training", id(run.val_loader): "validation"}
+    for loader, count in zip(run.loaders, unreadable, strict=True):
+        if not count:
             continue
-        console.print(f"{count} {name} images could not be decoded and were left out:", style="yellow", highlight=False)
+        images, were = ("image", "was") if count == 1 else ("images", "were")
+        name = names.get(id(loader), "evaluated training")
+        words = f"{count} {name} {images} could not be decoded and {were} left out:"
+        console.print(words, style="yellow", highlight=False)
         for index, reason in list(loader.unreadable.items())[:5]:
             name = loader.dataset.sample_name(index)
             console.print(printable(f"  {name}: {reason}"), highlight=False, markup=False, soft_wrap=True)
         if count > 5:
             console.print(f"  ... and {count - 5} more", highlight=False)
-    for name, loader in (("training", run.loader), ("validation", run.val_loader)):
-        if loader is not None and loader.rerouted:
-            _print_rerouted(console, name, loader, run.ranks)
+    for loader in run.loaders:
+        if loader.rerouted:
+            _print_rerouted(console, names.get(id(loader), "evaluated training"), loader, run.ranks)
     if signal:
         console.print(
             f"stopped after step {run.step} of {run.steps}, saved in {shown(run.directory / 'last')}; "
@@ -145,6 +211,8 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     if steps:
         table.add_row("speed", f"{median(record['images_per_second'] for record in steps):,.1f} img/s (median)")
         table.add_row("waited for data", f"{median(record['wait_share'] for record in steps):.1%} of the time (median)")
+    if run.compilation is not None:
+        table.add_row("compiled", run.compilation.describe())
     table.add_row("best checkpoint", shown(run.directory / "best" / checkpoint.MODEL))
     table.add_row("last checkpoint", shown(run.directory / "last" / checkpoint.MODEL))
     table.add_row("curves, records", f"{shown(run.directory / rundir.CURVES)}, {rundir.METRICS}")
@@ -153,9 +221,10 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
 
 def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ranks) -> None:
     """Images that fastimg decoded since the chosen decoder does not, by reason."""
-    whose = "" if ranks.world_size == 1 else " of this rank"
+    whose = "" if ranks.world_size == 1 else " on this rank"
     for reason, count in Counter(loader.rerouted.values()).most_common(5):
-        words = f"{count} {name} images{whose} were decoded by fastimg: {reason}"
+        images = "image was" if count == 1 else "images were"
+        words = f"{count} {name} {images} decoded by fastimg{whose}: {reason}"
         console.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
         indices = [index for index, why in loader.rerouted.items() if why == reason]
         for sample in map(loader.dataset.sample_name, indices[:5]):

@@ -1,5 +1,8 @@
 """A training run: what the loop touches."""
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +11,9 @@ from torch import nn
 
 from . import rundir
 from .augment import Policy
+from .compilation import Compilation
 from .config import Train
+from .ema import Ema
 from .kornia_pass import KorniaPass
 from .loaders import BatchSource
 from .metrics import Meter, Score
@@ -16,6 +21,7 @@ from .models import Model, Preprocessing
 from .optim import Schedule
 from .parallel import Ranks
 from .precision import Precision
+from .progressive import Progressive
 
 
 @dataclass(frozen=True)
@@ -45,18 +51,24 @@ class Run:
     schedule: Schedule
     loader: BatchSource
     val_loader: BatchSource | None
+    train_eval_loader: BatchSource | None  # the training split, cut like validation's
     steps_per_epoch: int
-    epochs: int
+    steps: int  # optimiser steps of the whole run
+    ema: Ema | None = None
+    progressive: Progressive | None = None
+    compilation: Compilation | None = None
     log: rundir.Log | None = None  # rank 0's
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     meter: Meter = field(init=False)  # of the epoch so far, this rank's share
+    bad_step: torch.Tensor = field(init=False)  # the first whose loss was no number, on the device
     best: Best | None = None
     stale: int = 0  # validations since the best
     seconds: float = 0.0  # of training, over all its parts
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.ranks.device)
+        self.bad_step = torch.full((), math.inf, dtype=torch.float64, device=self.ranks.device)
 
     @property
     def batch_size(self) -> int:
@@ -65,14 +77,19 @@ class Run:
         return self.config.batch_size
 
     @property
-    def steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return self.steps_per_epoch * self.epochs
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last may end early."""
+        return math.ceil(self.steps / self.steps_per_epoch)
 
     @property
     def step_in_epoch(self) -> int:
         """Optimiser steps done in this epoch."""
         return self.step - self.epoch * self.steps_per_epoch
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Optimiser steps that this epoch has."""
+        return min(self.steps_per_epoch, self.steps - self.epoch * self.steps_per_epoch)
 
     @property
     def outputs(self) -> int:
@@ -83,3 +100,28 @@ class Run:
     def global_batch(self) -> int:
         """Samples per optimiser step over all ranks."""
         return self.batch_size * self.config.grad_accum_steps * self.ranks.world_size
+
+    @property
+    def loaders(self) -> list[BatchSource]:
+        """All that read."""
+        return [loader for loader in (self.loader, self.val_loader, self.train_eval_loader) if loader is not None]
+
+    @property
+    def frozen(self) -> bool:
+        """Whether --freeze holds in this epoch."""
+        held = self.config.freeze_epochs
+        return self.config.freeze is not None and (held is None or self.epoch < held)
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Remember on the device whether the loss of this step is a number. Nobody waits for it."""
+        at = torch.where(loss.isfinite(), math.inf, float(self.step + 1))
+        self.bad_step = torch.minimum(self.bad_step, at.double())
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the model has the weights that are validated and saved: the moving average, where there is one."""
+        if self.ema is None:
+            yield
+            return
+        with self.ema.swapped(self.model.module):
+            yield

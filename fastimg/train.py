@@ -6,33 +6,35 @@ and dropout are functions of the step.
 
 import math
 import time
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from rich.console import Console
 from torch import nn
 
-from .augment import draw, mix
-from .augmentation import model_input
+from . import parallel
 from .beside import Beside
+from .compilation import ahead
 from .config import Train
 from .errors import UserError
 from .interrupt import Interrupt
 from .loaders import BatchSource
+from .memory import advice, ran_out
 from .metrics import Meter, Score, evaluate, shows_top5
 from .models import train_mode
 from .optim import set_lr
 from .parallel import Ranks, agree_on_buffers, start
-from .prepare import prepare
+from .prepare import compiled, prepare, wrapped
 from .progress import Display, Line, Rate
 from .report import print_summary
 from .run import Best, Run
 from .saving import save
-
-_KORNIA = 0x6B6F726E  # keeps what Kornia draws apart from dropout
+from .step import forward_backward, passes, seed_of
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,26 @@ def train(config: Train, console: Console) -> Result:
         run = prepare(config, ranks, console, stack)
         if run is None:
             return Result(None, 0, None)
-        signal = _all_epochs(run, console)
-        unreadable = [_total(len(loader.unreadable), ranks) for loader in (run.loader, run.val_loader) if loader]
+        try:
+            _compile(run, partial(console.print, highlight=False) if ranks.first else _silent)
+            signal = _all_epochs(run, console)
+        except Exception as error:
+            if ran_out(error):
+                raise _out_of_memory(run) from error
+            raise
+        unreadable = [_total(len(loader.unreadable), ranks) for loader in run.loaders]
         if ranks.first:
             print_summary(run, console, unreadable, signal)
         return Result(run.directory, signal, run.best.score if run.best else None)
+
+
+def _compile(run: Run, say: Callable[[str], None]) -> None:
+    """Compile all that is to come, before the first step of it."""
+    if run.compilation is not None:
+        say("compiling the model for every size that it will see")
+        train_mode(run.model.module)
+        ahead(run.compilation, run.model.module, passes(run))
+        say(f"compiled    {run.compilation.describe()}")
 
 
 def _all_epochs(run: Run, console: Console) -> int:
@@ -65,7 +82,7 @@ def _all_epochs(run: Run, console: Console) -> int:
         if run.ranks.first:
             display = stack.enter_context(Display(console, run.epochs, run.steps_per_epoch))
         while run.epoch < run.epochs and not _out_of_patience(run):
-            if run.step_in_epoch < run.steps_per_epoch:
+            if run.step_in_epoch < run.steps_of_epoch:
                 signal = _epoch(run, interrupt, display)
                 if signal:
                     return signal
@@ -75,33 +92,20 @@ def _all_epochs(run: Run, console: Console) -> int:
 
 def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     """Train to the end of the epoch, from where the run stands. Returns the signal that stopped it, else 0."""
-    config, ranks, precision, accumulate = run.config, run.ranks, run.precision, run.config.grad_accum_steps
+    config, ranks, accumulate = run.config, run.ranks, run.config.grad_accum_steps
+    _thaw(run, display)
     parameters = [p for p in run.model.module.parameters() if p.requires_grad]
-    nominal = run.batch_size * accumulate  # rows per rank and optimiser step, when none is missing
     batches = len(run.loader) - run.step_in_epoch * accumulate
+    if run.progressive is not None:
+        run.loader.set_size(run.progressive.size(run.epoch))
     if run.step_in_epoch == 0:
         run.loader.set_epoch(run.epoch)
     train_mode(run.model.module)
     rows, rate, began, beside = 0, Rate(run.loader.wait_seconds), time.perf_counter(), Beside(ranks.device)
     for number, batch in enumerate(run.loader, start=1):
         last = number % accumulate == 0 or number == batches
-        plan = None if config.no_aug else draw(run.policy, batch.ids, config.seed, run.epoch)
-        seed = _seed(config.seed, run.step, number % accumulate, ranks.rank)
-        targets, smoothing = batch.targets, config.smoothing
-        with beside.step(batch):
-            images = model_input(plan, batch.inputs, run.policy, precision.input_dtype, run.kornia, seed ^ _KORNIA)
-            if run.policy.mixes:  # soft targets, smoothed already
-                images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
-                smoothing = 0.0
-        beside.keep(batch, images, targets)
-        torch.manual_seed(seed)  # for dropout
-        sync = nullcontext() if last or ranks.world_size == 1 else run.parallel.no_sync()  # type: ignore[operator]
-        with sync:
-            with precision.autocast():
-                logits = run.parallel(images)
-            losses = F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=smoothing)  # [B]
-            run.scaler.scale((losses * batch.weight).sum() / nominal).backward()  # type: ignore[no-untyped-call]
-        run.meter.add(logits.detach(), losses.detach(), targets, batch.weight)
+        seed = seed_of(config.seed, run.step, number % accumulate, ranks.rank)
+        forward_backward(run, batch, beside, seed, parallel.accumulate(run.parallel, last))
         rows += batch.samples
         rate.add(batch.samples)
         if not last:
@@ -111,24 +115,41 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
         run.scaler.step(run.optimizer)
         run.scaler.update()
         run.optimizer.zero_grad(set_to_none=True)
+        if run.ema is not None:
+            run.ema.update(run.model.module, run.step)
         run.step, rows = run.step + 1, 0
         if display is not None:
             display.advance(run.epoch, run.step_in_epoch)
-        ended = run.step_in_epoch == run.steps_per_epoch
+        ended = run.step_in_epoch == run.steps_of_epoch
+        due = run.step % config.save_interval == 0 and not ended
         if run.step_in_epoch % config.log_interval == 0 or ended:
             stop = _report(run, rate, display, interrupt.signal) or stop  # sync point: the meter is read
-        if stop or (run.step % config.save_interval == 0 and not ended):
+        if stop or due:
+            _totals(run, 0)  # sync point: nothing is saved that has diverged
             run.seconds, began = run.seconds + time.perf_counter() - began, time.perf_counter()
             save(run)
         if stop:
             return stop
+        if ended:
+            break
     run.seconds += time.perf_counter() - began
     return 0
 
 
-def _seed(seed: int, step: int, micro: int, rank: int) -> int:
-    """Seeds torch's generators for one forward pass, so that resuming needs no generator's state."""
-    return (seed * 1_000_003 + step * 4099 + micro * 67 + rank * 7919) & 0x7FFFFFFFFFFFFFFF
+def _thaw(run: Run, display: Display | None) -> None:
+    """Gradual unfreezing: from here on everything trains."""
+    parameters = list(run.model.module.parameters())
+    if run.frozen or run.config.freeze_epochs is None or all(p.requires_grad for p in parameters):
+        return
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    if display is not None:
+        display.say(f"epoch {run.epoch + 1}/{run.epochs}  --freeze {run.config.freeze} is over: everything trains")
+    if run.config.strategy == "ddp":
+        run.parallel = wrapped(run.model.module, run.config, run.ranks, run.precision)  # it knows what has gradients
+    if run.compilation is not None:
+        run.compilation = compiled(run.parallel, run.config)
+        _compile(run, display.say if display is not None else _silent)
 
 
 def _settle(run: Run, parameters: list[nn.Parameter], rows: int, signal: int) -> int:
@@ -139,19 +160,18 @@ def _settle(run: Run, parameters: list[nn.Parameter], rows: int, signal: int) ->
     """
     config, ranks = run.config, run.ranks
     nominal = run.batch_size * config.grad_accum_steps
-    gradients = [p.grad for p in parameters if p.grad is not None]
     if ranks.world_size == 1:
         if rows != nominal:
-            torch._foreach_mul_(gradients, nominal / max(rows, 1))
+            parallel.scale_gradients(parameters, nominal / max(rows, 1))
     else:
         # Filled on the device: a tensor made of a list would be copied there, and wait for all that is enqueued.
         counted = ranks.sum(torch.stack([torch.full((), float(n), device=ranks.device) for n in (rows, signal)]))
-        torch._foreach_mul_(gradients, nominal * ranks.world_size / counted[0].clamp(min=1.0))
+        parallel.scale_gradients(parameters, nominal * ranks.world_size / counted[0].clamp(min=1.0))
         # On a GPU no sync: there the wish to stop is heard when the meter is read.
         signal = _agreed(int(counted[1])) if ranks.device.type == "cpu" else 0
     if config.clip_grad is not None:
         run.scaler.unscale_(run.optimizer)
-        nn.utils.clip_grad_norm_(parameters, config.clip_grad)
+        parallel.clip_gradients(parameters, config.clip_grad)
     return signal
 
 
@@ -162,20 +182,9 @@ def _agreed(total: int) -> int:
 
 def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
     """Show and log the state of the epoch, over all ranks. Returns the signal that some rank has heard."""
-    ranks = run.ranks
-    total = Meter(ranks.device)
-    sums = ranks.sum(torch.cat([run.meter.sums, run.meter.sums.new_tensor([float(signal)])]))
-    total.sums = sums[:4]
-    score = total.read()
-    lr = run.schedule(run.step - 1)
-    if not math.isfinite(score.loss):
-        last = run.directory / "last"
-        kept = f"; the last good checkpoint is {last}" if last.exists() else ""
-        raise UserError(
-            f"the loss became {score.loss} by step {run.step} (learning rate {lr:.3g}); lower --lr, raise "
-            f"--warmup-fraction or set --clip-grad{kept}"
-        )
-    if score.samples == 0 and run.step_in_epoch == run.steps_per_epoch:
+    ranks, lr = run.ranks, run.schedule(run.step - 1)
+    score, signal = _totals(run, signal)
+    if score.samples == 0 and run.step_in_epoch == run.steps_of_epoch:
         raise UserError(
             f"{run.config.data}: no training image could be decoded ({_first_fault(run.loader)}); replace them"
         )
@@ -187,7 +196,39 @@ def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
         values = score.as_dict(len(run.classes))
         speeds = {"lr": lr, "images_per_second": round(speed, 1), "wait_share": round(waited, 4)}
         run.log.add("train", epoch=run.epoch + 1, step=run.step, **values, **speeds)
-    return _agreed(int(sums[4]))
+    return signal
+
+
+def _totals(run: Run, signal: int) -> tuple[Score, int]:
+    """The epoch so far over all ranks, and the signal that some rank has heard. Raises UserError for a loss of nan."""
+    total = Meter(run.ranks.device)
+    sums = run.ranks.sum(torch.cat([run.meter.sums, run.meter.sums.new_tensor([float(signal)])]))
+    total.sums = sums[:4]
+    score = total.read()
+    if not math.isfinite(score.loss):
+        raise _diverged(run, score.loss)
+    return score, _agreed(int(sums[4]))
+
+
+def _diverged(run: Run, loss: float) -> UserError:
+    """In which step the loss was no number any more, and what to do. All ranks ask for it."""
+    if run.ranks.world_size > 1:
+        dist.all_reduce(run.bad_step, dist.ReduceOp.MIN)
+    bad = round(float(run.bad_step))
+    last = run.directory / "last"
+    kept = f"; the last good checkpoint is {last}" if last.exists() else "; there is no checkpoint before it"
+    return UserError(
+        f"the loss became {loss} in step {bad} (learning rate {run.schedule(bad - 1):.3g}); lower --lr, raise "
+        f"--warmup or set --clip-grad{kept}"
+    )
+
+
+def _out_of_memory(run: Run) -> UserError:
+    size = run.preprocessing.train_size
+    return UserError(
+        f"out of memory on {run.ranks.device} in step {run.step + 1}, with batches of {run.batch_size} images of "
+        f"{size} pixels: {advice(run.config)}"
+    )
 
 
 def _end_of_epoch(run: Run, display: Display | None) -> None:
@@ -200,20 +241,35 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     is_best = run.val_loader is None
     due = run.epoch % run.config.val_interval == 0 or run.epoch == run.epochs
     if run.val_loader is not None and due:
-        score = evaluate(run.model.module, run.val_loader, run.policy, run.precision, run.ranks)
-        if score.samples == 0:
-            fault = _first_fault(run.val_loader)
-            raise UserError(f"{run.config.data}: no validation image could be decoded ({fault}); replace them")
+        score = _evaluate(run, run.val_loader, "validation")
         is_best = run.best is None or score.top1 > run.best.score.top1
         run.stale = 0 if is_best else run.stale + 1
         if is_best:
             run.best = Best(score, run.epoch)
-        if display is not None and run.log is not None:
-            top5 = f"  top5 {score.top5:.2%}" if shows_top5(len(run.classes)) else ""
-            text = f"validation  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{'  (best)' if is_best else ''}"
-            display.say(f"epoch {run.epoch}/{run.epochs}  {text}")
-            run.log.add("val", epoch=run.epoch, step=run.step, **score.as_dict(len(run.classes)))
+        _tell(run, display, "val", "validation", score, "  (best)" if is_best else "")
+    if run.train_eval_loader is not None and due:
+        _tell(run, display, "train_eval", "training split", _evaluate(run, run.train_eval_loader, "training"))
     save(run, best=is_best)
+
+
+def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
+    """Evaluate the weights that would be saved."""
+    with run.averaged():
+        agree_on_buffers(run.model.module, run.ranks)
+        score = evaluate(run.model.module, loader, run.policy, run.precision, run.ranks, run.config.tta)
+    if score.samples == 0:
+        fault = _first_fault(loader)
+        raise UserError(f"{run.config.data}: no {name} image could be decoded ({fault}); replace them")
+    return score
+
+
+def _tell(run: Run, display: Display | None, kind: str, name: str, score: Score, mark: str = "") -> None:
+    """A line and a record of an evaluation."""
+    if display is not None and run.log is not None:
+        top5 = f"  top5 {score.top5:.2%}" if shows_top5(len(run.classes)) else ""
+        text = f"{name}  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{mark}"
+        display.say(f"epoch {run.epoch}/{run.epochs}  {text}")
+        run.log.add(kind, epoch=run.epoch, step=run.step, **score.as_dict(len(run.classes)))
 
 
 def _first_fault(loader: BatchSource) -> str:
@@ -224,6 +280,10 @@ def _first_fault(loader: BatchSource) -> str:
 
 def _out_of_patience(run: Run) -> bool:
     return run.config.patience is not None and run.stale >= run.config.patience
+
+
+def _silent(_: str) -> None:
+    """What ranks other than the first say."""
 
 
 def _total(count: int, ranks: Ranks) -> int:

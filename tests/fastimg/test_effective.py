@@ -34,6 +34,18 @@ OWN = Preprocessing(
         (("--img-size", "64", "--train-crop-size", "32", "--val-crop-size", "32"), "--img-size"),
         (("--order-window", "100"), "--order-window has no effect with --order random"),
         (("--order", "sequential", "--order-window", "100"), "--order-window has no effect with --order sequential"),
+        (("--epochs", "3", "--duration", "300ba"), "--epochs"),
+        (("--warmup", "1ep", "--warmup-epochs", "1"), "--warmup"),
+        (("--warmup", "1ep", "--warmup-fraction", "0.1"), "--warmup"),
+        (("--decay", "1ep"), "--decay"),
+        (("--sched", "step", "--decay", "1ep", "--decay-epochs", "1"), "--decay"),
+        (("--lr-base-size", "64"), "--lr-base-size has no effect with --lr auto"),
+        (("--lr", "0.1", "--lr-scale", "none", "--lr-base-size", "64"), "--lr-base-size"),
+        (("--freeze", "backbone", "--layer-decay", "0.7"), "--layer-decay"),
+        (("--freeze", "backbone", "--grad-checkpointing"), "--grad-checkpointing"),
+        (("--ghost-bn", "64"), "--ghost-bn has no effect with --batch-size 64"),
+        (("--ghost-bn", "16", "--sync-bn"), "--sync-bn"),
+        (("--tta", "--val-fraction", "0"), "--tta"),
         (("--no-aug", "--scale", "0.5", "1"), "--scale"),
         (("--no-aug", "--ratio", "0.5", "1"), "--ratio"),
         (("--no-aug", "--hflip", "0.5"), "--hflip"),
@@ -45,6 +57,25 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
     assert ran.code == 2, ran.err
     assert named in ran.err and "no effect with" in ran.err and "leave one of them out" in ran.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--freeze-epochs", "2"), "--freeze-epochs has no effect without --freeze"),
+        (("--model-ema-decay", "0.9"), "--model-ema-decay has no effect without --model-ema"),
+        (("--head-init", "he"), "--head-init has no effect without --pretrained or --weights"),
+        (("--progressive-epochs", "1:2"), "--progressive-epochs has no effect without --progressive"),
+        (("--ghost-bn", "24"), "--ghost-bn 24: does not divide the batch of 64; choose a divisor"),
+        (("--freeze", "2", "--freeze-epochs", "10"), "--freeze-epochs 10: the run has 10 epochs"),
+        (("--batch-size", "auto", "--strategy", "fsdp"), "--batch-size auto: is found by one process for itself"),
+        (("--duration", "0.5dur"), "--duration 0.5dur: a run cannot be a share of itself"),
+        (("--warmup", "soon"), "--warmup soon: write a number and its unit"),
+    ],
+)
+def test_flags_that_need_or_exclude_something(flags, named, tmp_path, cli):
+    ran = cli("train", tmp_path / "nowhere", *flags)
+    assert ran.code == 2 and named in ran.err, ran.err
 
 
 @pytest.mark.parametrize(
@@ -76,6 +107,12 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
         ("--decay-epochs", "0"),
         ("--decay-rate", "0 1.1"),
         ("--drop-path", "1 -0.1"),
+        ("--ghost-bn", "1 0"),
+        ("--freeze-epochs", "0"),
+        ("--layer-decay", "0 1.1"),
+        ("--lr-base-size", "0"),
+        ("--norm-weight-decay", "-1"),
+        ("--model-ema-decay", "1 -0.1"),
         ("--img-size", "0 16385"),
         ("--train-crop-size", "0"),
         ("--val-crop-size", "0"),
@@ -87,6 +124,9 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
         "--momentum": ("--opt", "sgd"),
         "--decay-epochs": ("--sched", "step"),
         "--decay-rate": ("--sched", "step"),
+        "--freeze-epochs": ("--freeze", "2"),
+        "--lr-base-size": ("--lr", "1"),
+        "--model-ema-decay": ("--model-ema",),
         "--order-window": ("--order", "quasi-random"),
     }
     for value in values.split():
@@ -118,6 +158,10 @@ def test_channels_are_shares_of_white(flags, tmp_path, cli):
         (("--workers", "some"), "--workers some"),
         (("--val-fraction", "0.5"), "--val-fraction"),
         (("--sync-bn",), "--sync-bn"),
+        (("--strategy", "fsdp"), "torchrun --nproc-per-node"),
+        (("--freeze", "99"), "--freeze 99"),
+        (("--freeze", "some"), "--freeze some"),
+        (("--arch", "test_vit", "--ghost-bn", "4"), "--ghost-bn has no effect: test_vit has no batch norm"),
         (("--amp-dtype", "fp16", "--amp"), "--amp-dtype fp16"),
         (("--amp-dtype", "bf16"), "--amp-dtype bf16"),
         (("--device", "tpu"), "--device tpu"),
@@ -183,7 +227,15 @@ def resolved(convolutional=True, world_size=1, **given):
         ({"batch_size": 256, "opt": "sgd"}, 0.125),  # linearly
         ({"pretrained": True}, 3e-4),
         ({"weights": Path("w"), "convolutional": False}, 5e-5),
-        ({"pretrained": True, "freeze": "backbone"}, 1e-3),
+        ({"pretrained": True, "freeze": "backbone"}, 1e-2),
+        ({"pretrained": True, "freeze": "2"}, 3e-4),
+        ({"pretrained": True, "freeze": "backbone", "freeze_epochs": 1}, 3e-4),
+        ({"pretrained": True, "batch_size": 256}, 6e-4),
+        ({"pretrained": True, "batch_size": 256, "lr_scale": "none"}, 3e-4),
+        ({"pretrained": True, "batch_size": 256, "lr_scale": "linear"}, 1.2e-3),
+        ({"lr": 0.1, "lr_scale": "linear", "batch_size": 512}, 0.2),
+        ({"lr": 0.1, "lr_scale": "sqrt", "batch_size": 64, "lr_base_size": 16}, 0.2),
+        ({"lr": 0.1, "batch_size": 512}, 0.1),
         ({"pretrained": True, "opt": "sgd"}, 1.5e-2),
         ({"lr": 0.7}, 0.7),
     ],
@@ -194,9 +246,12 @@ def test_learning_rate(given, lr):
 
 def test_choices_by_where_the_weights_come_from():
     scratch, tuned = resolved(), resolved(pretrained=True)
-    assert (scratch.sched, scratch.warmup_fraction) == ("cosine", 0.05)
-    assert (tuned.sched, tuned.warmup_fraction) == ("linear", 0.2)
-    assert resolved(warmup_epochs=1.0).warmup_fraction is None
+    assert (scratch.sched, scratch.warmup, scratch.head_init) == ("cosine", "0.05dur", None)
+    assert (tuned.sched, tuned.warmup, tuned.head_init) == ("linear", "0.2dur", "xavier")
+    assert resolved(warmup_epochs=1.5).warmup == "1.5ep"
+    assert resolved(warmup_fraction=0.1).warmup == "0.1dur"
+    assert resolved(warmup="300ba").warmup == "300ba"
+    assert (scratch.epochs, resolved(duration="300ba").epochs) == (10, None)
     assert (resolved().weight_decay, resolved(opt="sgd").weight_decay, resolved(weight_decay=0.0).weight_decay) == (
         *(0.05, 5e-5, 0.0),
     )

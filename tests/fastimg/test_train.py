@@ -88,7 +88,7 @@ def test_unreadable_images_are_left_out_counted_and_named(
     assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
     assert rundir.read_log(tmp_path / "runs/run")[-1]["samples"] == 35
     out = capsys.readouterr().out
-    assert "1 training images could not be decoded" in out
+    assert "1 training image could not be decoded" in out
     assert "000.jpg" in out
     assert cli.run([*flags(image_folder, tmp_path / "other"), *more, "--on-error", "fail"]) == 1
     assert "000.jpg" in capsys.readouterr().err

@@ -91,4 +91,4 @@ def test_images_that_cannot_be_decoded_are_named_in_the_summary(cli, make_image_
     (folder / "red" / "000.jpg").write_bytes(b"\xff\xd8 no image")
     flags = (*FAST, "--loader", "torch", "--val-fraction", "0", "--output", tmp_path)
     ran = cli("train", folder, *flags)
-    assert ran.code == 0 and "1 training images could not be decoded" in ran.out + ran.err
+    assert ran.code == 0 and "1 training image could not be decoded" in ran.out + ran.err

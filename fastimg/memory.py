@@ -1,0 +1,50 @@
+"""Memory that runs out: how it is recognised, how much there is, and what a person can change."""
+
+import gc
+from pathlib import Path
+
+import torch
+
+from .config import Train
+
+_CPU_WORDS = ("can't allocate memory", "cannot allocate memory", "std::bad_alloc")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _CPU_WORDS)
+
+
+def release(device: torch.device) -> None:
+    """Give back what nobody refers to any more: after an error, tensors hang in cycles of frames."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def available() -> int:
+    """Bytes of host memory that this process may still take: the machine's, or its container's."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such group, or "max"
+        return free
+    return min(free, max(0, limit - used))
+
+
+def advice(config: Train) -> str:
+    """The flags that would take less memory, the likeliest first."""
+    batch = "" if config.batch_size == "auto" else f" ({config.batch_size}, or auto)"
+    ways = [f"lower --batch-size{batch} and raise --grad-accum-steps by as much"]
+    if not config.grad_checkpointing:
+        ways.append("add --grad-checkpointing")
+    if not config.amp:
+        ways.append("leave --no-amp out")
+    if config.strategy != "fsdp":
+        ways.append("use --strategy fsdp on several devices")
+    return "; or ".join([*ways, "or take smaller images by --img-size"]).replace("; or or", "; or")

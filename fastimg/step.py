@@ -1,0 +1,78 @@
+"""One micro-batch: augmentation, forward pass, loss, backward pass. The training loop and the search for a batch size
+take the same step."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+
+from .augment import draw, mix
+from .augmentation import model_input
+from .beside import Beside
+from .loaders import Batch
+from .loss import losses
+from .run import Run
+
+_KORNIA = 0x6B6F726E  # keeps what Kornia draws apart from dropout
+
+
+def forward_backward(
+    run: Run, batch: Batch, beside: Beside, seed: int, sync: AbstractContextManager[object] | None = None
+) -> None:
+    """Add the gradients of the mean loss over the nominal batch, and count the batch in `run.meter`.
+
+    Gradients are divided by batch x accumulation, whatever `batch.weight` says; `seed` is that of dropout and Kornia,
+    `sync` the context of the passes.
+    """
+    config, precision = run.config, run.precision
+    nominal = run.batch_size * config.grad_accum_steps
+    plan = None if config.no_aug else draw(run.policy, batch.ids, config.seed, run.epoch)
+    targets, smoothing = batch.targets, config.smoothing
+    with beside.step(batch):
+        images = model_input(plan, batch.inputs, run.policy, precision.input_dtype, run.kornia, seed ^ _KORNIA)
+        if run.policy.mixes:  # soft targets, smoothed already
+            images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
+            smoothing = 0.0
+    beside.keep(batch, images, targets)
+    torch.manual_seed(seed)
+    with sync or nullcontext():
+        with precision.autocast():
+            logits = run.parallel(images)
+        loss = losses(logits, targets, smoothing, config.bce_loss)  # [B]
+        total = (loss * batch.weight).sum() / nominal
+        run.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+    run.note_loss(total.detach())
+    run.meter.add(logits.detach(), loss.detach(), targets, batch.weight)
+
+
+def seed_of(seed: int, step: int, micro: int, rank: int) -> int:
+    """Seeds torch's generators for one forward pass, so that resuming needs no generator's state."""
+    return (seed * 1_000_003 + step * 4099 + micro * 67 + rank * 7919) & 0x7FFFFFFFFFFFFFFF
+
+
+def passes(run: Run) -> list[Callable[[], None]]:
+    """A pass on blank images for every shape that a run will see: training's sizes, then validation's."""
+
+    def blank(size: int) -> torch.Tensor:
+        shape = (run.batch_size, size, size, 3)
+        levels = torch.zeros(shape, dtype=torch.uint8, device=run.ranks.device).permute(0, 3, 1, 2)
+        return model_input(None, levels, run.policy, run.precision.input_dtype)
+
+    def training(size: int) -> None:
+        with run.precision.autocast():
+            logits = run.parallel(blank(size))
+        logits.float().sum().backward()
+
+    def evaluation(size: int) -> None:
+        run.model.module.eval()
+        with torch.inference_mode(), run.precision.autocast():
+            run.model.module(blank(size))
+
+    sizes = [run.preprocessing.train_size]
+    if run.progressive is not None:
+        sizes = run.progressive.sizes(run.epochs)
+    found = [partial(training, size) for size in sizes]
+    if run.val_loader is not None and run.parallel is run.model.module:  # a wrapper is compiled, not what is in it
+        found.append(partial(evaluation, run.preprocessing.val_size))
+    return found  # type: ignore[return-value]
