@@ -1,0 +1,13 @@
+"""Types of flags that may be left out: None means "chosen for you", and `--help` shows no default of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+Int = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Float = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
+Str = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
+File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+Pair = Annotated[tuple[float, float] | None, arg(metavar="FLOAT FLOAT", help_behavior_hint="")]
+Triple = Annotated[tuple[float, float, float] | None, arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="")]
