@@ -3,21 +3,21 @@
 Exit codes: 0 done, 1 something is wrong with the world, 2 with the command line; 130 and 143 for Ctrl-C and SIGTERM.
 """
 
-import dataclasses
+import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 
-from . import __version__, config, configfile
+from . import __version__, config, configfile, helptext, recipes
 from .errors import UsageError, UserError, nearest, printable
-
-_T = TypeVar("_T")
+from .trainconfig import COMPILE_MODES
 
 _COMMANDS: dict[str, type] = {
     "demo": config.Demo,
@@ -27,7 +27,10 @@ _COMMANDS: dict[str, type] = {
     "train": config.Train,
     "eval": config.Eval,
     "predict": config.Predict,
+    "recipe": config.Recipe,
 }
+# A flag of `train` that may stand alone: what it means then, and the words that may follow it, any where there is none.
+_ALONE: dict[str, tuple[str, tuple[str, ...]]] = {"--resume": ("auto", ()), "--compile": ("default", COMPILE_MODES)}
 
 
 def main() -> None:
@@ -109,6 +112,9 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         from .predict import predict
 
         return predict(settings, Console(), console)
+    if command == "recipe":
+        _recipe(settings, Console())
+        return 0
     from .demo import demo
 
     return _signal_code(demo(settings, Console()))
@@ -120,40 +126,64 @@ def _signal_code(signal: int) -> int:
 
 def _parse(command: str, arguments: list[str]) -> Any:
     kind = _COMMANDS[command]
-    if any(argument == "--resume" for argument in arguments) and kind is config.Train:
-        arguments = _with_resume_value(arguments)
-    default = _from_file(arguments) if kind is config.Train else None
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=arguments, prog=f"fastimg {command}", description=kind.__doc__, **options)
+    options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        helptext.fold(kind)
+    if kind is not config.Train:
+        return tyro.cli(kind, args=arguments, **options)
+    for flag, (meaning, words) in _ALONE.items():
+        arguments = _with_value(arguments, flag, meaning, words)
+    resumed, recipe = _value(arguments, "--resume"), _value(arguments, "--recipe")
+    path, file = _value(arguments, "--config"), {}
+    if path is not None:
+        file = configfile.read(Path(path), config.Train)
+    elif recipe is None and resumed not in (None, "auto") and (Path(str(resumed)) / "config.yaml").exists():
+        file = configfile.read(Path(str(resumed)) / "config.yaml", config.Train)
+    if recipe is not None:
+        file = {**file, "recipe": recipe}
+    default = configfile.combined(file)
+    parsed = tyro.cli(config.Train, args=arguments, default=default, **options)
+    flags = {name: value for name, value in vars(parsed).items() if value != getattr(default, name)}
+    return configfile.combined(file, flags)
 
 
-def _with_resume_value(arguments: list[str]) -> list[str]:
-    """`--resume` alone means `--resume auto`."""
-    at = arguments.index("--resume") + 1
+def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection[str]) -> list[str]:
+    """`flag` alone means `flag meaning`. Raises UsageError where something else than `words` follows it."""
+    if flag not in arguments:
+        return arguments
+    at = arguments.index(flag) + 1
     if at == len(arguments) or arguments[at].startswith("-"):
-        return [*arguments[:at], "auto", *arguments[at:]]
+        return [*arguments[:at], meaning, *arguments[at:]]
+    if words and arguments[at] not in words:
+        raise UsageError(
+            f"{flag} {arguments[at]}: give {', '.join(words)}, or nothing, which is {meaning}"
+            f"{nearest(arguments[at], words) or f'; where DATA follows, write {flag}={meaning}'}"
+        )
     return arguments
 
 
-def _from_file(arguments: list[str]) -> config.Train | None:
-    """Defaults from --config FILE, or from the run that --resume names."""
-    given = {name: _value(arguments, name) for name in ("--config", "--resume")}
-    if given["--config"] is not None:
-        return _flags_win(configfile.load(Path(given["--config"]), config.Train), arguments)
-    if given["--resume"] not in (None, "auto"):
-        file = Path(str(given["--resume"])) / "config.yaml"
-        if file.exists():
-            return dataclasses.replace(configfile.load(file, config.Train), resume=given["--resume"])
-    return None
-
-
-def _flags_win(file: config.Train, arguments: list[str]) -> config.Train:
-    """A file's settings without those that flags about augmentation contradict."""
-    names = {field.name for field in dataclasses.fields(config.Augmenting)}
-    given = names & {argument.partition("=")[0].lstrip("-").replace("-", "_") for argument in arguments}
-    if _value(arguments, "--aa") == "none":
-        given -= {"aa"}
-    return configfile.without_contradicted(file, given)
+def _recipe(settings: config.Recipe, console: Console) -> None:
+    """`fastimg recipe list`, `fastimg recipe show NAME`."""
+    if settings.action == "list":
+        if settings.name is not None:
+            raise UsageError(f"recipe list {settings.name}: give no name, or `fastimg recipe show {settings.name}`")
+        purposes = {name: recipes.purpose(name) for name in recipes.RECIPES}
+        if settings.json:
+            print(json.dumps([{"name": name, "for": purpose} for name, purpose in purposes.items()]))
+            return
+        table = Table("recipe", "for", box=None, pad_edge=False)
+        for name, purpose in purposes.items():
+            table.add_row(name, purpose)
+        console.print(table, highlight=False)
+        return
+    if settings.name is None:
+        raise UsageError("recipe show: which? `fastimg recipe list` shows all of them")
+    values, about = recipes.settings(settings.name), recipes.about(settings.name)
+    if settings.json:
+        print(json.dumps({"name": settings.name, "about": about, "settings": values}))
+        return
+    print("\n".join(f"# {line}".rstrip() for line in [f"recipe {settings.name}", "", *about.splitlines()]))
+    print(configfile.dump(values), end="")
 
 
 def _value(arguments: list[str], name: str) -> str | None:

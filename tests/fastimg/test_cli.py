@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastimg import __version__, config
+from fastimg import __version__, compilation, config, trainconfig
 from fastimg import cli as command_line
 
 COMMANDS = {
@@ -21,9 +21,10 @@ COMMANDS = {
     "verify": config.Verify,
     "eval": config.Eval,
     "predict": config.Predict,
+    "recipe": config.Recipe,
 }
 IN_YAML = {"augmentation", "kornia"}
-POSITIONAL = {"src", "dst", "more", "data", "checkpoint", "sources"}
+POSITIONAL = {"src", "dst", "more", "data", "checkpoint", "sources", "action"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -33,7 +34,19 @@ def test_help_names_every_flag(command, cli):
     words = set(ran.out.replace(",", " ").split())
     fields = [field.name for field in dataclasses.fields(COMMANDS[command])]
     positional = POSITIONAL | IN_YAML if command != "demo" else set()
+    positional |= {"name"} if command == "recipe" else set()
     assert not [name for name in fields if name not in positional and f"--{name.replace('_', '-')}" not in words]
+
+
+def test_help_fits_the_terminal(cli, monkeypatch):
+    """And descriptions break where it ends, not where the source's lines do."""
+    text = "Left out: the dataset in the current directory, else the embedded digits."
+    for columns, whole in ((80, False), (140, False), (200, True)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = cli("train", "--help").out
+        assert max(len(line) for line in out.splitlines()) <= columns
+        assert (text in out) == whole
+        assert text.split() == out[out.index("Left out:") :].replace("│", "").split()[: len(text.split())]
 
 
 def test_every_command_is_listed(cli):
@@ -69,6 +82,39 @@ def test_unknown_command(word, hint, cli):
 def test_unknown_flag(command, cli):
     ran = cli(command, *([] if command == "demo" else ["a", "b"]), "--no-such-flag", "1")
     assert ran.code == 2 and "--no-such-flag" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compiled", "resume"),
+    [
+        ("data", None, None),
+        ("data --compile", "default", None),
+        ("--compile --no-amp data", "default", None),
+        ("data --compile reduce-overhead", "reduce-overhead", None),
+        ("--compile max-autotune data", "max-autotune", None),
+        ("--compile=max-autotune-no-cudagraphs data", "max-autotune-no-cudagraphs", None),
+        ("data --resume --compile", "default", "auto"),
+        ("data --resume some/run", None, "some/run"),
+        ("data --resume=auto", None, "auto"),
+    ],
+)
+def test_flags_that_may_stand_alone(arguments, compiled, resume):
+    parsed = command_line._parse("train", arguments.split())
+    assert (parsed.compile, parsed.resume, str(parsed.data)) == (compiled, resume, "data")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("my/data", "where DATA follows, write --compile=default"), ("max-autotun", "did you mean max-autotune")],
+)
+def test_a_mode_of_compilation_that_is_not_there(word, hint, cli):
+    ran = cli("train", "--compile", word)
+    assert ran.code == 2 and f"--compile {word}: give default, reduce-overhead" in ran.err and hint in ran.err
+
+
+def test_modes_of_compilation_are_those_that_are_compiled():
+    """The command line has a list of its own: it does without torch."""
+    assert trainconfig.COMPILE_MODES == compilation.MODES
 
 
 @pytest.mark.parametrize("flags", [("--epochs", "many"), ("--opt", "lion"), ("--scale", "0.5")])
