@@ -2,12 +2,16 @@
 
 RUN/checkpoints/00000240/model.safetensors   weights; classes and preprocessing in the metadata
 RUN/checkpoints/00000240/training.pt         optimiser, position in the data, meters: what going on needs
+RUN/checkpoints/00000240/sharded/            of --strategy fsdp: weights and optimiser by name, in torch's distributed
+                                             format, a file from each rank; any number of ranks reads them
 RUN/last, RUN/best -> checkpoints/...        links, replaced in one step
 """
 
 import json
 import os
 import shutil
+import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +21,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.tensor import DTensor
 
 from . import __version__
 from .errors import UserError
 from .loaders.tar import sync_folder
 from .models import Model, Preprocessing, build, load_weights, read_weights
+from .parallel import Ranks
 
 MODEL = "model.safetensors"
 TRAINING = "training.pt"
+SHARDED = "sharded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,7 @@ class Card:
     step: int
     epoch: int
     metrics: dict[str, float]
+    blurpool: bool = False
 
     def to_json(self) -> str:
         """As it stands in the safetensors metadata."""
@@ -54,25 +67,114 @@ class Card:
         return cls(**{**fields, "classes": tuple(fields["classes"]), "preprocessing": preprocessing})
 
 
-def save(run: Path, card: Card, module: nn.Module, training: dict[str, Any]) -> Path:
-    """Write checkpoint `card.step` of a run: to a temporary name, synced, then renamed. Returns its directory."""
-    final = run / "checkpoints" / f"{card.step:08d}"
+def save(
+    run: Path,
+    card: Card,
+    module: nn.Module,
+    training: dict[str, Any],
+    averages: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
+    """Write checkpoint `card.step` of a run: to a temporary name, synced, then renamed. Returns its directory.
+
+    Where there are `averages` of weights, by name, they are the model's; the weights that training goes on from are
+    `training["weights"]`.
+    """
+    final = _unused(run, card.step)
+    part = _begin(final)
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    if averages is not None:
+        training = {**training, "weights": weights}
+        weights = {name: averages.get(name, tensor).detach().cpu().contiguous() for name, tensor in weights.items()}
+    _finish(part, card, weights, training)
+    return final
+
+
+def save_sharded(
+    run: Path,
+    card: Card,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    training: dict[str, Any],
+    ranks: Ranks,
+    averages: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
+    """As `save`, of a module that FSDP2 has sharded: every rank calls it and writes its shards of all that is trained.
+
+    All nodes must see `run` under the same path, on a file system that they share. No rank holds more than one whole
+    tensor on its device; rank 0 collects the model in its memory. What `training` and `card` say is rank 0's.
+    """
+    final = Path(ranks.broadcast(str(_unused(run, card.step)) if ranks.first else ""))
+    part = _begin(final) if ranks.first else _part(final)
+    ranks.barrier()
+    folder = part / SHARDED
+    save_shards(_state(module, optimizer, averages), storage_writer=FileSystemWriter(folder))
+    own = [*folder.glob(f"__{ranks.rank}_*"), *(folder.glob(".metadata") if ranks.first else ())]
+    sums = ranks.gather(json.dumps({file.name: _checksum(file) for file in own}))
+    weights = {}
+    for name, own_tensor in module.state_dict().items():
+        tensor = (averages or {}).get(name, own_tensor)
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # by all ranks
+        if ranks.first:
+            weights[name] = whole.detach().cpu().contiguous().clone()
+    if ranks.first:
+        sync_folder(folder)
+        shards = {name: stated for line in sums for name, stated in json.loads(line).items()}
+        _finish(part, card, weights, {**training, "shards": shards})
+    return final
+
+
+def _unused(run: Path, step: int) -> Path:
+    """The name of a new checkpoint."""
+    final = run / "checkpoints" / f"{step:08d}"
     again = 1
     while final.exists():  # the same step, saved again: `last` may point at the first, which stays until it does not
         again += 1
-        final = final.with_name(f"{card.step:08d}-{again}")
-    part = final.with_name(f".{final.name}.part")
+        final = final.with_name(f"{step:08d}-{again}")
+    return final
+
+
+def _part(final: Path) -> Path:
+    return final.with_name(f".{final.name}.part")
+
+
+def _begin(final: Path) -> Path:
+    """An empty folder under the temporary name of `final`."""
+    part = _part(final)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
-    save_file(tensors, part / MODEL, metadata={"format": "pt", "fastimg": card.to_json()})
+    return part
+
+
+def _finish(part: Path, card: Card, weights: dict[str, torch.Tensor], training: dict[str, Any]) -> None:
+    """Write the model and what going on needs, sync, and give the folder its name."""
+    save_file(weights, part / MODEL, metadata={"format": "pt", "fastimg": card.to_json()})
     torch.save(training, part / TRAINING)
-    for file in part.iterdir():
-        with file.open("rb") as handle:
+    for name in (MODEL, TRAINING):
+        with (part / name).open("rb") as handle:
             os.fsync(handle.fileno())
-    part.rename(final)
-    sync_folder(final.parent)
-    return final
+    part.rename(part.with_name(part.name.removeprefix(".").removesuffix(".part")))
+    sync_folder(part.parent)
+
+
+def _state(
+    module: nn.Module, optimizer: torch.optim.Optimizer, averages: Mapping[str, torch.Tensor] | None
+) -> dict[str, Any]:
+    """What the ranks hold in shards, by name. The tensors are those in use."""
+    states = {
+        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
+        for name, parameter in module.named_parameters()
+        if parameter in optimizer.state
+    }
+    return {"weights": module.state_dict(), "optimizer": states, "averages": dict(averages or {})}
+
+
+def _checksum(file: Path) -> list[int]:
+    """[size in bytes, CRC-32]."""
+    size, crc = 0, 0
+    with file.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return [size, crc]
 
 
 def point(run: Path, link: str, checkpoint: Path) -> None:
@@ -123,7 +225,9 @@ def load_model(path: Path) -> tuple[Model, Card]:
     """The model of a checkpoint, ready for evaluation, on the CPU."""
     file = find(path)
     card = read_card(file)
-    model = build(card.arch, card.num_classes, kwargs=card.kwargs, img_size=card.preprocessing.val_size)
+    model = build(
+        card.arch, card.num_classes, kwargs=card.kwargs, img_size=card.preprocessing.val_size, blurpool=card.blurpool
+    )
     tensors, _ = read_weights(file)
     load_weights(model, tensors, str(file), strict_head=True)
     model.module.eval()
@@ -139,3 +243,62 @@ def load_training(checkpoint: Path) -> dict[str, Any]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{file}: cannot be read ({reason}); resume from another checkpoint of the run") from error
     return training
+
+
+def load_sharded(
+    checkpoint: Path,
+    training: dict[str, Any],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    averages: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """The inverse of `save_sharded`, in place, by any number of ranks; every rank calls it.
+
+    Raises UserError for a file that is missing or damaged, which the ranks look for together.
+    """
+    folder = checkpoint / SHARDED
+    stated = sorted(training["shards"].items())[ranks.rank :: ranks.world_size]
+    faults = [fault for name, sums in stated if (fault := _fault(folder / name, sums))]
+    found = [fault for fault in ranks.gather(faults[0] if faults else "") if fault]
+    if found:
+        raise UserError(f"{found[0]}; resume from another checkpoint of the run")
+    reader = FileSystemReader(folder)
+    parameters = dict(module.named_parameters())
+    state: dict[str, Any] = {"weights": module.state_dict(), "optimizer": {}, "averages": dict(averages or {})}
+    for path, stored in reader.read_metadata().state_dict_metadata.items():
+        part, _, rest = path.partition(".")
+        name, _, key = rest.rpartition(".")
+        if part == "optimizer" and isinstance(stored, TensorStorageMetadata):
+            shape, dtype = stored.size, stored.properties.dtype
+            of_weights = key != "step" and shape == parameters[name].shape
+            empty = torch.zeros_like(parameters[name], dtype=dtype) if of_weights else torch.zeros(shape, dtype=dtype)
+            state["optimizer"].setdefault(name, {})[key] = empty.detach()
+    try:
+        load_shards(state, storage_reader=reader)
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{folder}: cannot be read ({reason_of(error)}); resume from another checkpoint of the run"
+        ) from error
+    names = {parameter: name for name, parameter in parameters.items()}
+    ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    states = {place: state["optimizer"][name] for place, name in enumerate(ordered) if name in state["optimizer"]}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error; where ranks saved or loaded together, of the first rank's that failed."""
+    while isinstance(error, CheckpointException) and error.failures:
+        error = min(error.failures.items())[1][0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _fault(file: Path, stated: list[int]) -> str | None:
+    """What is wrong with a file that should have this size and checksum."""
+    try:
+        found = _checksum(file)
+    except OSError as error:
+        return f"{file}: cannot be read ({error.strerror or error})"
+    if found[0] != stated[0]:
+        return f"{file}: has {found[0]} bytes of {stated[0]}"
+    return None if found == stated else f"{file}: is damaged (its checksum is not the one that was saved)"

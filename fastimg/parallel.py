@@ -183,7 +183,10 @@ def _shard(model: nn.Module, ranks: Ranks, blocks: Sequence[nn.Module], dtype: t
     # Resharded after every forward pass, the root too: else an evaluation would leave gathered weights behind, which
     # `parameters()` gives instead of the trained ones.
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        # Buffers are made at the first gathering: in inference mode they would not be good for training afterwards.
+        sharded.unshard()
+        sharded.reshard()
     return model
 
 

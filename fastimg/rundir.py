@@ -19,7 +19,8 @@ CONFIG, METRICS, CURVES = "config.yaml", "metrics.jsonl", "curves.png"
 _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
-        *("resume", "dry_run", "config", "device", "batch_size", "grad_accum_steps"),  # their product is compared
+        *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
+        *("batch_size", "grad_accum_steps"),  # their product is compared
     }
 )
 
@@ -80,6 +81,34 @@ def withdraw(run: Path, made: list[Path]) -> None:
             folder.rmdir()
 
 
+def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int]:
+    """(batch size, accumulated batches) with which `world_size` ranks go on with a run that others may have begun.
+
+    A step keeps its number of images: the fewest accumulated batches of at most the images asked for. As many
+    ranks as at first, or a run without a checkpoint, get what they ask for, and the run's batch for `auto`. Raises
+    UsageError where the ranks cannot share a step evenly.
+    """
+    before = load(run / CONFIG, Train)
+    assert before.batch_size != "auto"  # `begin` was given what it became
+    asked = before.batch_size if config.batch_size == "auto" else config.batch_size
+    if not (run / "last").exists():
+        return asked, config.grad_accum_steps
+    total: int = checkpoint.load_training((run / "last").resolve())["global_batch"]
+    ranks_at_first = total // (before.batch_size * before.grad_accum_steps)
+    if world_size == ranks_at_first or world_size * asked * config.grad_accum_steps == total:
+        return asked, config.grad_accum_steps
+    if total % world_size:
+        even = [ranks for ranks in range(1, total + 1) if total % ranks == 0]
+        near = [max(ranks for ranks in even if ranks < world_size), *(ranks for ranks in even if ranks > world_size)]
+        raise UsageError(
+            f"--resume: {run} trained with {total} images per optimiser step over all ranks, which {world_size} ranks "
+            f"cannot share evenly; start {' or '.join(map(str, near[:2]))} of them"
+        )
+    share = total // world_size
+    accumulated = next(n for n in range(-(-share // asked), share + 1) if share % n == 0)
+    return share // accumulated, accumulated
+
+
 def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to go on from, None where the run was killed before its first.
 
@@ -87,7 +116,7 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
     """
     before = load(run / CONFIG, Train)
     names = [field.name for field in dataclasses.fields(Train) if field.name not in _FREE]
-    differing = [n for n in names if getattr(before, n) != getattr(effective, n)]
+    differing = [n for n in names if _setting(before, n) != _setting(effective, n)]
     if differing:
         changes = ", ".join(f"{n} was {getattr(before, n)} and is {getattr(effective, n)}" for n in differing)
         raise UsageError(f"--resume: {run} was another training: {changes}; give the same flags, or start a new run")
@@ -100,6 +129,12 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
             f"this would be {global_batch}; choose --batch-size and --grad-accum-steps to match"
         )
     return (run / "last").resolve(), training
+
+
+def _setting(config: Train, name: str) -> Any:
+    """One setting, as it is compared: one process alone and DDP save the same, FSDP something else."""
+    value = getattr(config, name)
+    return value == "fsdp" if name == "strategy" else value
 
 
 class Log:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from . import checkpoint
 from .errors import UserError
@@ -15,51 +16,70 @@ from .run import Best, Run
 
 
 def save(run: Run, best: bool = False) -> None:
-    """Write a checkpoint of this step, by rank 0, with what going on needs; all ranks call it."""
-    agree_on_buffers(run.model.module, run.ranks)
+    """Write a checkpoint of this step, with what going on needs; all ranks call it.
+
+    Rank 0 writes it, and with --strategy fsdp each rank its shards.
+    """
+    averages = run.ema.tensors if run.ema else None
+    agree_on_buffers(run.model.module, run.ranks, averages)
     sums = run.ranks.sum(run.meter.sums.clone())
-    if run.ranks.first:
-        card = checkpoint.Card(
-            arch=run.model.arch,
-            kwargs=run.model.kwargs,
-            classes=run.classes,
-            num_classes=run.outputs,
-            preprocessing=run.preprocessing,
-            step=run.step,
-            epoch=run.epoch,
-            metrics=asdict(run.best.score) if run.best and best else {},
-        )
-        training = {
-            "step": run.step,
-            "epoch": run.epoch,
-            "global_batch": run.global_batch,
-            "loader": run.loader.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "scaler": run.scaler.state_dict(),
-            "meter": sums.cpu(),
-            "best": asdict(run.best) if run.best else None,
-            "stale": run.stale,
-            "seconds": run.seconds,
-        }
-        try:
-            saved = checkpoint.save(run.directory, card, run.model.module, training)
+    sharded = run.config.strategy == "fsdp"
+    card = checkpoint.Card(
+        arch=run.model.arch,
+        kwargs=run.model.kwargs,
+        classes=run.classes,
+        num_classes=run.outputs,
+        preprocessing=run.preprocessing,
+        step=run.step,
+        epoch=run.epoch,
+        metrics=asdict(run.best.score) if run.best and best else {},
+        blurpool=run.config.blurpool,
+    )
+    training = {
+        "step": run.step,
+        "epoch": run.epoch,
+        "global_batch": run.global_batch,
+        "loader": run.loader.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "meter": sums.cpu(),
+        "best": asdict(run.best) if run.best else None,
+        "stale": run.stale,
+        "seconds": run.seconds,
+    }
+    try:
+        saved = None
+        if sharded:
+            saved = checkpoint.save_sharded(
+                run.directory, card, run.model.module, run.optimizer, training, run.ranks, averages
+            )
+        elif run.ranks.first:
+            training["optimizer"] = run.optimizer.state_dict()
+            saved = checkpoint.save(run.directory, card, run.model.module, training, averages)
+        if saved is not None and run.ranks.first:
             checkpoint.point(run.directory, "last", saved)
             if best:
                 checkpoint.point(run.directory, "best", saved)
             checkpoint.prune(run.directory, run.config.checkpoint_hist)
-        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library says it
-            raise UserError(
-                f"{run.directory}: the checkpoint of step {run.step} could not be written ({error}); make room, then "
-                "go on from the one before it with --resume auto"
-            ) from error
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # a full disk, as each library says
+        reason = checkpoint.reason_of(error)
+        raise UserError(
+            f"{run.directory}: the checkpoint of step {run.step} could not be written ({reason}); make room, then go "
+            "on from the one before it with --resume auto"
+        ) from error
     run.ranks.barrier()
 
 
 def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
-    """Stand where the checkpoint stood. Raises DataError where the data is not the same."""
-    tensors, _ = read_weights(saved / checkpoint.MODEL)
-    run.model.module.load_state_dict(tensors)
-    run.optimizer.load_state_dict(training["optimizer"])
+    """Stand where the checkpoint stood; all ranks call it. Raises DataError where the data is not the same."""
+    averages = run.ema.tensors if run.ema else None
+    if run.config.strategy == "fsdp":
+        checkpoint.load_sharded(saved, training, run.model.module, run.optimizer, run.ranks, averages)
+    else:
+        tensors, _ = read_weights(saved / checkpoint.MODEL)
+        for name, average in (averages or {}).items():
+            average.copy_(tensors.get(name, average))  # a buffer that is not saved stays as it was built
+        run.model.module.load_state_dict(training.get("weights", tensors))
+        run.optimizer.load_state_dict(training["optimizer"])
     run.scaler.load_state_dict(training["scaler"])
     run.step, run.epoch = training["step"], training["epoch"]
     run.stale, run.seconds = training["stale"], training["seconds"]
