@@ -21,7 +21,11 @@ from safetensors import SafetensorError, safe_open
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
+from .blocks import blocks
+from .blurpool import blur_strides
 from .errors import UsageError, UserError, nearest
+
+HeadInit = Literal["xavier", "he", "zeros"]
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -48,6 +52,7 @@ class Model:
     classifier: tuple[str, ...]  # prefixes of the classifier's parameters
     preprocessing: Preprocessing  # the model's own
     convolutional: bool
+    blurpool: bool = False
 
 
 def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
@@ -76,6 +81,8 @@ def build(
     kwargs: Mapping[str, Any] | None = None,
     img_size: int | None = None,
     classes: tuple[str, ...] | None = None,
+    head_init: HeadInit = "xavier",
+    blurpool: bool = False,
 ) -> Model:
     """Create a model on the CPU. `weights` of a model with other `classes` bring their trunk alone.
 
@@ -83,19 +90,27 @@ def build(
     """
     kwargs = dict(kwargs or {})
     if arch.startswith("torchvision/"):
-        model = _torchvision(arch, num_classes, pretrained, kwargs)
+        model = _torchvision(arch, num_classes, pretrained, kwargs, head_init)
     else:
-        model = _timm(arch, num_classes, pretrained, kwargs, img_size)
+        model = _timm(arch, num_classes, pretrained, kwargs, img_size, head_init)
+    if blurpool:
+        if blur_strides(model.module) == 0:
+            raise UsageError(
+                f"--blurpool: {arch} has no max pooling and no strided convolution of 16 channels; leave it out"
+            )
+        model = replace(model, blurpool=True)
     if weights is not None:
         tensors, metadata = read_weights(weights)
         if classes is not None and _stated_classes(metadata) not in (None, classes):
             tensors = {name: value for name, value in tensors.items() if not name.startswith(_head_prefixes(model))}
-        load_weights(model, tensors, str(weights))
+        load_weights(model, tensors, str(weights), head_init=head_init)
         model = replace(model, preprocessing=_stated_preprocessing(model.preprocessing, metadata))
     return model
 
 
-def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], img_size: int | None) -> Model:
+def _timm(
+    arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], img_size: int | None, head_init: HeadInit
+) -> Model:
     if not timm.is_model(arch):
         raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
     try:
@@ -125,7 +140,7 @@ def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any],
             f"--model-kwargs: {arch} cannot be made with {given} ({type(error).__name__}: {error}); change or drop them"
         ) from error
     if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
-        init_head(module, config.classifier)
+        init_head(module, config.classifier, head_init)
     data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
     size = img_size or data["input_size"][-1]
     preprocessing = Preprocessing(
@@ -141,7 +156,7 @@ def _timm(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any],
     return Model(module, arch, kwargs, names, preprocessing, _convolutional(module))
 
 
-def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any]) -> Model:
+def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], head_init: HeadInit) -> Model:
     name = arch.removeprefix("torchvision/")
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
@@ -171,7 +186,7 @@ def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str
             tensors = published.get_state_dict(progress=False, check_hash=True)
         except Exception as error:
             raise UserError(_download_message(arch, error)) from error
-        load_weights(model, tensors, f"torchvision's {name}")
+        load_weights(model, tensors, f"torchvision's {name}", head_init=head_init)
     return model
 
 
@@ -252,14 +267,21 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return tensors, {}
 
 
-def load_weights(model: Model, tensors: Mapping[str, torch.Tensor], origin: str, *, strict_head: bool = False) -> None:
+def load_weights(
+    model: Model,
+    tensors: Mapping[str, torch.Tensor],
+    origin: str,
+    *,
+    strict_head: bool = False,
+    head_init: HeadInit = "xavier",
+) -> None:
     """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit."""
     own = model.module.state_dict()
     in_head = _head_prefixes(model)
     head = [name for name in own if name.startswith(in_head)]
     if not strict_head and not all(name in tensors and tensors[name].shape == own[name].shape for name in head):
         tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
-        init_head(model.module, model.classifier)
+        init_head(model.module, model.classifier, head_init)
     optional = {name for name in own if name.endswith("num_batches_tracked")}
     if not strict_head:
         optional |= set(head)
@@ -287,14 +309,24 @@ def _head_prefixes(model: Model) -> tuple[str, ...]:
     return tuple(f"{name}." for name in model.classifier)
 
 
-def init_head(module: nn.Module, classifier: str | Iterable[str]) -> None:
-    """Zeros for a new classifier on a trained trunk, as Big Transfer does (Kolesnikov et al., 2019).
+def init_head(module: nn.Module, classifier: str | Iterable[str], how: HeadInit = "xavier") -> None:
+    """Begin a classifier anew: the weights as `how` says, the biases zero.
 
-    A trunk's features are large: some models' own initialisation of the classifier begins at a loss of 10 and more.
+    xavier: uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010). he: normal with variance 2 / inputs
+    (He et al., 2015). zeros: the first loss is that of a uniform guess (Big Transfer: Kolesnikov et al., 2019); of a
+    classifier of several layers only the last, since zeros below it would never learn.
     """
     for name in (classifier,) if isinstance(classifier, str) else classifier:
-        for parameter in module.get_submodule(name).parameters():
-            nn.init.zeros_(parameter)
+        layers = [layer for layer in module.get_submodule(name).modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        for layer in layers:
+            if how == "he":
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            elif how == "zeros" and layer is layers[-1]:
+                nn.init.zeros_(layer.weight)
+            else:
+                nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -328,26 +360,54 @@ def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         own = model.preprocessing.val_size
-        raise UsageError(f"{flag} {size}: {model.arch} cannot take it ({reason}); its own size is {own}") from error
+        ways = (
+            ""
+            if model.convolutional
+            else ", and many of timm's ViTs take others by --model-kwargs dynamic_img_size=True"
+        )
+        raise UsageError(
+            f"{flag} {size}: {model.arch} cannot take it ({reason}); its own size is {own}{ways}"
+        ) from error
     finally:
         model.module.train(was_training)
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
         raise UsageError(f"--arch {model.arch}: does not return one score per class; choose a classifier")
 
 
-def freeze_backbone(model: Model) -> int:
-    """Let only the classifier learn. Returns the number of parameters that still do. Raises UsageError without one."""
-    in_head = tuple(f"{name}." for name in model.classifier)
+def freeze(model: Model, what: str) -> int:
+    """Stop the `backbone`, all but the classifier, or the first N blocks from learning; `blocks` counts them.
+
+    Returns the number of parameters that still learn. Raises UsageError where none would, or `what` is neither.
+    """
+    if what == "backbone":
+        in_head = _head_prefixes(model)
+        frozen = {name for name, _ in model.module.named_parameters() if not name.startswith(in_head)}
+    else:
+        parts = blocks(model.module)
+        most = len(parts) - 1
+        if not (what.isdecimal() and 1 <= int(what) <= most):
+            raise UsageError(
+                f"--freeze {what}: {model.arch} has {len(parts)} blocks, its stem and head among them; give a number "
+                f"from 1 to {most}, or backbone"
+            )
+        frozen = {name for block in parts[: int(what)] for name in block.parameters}
     for name, parameter in model.module.named_parameters():
-        parameter.requires_grad_(name.startswith(in_head))
+        parameter.requires_grad_(name not in frozen)
     count = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
     if count == 0:
-        raise UsageError(f"--freeze backbone: {model.arch} has no classifier layer of its own; leave --freeze out")
+        raise UsageError(f"--freeze {what}: {model.arch} has no classifier layer of its own; leave --freeze out")
     return count
 
 
+def freeze_backbone(model: Model) -> int:
+    """`freeze` all but the classifier."""
+    return freeze(model, "backbone")
+
+
 def train_mode(module: nn.Module) -> None:
-    """Training mode, except for frozen modules: one without a trainable parameter in it keeps its statistics."""
+    """Training mode, except for frozen modules: one whose parameters are all frozen keeps its batch-norm statistics,
+    and drops nothing.
+    """
     module.train()
     for child in module.modules():
         own = list(child.parameters())

@@ -1,14 +1,18 @@
 """Models by name, weights from files, freezing."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torchvision
 from safetensors.torch import load_file, save_file
 
+from fastimg.blocks import blocks
 from fastimg.checkpoint import MODEL, load_model
-from fastimg.models import build, freeze_backbone, load_weights, parse_kwargs, read_weights, train_mode
+from fastimg.errors import UsageError
+from fastimg.models import build, freeze, init_head, load_weights, parse_kwargs, read_weights, train_mode
 
 
 def state(model):
@@ -54,12 +58,36 @@ def test_an_old_checkpoint_loads_into_the_model(tmp_path):
     assert same(state(build("test_resnet", 3, weights=tmp_path / "old.pth.tar")), state(source))
 
 
-def test_a_classifier_of_another_width_begins_anew(tmp_path):
+@pytest.mark.parametrize("how", ["xavier", "he", "zeros"])
+def test_a_classifier_of_another_width_begins_anew(how, tmp_path):
     source = build("test_resnet", 1000)
     save_file(state(source), tmp_path / "w.safetensors")
-    made = state(build("test_resnet", 3, weights=tmp_path / "w.safetensors"))
+    made = state(build("test_resnet", 3, weights=tmp_path / "w.safetensors", head_init=how))
     assert same(made, state(source), trunk(made)) and made["fc.weight"].shape == (3, made["fc.weight"].shape[1])
-    assert not made["fc.weight"].any() and not made["fc.bias"].any()
+    assert not made["fc.bias"].any() and made["fc.weight"].any() == (how != "zeros")
+    if how == "xavier":
+        assert made["fc.weight"].abs().max() <= math.sqrt(6 / sum(made["fc.weight"].shape))
+
+
+@pytest.mark.parametrize(("how", "variance"), [("xavier", 2 / 1600), ("he", 2 / 600), ("zeros", 0.0)])
+def test_the_variance_of_a_new_classifier(how, variance):
+    module = torch.nn.ModuleDict({"head": torch.nn.Linear(600, 1000), "rest": torch.nn.Linear(600, 2)})
+    rest = module["rest"].weight.clone()
+    init_head(module, "head", how)
+    assert module["head"].weight.var().item() == pytest.approx(variance, rel=0.02)
+    largest = module["head"].weight.abs().max().item()
+    assert largest <= math.sqrt(3 * variance) * 1.0001 if how != "he" else largest > 3 * math.sqrt(variance)
+    assert not module["head"].bias.any() and module["rest"].weight.equal(rest)
+
+
+@pytest.mark.parametrize("how", ["xavier", "he", "zeros"])
+def test_a_classifier_of_several_layers_can_learn(how):
+    head = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.LayerNorm(5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    module = torch.nn.ModuleDict({"head": head})
+    init_head(module, ["head"], how)
+    assert head[1].weight.eq(1).all()
+    torch.nn.functional.cross_entropy(head(torch.randn(4, 6)), torch.tensor([0, 1, 2, 0])).backward()
+    assert head[3].weight.grad.any() and head[0].weight.any()
 
 
 def test_a_file_without_a_classifier(tmp_path):
@@ -107,13 +135,64 @@ def test_frozen_is_frozen(arch, trained, tmp_path, cli):
 
 def test_frozen_modules_are_in_eval_mode():
     model = build("test_resnet", 3)
-    freeze_backbone(model)
+    freeze(model, "backbone")
     train_mode(model.module)
     assert not any(m.training for m in model.module.modules() if isinstance(m, torch.nn.BatchNorm2d))
     assert model.module.fc.training
     model.module.requires_grad_(True)
     train_mode(model.module)
     assert all(m.training for m in model.module.modules())
+
+
+@pytest.mark.parametrize(("arch", "dropout"), [("test_resnet", "drop_path_rate"), ("test_vit", "proj_drop_rate")])
+@pytest.mark.parametrize("first", [1, 3])
+def test_the_first_blocks_are_frozen(arch, dropout, first):
+    """They keep weights and statistics and drop nothing; every other block learns."""
+    kwargs = {dropout: 0.4, **({"img_size": 32} if arch == "test_vit" else {})}
+    model = build(arch, 3, kwargs=kwargs)
+    module, cut = model.module, blocks(model.module)
+    learning = freeze(model, str(first))
+    frozen = [name for block in cut[:first] for name in block.parameters]
+    assert [name for name, p in module.named_parameters() if not p.requires_grad] == frozen
+    assert learning == sum(p.numel() for p in module.parameters() if p.requires_grad) > 0
+    train_mode(module)
+    for place, block in enumerate(cut):
+        if block.module is not None:
+            assert all(m.training == (place >= first) for m in block.module.modules()), block.name
+    before = state(model)
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):
+        module(torch.randn(4, 3, 32, 32)).square().sum().backward()
+        optimizer.step()
+    owners = [name.rpartition(".")[0] for name in frozen]
+    changed = [name for name, value in state(model).items() if not value.equal(before[name])]
+    assert not [name for name in changed if name in frozen or name.rpartition(".")[0] in owners]
+    for block in cut[first:]:
+        assert any(name in changed for name in block.parameters), block.name
+
+
+@pytest.mark.parametrize("what", ["0", "6", "-1", "1.5", "head", ""])
+def test_what_cannot_be_frozen(what):
+    with pytest.raises(UsageError, match=rf"--freeze {what}: test_resnet has 6 blocks, .* from 1 to 5, or backbone"):
+        freeze(build("test_resnet", 3), what)
+
+
+def test_a_model_without_a_classifier_cannot_be_frozen():
+    with pytest.raises(UsageError, match="has no classifier layer of its own"):
+        freeze(replace(build("test_resnet", 3), classifier=()), "backbone")
+
+
+def test_blurpool_takes_the_same_weights(tmp_path):
+    source = build("test_resnet", 3)
+    save_file(state(source), tmp_path / "w.safetensors")
+    model = build("test_resnet", 3, weights=tmp_path / "w.safetensors", blurpool=True)
+    assert model.blurpool and not source.blurpool
+    assert list(state(model)) == list(state(source)) and same(state(model), state(source))
+    images = torch.randn(1, 3, 64, 64)
+    one, other = (m.module.eval().forward_features(images) for m in (source, model))
+    assert one.shape == other.shape and not torch.allclose(one, other, atol=1e-3)
+    with pytest.raises(UsageError, match=r"--blurpool: test_vit has no max pooling .* leave it out"):
+        build("test_vit", 3, blurpool=True)
 
 
 @pytest.mark.parametrize("size", [32, 64])
