@@ -8,7 +8,7 @@ import torch
 from fastimg import checkpoint
 from fastimg.checkpoint import Card, find, load_model, load_training, point, prune, read_card, save
 from fastimg.errors import UserError
-from fastimg.models import Preprocessing, build
+from fastimg.models import Preprocessing, build, read_weights
 
 PRE = Preprocessing(
     train_size=32, val_size=40, val_resize=44, interpolation="bicubic", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
@@ -60,6 +60,31 @@ def test_a_model_survives_its_file(tmp_path):
     own, there = model.module.state_dict(), loaded.module.state_dict()
     assert own.keys() == there.keys() and all(own[name].equal(there[name]) for name in own)
     assert load_training(folder)["x"].tolist() == [0, 1, 2]
+
+
+def test_a_card_of_before_there_was_blurpool():
+    fields = json.loads(card().to_json())
+    del fields["blurpool"]
+    assert Card.from_json(json.dumps(fields)) == card()
+    assert Card.from_json(card(blurpool=True).to_json()).blurpool
+
+
+def test_a_card_says_that_strides_are_blurred(tmp_path):
+    built = build("torchvision/resnet18", 4, blurpool=True)
+    folder = save(tmp_path, card(arch="torchvision/resnet18", kwargs={}, blurpool=True), built.module, {})
+    loaded, _ = load_model(folder)
+    image = torch.randn(1, 3, 64, 64)
+    assert loaded.module(image).equal(built.module.eval()(image))
+
+
+def test_averages_are_the_model_and_the_weights_go_on(tmp_path, module):
+    own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    averages = {"weight": torch.full((3,), 0.5), "no_longer_saved": torch.ones(2)}
+    folder = save(tmp_path, card(), module, {"step": 7}, averages)
+    tensors, _ = read_weights(folder / "model.safetensors")
+    assert tensors.keys() == own.keys() and tensors["weight"].equal(averages["weight"])
+    kept = load_training(folder)["weights"]
+    assert all(kept[name].equal(own[name]) for name in own) and kept["weight"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("fails", ["save_file", "torch.save", "os.fsync", "sync_folder"])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from fastimg import cli, rundir
 from fastimg.errors import UsageError
-from fastimg.parallel import Ranks, agree_on_buffers, choose_device
+from fastimg.parallel import Ranks, agree_on_buffers, check_strategy, choose_device
 
 
 def command(ranks: int, *arguments: str) -> list[str]:
@@ -66,7 +66,8 @@ def test_two_ranks_train_like_one_process_without_batch_norm(
 ) -> None:
     data = make_image_folder(9)
     assert cli.run([*arguments(data, tmp_path / "one", "test_vit", 8), "--grad-accum-steps", "1", *augmentation]) == 0
-    done = torchrun(2, *arguments(data, tmp_path / "two", "test_vit", 4), *augmentation)
+    share = () if augmentation else ("--batch-size", "2", "--grad-accum-steps", "2")  # mixing is within a batch
+    done = torchrun(2, *arguments(data, tmp_path / "two", "test_vit", 4), *share, *augmentation)
     assert done.returncode == 0, done.stderr
     one, two = losses(tmp_path / "one/run"), losses(tmp_path / "two/run")
     assert [r[:2] for r in one] == [r[:2] for r in two]
@@ -143,6 +144,30 @@ def test_running_statistics_become_the_mean_over_ranks() -> None:
     agree_on_buffers(norm, TwoRanks(0, 2, 2, torch.device("cpu"), "gloo", other=(3.0, 2.0, 2.0, 5.0)))
     assert norm.running_mean.tolist() == [2.0, 2.0]
     assert norm.running_var.tolist() == [1.5, 4.0]
+
+
+def test_moving_averages_of_running_statistics_become_the_mean_too() -> None:
+    norm = torch.nn.BatchNorm1d(1)
+    averages = {"weight": torch.tensor([7.0]), "running_mean": torch.tensor([4.0])}
+    agree_on_buffers(norm, TwoRanks(0, 2, 2, torch.device("cpu"), "gloo", other=(2.0, 3.0, 6.0)), averages)
+    assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([1.0], [2.0])
+    assert averages["running_mean"].tolist() == [5.0] and averages["weight"].tolist() == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "sync_bn", "words"),
+    [
+        (None, None, False, "start it with torchrun --nproc-per-node N"),
+        ("nccl", torch.float16, False, "use --amp-dtype bf16 or --no-amp"),
+        ("nccl", None, True, "leave --sync-bn out"),
+    ],
+)
+def test_what_fsdp_does_not_go_with(backend: str | None, dtype: torch.dtype | None, sync_bn: bool, words: str) -> None:
+    ranks = Ranks(0, 1, 1, torch.device("cpu"), backend)
+    with pytest.raises(UsageError, match=words):
+        check_strategy("fsdp", ranks, dtype, sync_bn)
+    check_strategy("ddp", ranks, dtype, sync_bn)
+    check_strategy("fsdp", Ranks(0, 1, 1, torch.device("cpu"), "gloo"), torch.bfloat16, False)
 
 
 @pytest.mark.parametrize("name", ["mps", "nonsense", "cuda:99"])

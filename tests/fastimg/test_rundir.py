@@ -4,10 +4,11 @@ import dataclasses
 import os
 
 import pytest
+import torch
 
 from fastimg.config import Train
 from fastimg.errors import UsageError, UserError
-from fastimg.rundir import Log, begin, choose, last_checkpoint, read_log, withdraw
+from fastimg.rundir import Log, batch_of_before, begin, choose, last_checkpoint, read_log, withdraw
 
 
 def made(output, *names):
@@ -80,18 +81,71 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
     assert last_checkpoint(tmp_path / "run", config, 64) is None
 
 
-@pytest.mark.parametrize("changes", [{"workers": "7"}, {"log_interval": 3}, {"batch_size": 8, "grad_accum_steps": 8}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": "7"},
+        {"log_interval": 3},
+        {"batch_size": 8, "grad_accum_steps": 8},
+        {"grad_checkpointing": True},
+        {"strategy": "ddp"},
+    ],
+)
 def test_what_may_change(changes, tmp_path):
     begin(tmp_path / "run", Train())
     assert last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64) is None
 
 
-@pytest.mark.parametrize("changes", [{"epochs": 11}, {"lr": 0.5}, {"seed": 1}, {"arch": "x"}, {"hflip": 0.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"epochs": 11}, {"lr": 0.5}, {"seed": 1}, {"arch": "x"}, {"hflip": 0.0}, {"strategy": "fsdp"}, {"compile": "x"}],
+)
 def test_what_may_not(changes, tmp_path):
     begin(tmp_path / "run", Train())
     (name, value), *_ = changes.items()
     with pytest.raises(UsageError, match=f"was another training: {name} was .* and is {value}"):
         last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64)
+
+
+def saved(run, batch_size, accumulate, ranks):
+    """A run with one checkpoint."""
+    begin(run, Train(batch_size=batch_size, grad_accum_steps=accumulate))
+    (run / "last").mkdir()
+    torch.save({"global_batch": batch_size * accumulate * ranks}, run / "last" / "training.pt")
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks", "asked", "found"),
+    [
+        ((64, 1, 4), 2, (64, 1), (64, 2)),  # two of four are left
+        ((64, 1, 2), 4, (64, 1), (32, 1)),  # two more have come
+        ((64, 1, 2), 1, (48, 1), (32, 4)),  # in three parts 128 does not divide
+        ((6, 1, 2), 3, (6, 1), (4, 1)),
+        ((7, 1, 1), 1, (7, 1), (7, 1)),
+        ((7, 1, 2), 1, (5, 1), (2, 7)),  # 14 = 2 x 7
+        ((64, 1, 2), 4, (16, 2), (16, 2)),  # what was asked for fits
+        ((64, 1, 2), 2, (32, 1), (32, 1)),  # not the ranks' doing: `last_checkpoint` refuses it
+        ((64, 1, 2), 4, ("auto", 1), (32, 1)),
+    ],
+)
+def test_other_ranks_keep_the_images_of_a_step(before, ranks, asked, found, tmp_path):
+    saved(tmp_path / "run", *before)
+    config = Train(batch_size=asked[0], grad_accum_steps=asked[1])
+    assert batch_of_before(tmp_path / "run", config, ranks) == found
+
+
+def test_ranks_that_cannot_share_a_step(tmp_path):
+    saved(tmp_path / "run", 4, 1, 2)
+    with pytest.raises(UsageError, match=r"with 8 images .* 3 ranks cannot share evenly; start 2 or 4 of them"):
+        batch_of_before(tmp_path / "run", Train(batch_size=4), 3)
+    with pytest.raises(UsageError, match="start 8 of them"):
+        batch_of_before(tmp_path / "run", Train(batch_size=4), 9)
+
+
+def test_a_run_without_a_checkpoint_keeps_what_is_asked(tmp_path):
+    begin(tmp_path / "run", Train(batch_size=64))
+    assert batch_of_before(tmp_path / "run", Train(batch_size=3), 5) == (3, 1)
+    assert batch_of_before(tmp_path / "run", Train(batch_size="auto"), 5) == (64, 1)
 
 
 def test_log(tmp_path):
