@@ -1,4 +1,4 @@
-"""Data that tests make for themselves, and what ends them when they hang or leave something running."""
+"""Data that tests make for themselves, batches of any loader, and an end to what hangs or is left running."""
 
 import gc
 import io
@@ -6,12 +6,19 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
+
+from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
+from fastimg.loaders.backends import Backend, open_source
+from fastimg.loaders.crop import Crop
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (210, 50, 40)}
 
@@ -86,3 +93,58 @@ def nothing_left() -> Iterator[None]:
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left_running() == []
+
+
+@pytest.fixture
+def open_loader() -> Callable[..., BatchSource]:
+    """`open_loader(backend, dataset, crop, indices, **options)`: batches of 4 by two workers, crops to 32 pixels."""
+
+    def build(
+        backend: Backend,
+        dataset: Dataset,
+        crop: Crop | None = None,
+        indices: npt.NDArray[np.int64] | None = None,
+        **options: Any,
+    ) -> BatchSource:
+        config = LoaderConfig(**{"batch_size": 4, "workers": 2} | options)
+        return open_source(backend, dataset, crop or RandomResizedCrop(size=32), config, indices=indices)
+
+    return build
+
+
+class Read(NamedTuple):
+    """A batch that outlives its loader's memory."""
+
+    ids: list[int]
+    targets: list[int]
+    weight: list[float]
+    samples: int
+    pixels: torch.Tensor  # uint8 [B, H, W, 3], on the host
+
+
+def read_batch(b: Batch) -> Read:
+    pixels = b.inputs.permute(0, 2, 3, 1).clone().cpu()
+    return Read(b.ids.tolist(), b.targets.tolist(), b.weight.tolist(), b.samples, pixels)
+
+
+@pytest.fixture
+def read_pixels() -> Callable[[Iterable[Batch]], list[Read]]:
+    """`read_pixels(loader)`: one epoch, or the rest of it."""
+    return lambda loader: [read_batch(batch) for batch in loader]
+
+
+@pytest.fixture
+def plain() -> Callable[[list[Read]], list[tuple[Any, ...]]]:
+    """`plain(batches)`: without the pixels, to be compared."""
+    return lambda batches: [batch[:4] for batch in batches]
+
+
+@pytest.fixture
+def difference() -> Callable[[list[Read], list[Read]], float]:
+    """`difference(ours, theirs)`: mean absolute difference of pixels, 0 to 255."""
+
+    def compare(ours: list[Read], theirs: list[Read]) -> float:
+        pairs = [(a[4].int() - b[4].int()).abs().float().mean().item() for a, b in zip(ours, theirs, strict=True)]
+        return sum(pairs) / len(pairs)
+
+    return compare

@@ -93,4 +93,6 @@ def test_a_whole_run(make_image_folder: Any, tmp_path: Path) -> None:
     stages, gil = map(json.loads, out.read_text().splitlines()[-2:])
     assert stages["benchmark"] == "loader stages" and stages["sum"] > 0 and stages["samples"] == 36  # the JPEGs
     assert {(floor["threads"], floor["n"]) for floor in stages["floors"]} == {(1, 2)}
-    assert gil["benchmark"] == "loader gil" and 0 < gil["gil_microseconds"] < 5000 and gil["n"] == 2
+    assert gil["benchmark"] == "loader gil" and gil["n"] == 2
+    share = gil["gil_microseconds"] * gil["images_per_second"] / 1e6  # of the time: one thread has the lock at a time
+    assert 0 < share <= 1.05

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import time
 import typing
 from pathlib import Path
 
@@ -33,35 +32,10 @@ from fastimg.loaders.arguments import Settings
 from fastimg.loaders.backends import MissingBackend, open_source
 from fastimg.loaders.crop import Window
 
-N, SIZE = 22, 24
-RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=28)
+N, SIZE = 22, 32
+RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
 OURS = ("torch", "synthetic")  # dali and ffcv: tests/peers
-
-
-@pytest.fixture(autouse=True)
-def watchdog():
-    """What hangs, fails."""
-
-    def ring(signum, frame):
-        raise TimeoutError("the test hangs")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 90, 1)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test ends its loaders' processes."""
-    yield
-    if multiprocessing.active_children():
-        gc.collect()
-    deadline = time.monotonic() + 10
-    while multiprocessing.active_children() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert multiprocessing.active_children() == []
+pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
 
 @pytest.fixture
@@ -86,28 +60,6 @@ def config(**options):
     return LoaderConfig(**({"batch_size": 4, "workers": 2} | options))
 
 
-def build(backend, dataset, crop=RANDOM, indices=None, **options):
-    return open_source(backend, dataset, crop, config(**options), indices=indices)
-
-
-def read(loader):
-    """One epoch, or the rest of it: (ids, targets, weights, samples, pixels [B, H, W, 3])."""
-    return [
-        (b.ids.tolist(), b.targets.tolist(), b.weight.tolist(), b.samples, b.inputs.permute(0, 2, 3, 1).clone())
-        for b in loader
-    ]
-
-
-def plain(batches):
-    return [batch[:4] for batch in batches]
-
-
-def difference(ours, theirs):
-    """Mean absolute difference of pixels, 0 to 255."""
-    pairs = [(a[4].int() - b[4].int()).abs().float().mean().item() for a, b in zip(ours, theirs, strict=True)]
-    return sum(pairs) / len(pairs)
-
-
 # The same batches
 
 
@@ -124,11 +76,11 @@ def difference(ours, theirs):
     ],
     ids=["random", "sequential", "quasi-random", "rank", "padding", "large"],
 )
-def test_ids_targets_and_weights_are_the_native_loaders(files, backend, options):
+def test_ids_targets_and_weights_are_the_native_loaders(files, backend, options, open_loader, read_pixels, plain):
     crop = CENTRE if options.get("order") == "sequential" else RANDOM
-    native, other = build("native", files, crop, **options), build(backend, files, crop, **options)
+    native, other = open_loader("native", files, crop, **options), open_loader(backend, files, crop, **options)
     for _ in range(2):
-        expected, got = read(native), read(other)
+        expected, got = read_pixels(native), read_pixels(other)
         assert plain(got) == plain(expected) and len(got) == len(other) == len(native)
         for ids, _, weight, _, pixels in got:
             assert pixels.dtype == torch.uint8 and pixels.shape == (len(ids), SIZE, SIZE, 3)
@@ -140,9 +92,9 @@ def test_ids_targets_and_weights_are_the_native_loaders(files, backend, options)
     other.close()
 
 
-def test_batches_are_channels_last(files):
+def test_batches_are_channels_last(files, open_loader):
     for backend in ("native", *OURS):
-        with contextlib.closing(build(backend, files)) as loader:
+        with contextlib.closing(open_loader(backend, files)) as loader:
             batch = next(iter(loader))
             assert batch.inputs.shape == (4, 3, SIZE, SIZE)
             assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
@@ -154,40 +106,44 @@ def test_batches_are_channels_last(files):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("order", ["random", "sequential"])
-def test_torch_shows_the_native_loaders_boxes_and_pixels(files, order, interpolation):
+def test_torch_shows_the_native_loaders_boxes_and_pixels(
+    files, order, interpolation, open_loader, read_pixels, difference
+):
     """Random boxes too: they are drawn by us. Pillow's libjpeg and ours may differ by a level somewhere."""
     crop = dataclasses.replace(RANDOM if order == "random" else CENTRE, interpolation=interpolation)
     batches = []
     for backend in ("native", "torch"):
-        with contextlib.closing(build(backend, files, crop, order=order)) as loader:
-            batches.append(read(loader) + read(loader))
+        with contextlib.closing(open_loader(backend, files, crop, order=order)) as loader:
+            batches.append(read_pixels(loader) + read_pixels(loader))
     assert difference(*batches) <= 0.05
     other = [(*batch[:4], batch[4].flip(2)) for batch in batches[1]]
     assert difference(batches[0], other) > 1  # the images are such that a wrong box is seen
 
 
-def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path):
+def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path, open_loader, read_pixels):
     part = np.array([3, 1, 20, 8, 5])
-    with contextlib.closing(build("torch", files, indices=part, order="sequential")) as loader:
-        assert [i for batch in read(loader) for i, w in zip(batch[0], batch[2], strict=True) if w] == part.tolist()
+    with contextlib.closing(open_loader("torch", files, indices=part, order="sequential")) as loader:
+        assert [
+            i for batch in read_pixels(loader) for i, w in zip(batch[0], batch[2], strict=True) if w
+        ] == part.tolist()
 
 
 @pytest.mark.parametrize("backend", OURS)
-def test_a_state_goes_from_one_backend_to_another(files, backend):
-    expected = plain(read(build("native", files))) * 1
+def test_a_state_goes_from_one_backend_to_another(files, backend, plain, read_pixels, open_loader):
+    expected = plain(read_pixels(open_loader("native", files))) * 1
     for first, second in (("native", backend), (backend, "native"), (backend, backend)):
-        begun = build(first, files)
+        begun = open_loader(first, files)
         batches = iter(begun)
         done = [next(batches).ids.tolist() for _ in range(2)]
         state = begun.state_dict()
         begun.close()
-        rest = build(second, files, workers=1)
+        rest = open_loader(second, files, workers=1)
         rest.load_state_dict(state)
-        done += [batch[0] for batch in read(rest)]
+        done += [batch[0] for batch in read_pixels(rest)]
         assert done == [batch[0] for batch in expected]
-        assert rest.epoch == 0 and [b[0] for b in read(rest)] != done  # the epoch after it
+        assert rest.epoch == 0 and [b[0] for b in read_pixels(rest)] != done  # the epoch after it
         rest.close()
-    other = build(backend, files, seed=1)
+    other = open_loader(backend, files, seed=1)
     with pytest.raises(ValueError, match="made with seed 0"):
         other.load_state_dict(state)
 
@@ -195,17 +151,11 @@ def test_a_state_goes_from_one_backend_to_another(files, backend):
 # Faults
 
 
-def spoil(files, index, content=b"\xff\xd8 not really"):
-    path = Path(files.sample_name(index))
-    path.write_bytes(content)
-    return path
-
-
-def test_torch_leaves_out_what_cannot_be_decoded(files):
+def test_torch_leaves_out_what_cannot_be_decoded(files, spoil, open_loader, read_pixels, plain, difference):
     spoil(files, 4)
     Path(files.sample_name(17)).unlink()
-    native, other = build("native", files, batch_size=5), build("torch", files, batch_size=5)
-    expected, got = read(native), read(other)
+    native, other = open_loader("native", files, batch_size=5), open_loader("torch", files, batch_size=5)
+    expected, got = read_pixels(native), read_pixels(other)
     assert plain(got) == plain(expected) and difference(expected, got) <= 0.05
     assert other.unreadable == native.unreadable and sorted(other.unreadable) == [4, 17]
     for ids, _, weight, _, pixels in got:
@@ -215,13 +165,13 @@ def test_torch_leaves_out_what_cannot_be_decoded(files):
     other.close()
 
 
-def test_torch_fails_a_strict_run_by_name(files):
+def test_torch_fails_a_strict_run_by_name(files, spoil, open_loader, read_pixels):
     path = spoil(files, 4)
-    with contextlib.closing(build("torch", files, on_error="fail")) as loader:
+    with contextlib.closing(open_loader("torch", files, on_error="fail")) as loader:
         with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use --on-error skip"):
-            read(loader)
+            read_pixels(loader)
         path.write_bytes(Path(files.sample_name(5)).read_bytes())
-        assert len(read(loader)) == len(loader)
+        assert len(read_pixels(loader)) == len(loader)
 
 
 class Cut(FilesDataset):
@@ -257,19 +207,19 @@ class Buggy(FilesDataset):
         (Buggy, WorkerError, "a worker process of torch's DataLoader failed: (?s:.*)oops"),
     ],
 )
-def test_the_end_of_a_worker_is_the_end_of_the_run_in_words(files, kind, error, words):
+def test_the_end_of_a_worker_is_the_end_of_the_run_in_words(files, kind, error, words, open_loader, read_pixels):
     dataset = kind(files._root, files._paths, files.classes, files.labels)
-    with contextlib.closing(build("torch", dataset)) as loader, pytest.raises(error, match=words):
-        read(loader)
+    with contextlib.closing(open_loader("torch", dataset)) as loader, pytest.raises(error, match=words):
+        read_pixels(loader)
 
 
 @pytest.mark.parametrize("backend", OURS)
-def test_a_consumer_may_stop_early_and_begin_again(files, backend):
-    expected = [plain(read(native)) for native in [build("native", files)] for _ in range(3)]
-    with contextlib.closing(build(backend, files)) as loader:
+def test_a_consumer_may_stop_early_and_begin_again(files, backend, plain, read_pixels, open_loader):
+    expected = [plain(read_pixels(native)) for native in [open_loader("native", files)] for _ in range(3)]
+    with contextlib.closing(open_loader(backend, files)) as loader:
         for _ in loader:
             break
-        assert plain(read(loader)) == expected[1]
+        assert plain(read_pixels(loader)) == expected[1]
         first, second = iter(loader), iter(loader)
         next(first)
         next(second)
@@ -283,24 +233,24 @@ def test_a_consumer_may_stop_early_and_begin_again(files, backend):
             next(held)
 
 
-def test_torchs_processes_live_as_long_as_the_loader(files):
-    loader = build("torch", files)
-    read(loader)
+def test_torchs_processes_live_as_long_as_the_loader(files, open_loader, read_pixels):
+    loader = open_loader("torch", files)
+    read_pixels(loader)
     first = {child.pid for child in multiprocessing.active_children()}
-    read(loader)
+    read_pixels(loader)
     assert {child.pid for child in multiprocessing.active_children()} == first and len(first) == 2
     loader.close()
     for child in multiprocessing.active_children():
         child.join(10)
     assert multiprocessing.active_children() == []
-    assert len(read(loader)) == len(loader)  # as the native one: it begins anew
+    assert len(read_pixels(loader)) == len(loader)  # as the native one: it begins anew
     loader.close()
 
 
-def test_synthetic_reads_nothing(files):
+def test_synthetic_reads_nothing(files, open_loader, read_pixels):
     dataset = Buggy(files._root, files._paths, files.classes, files.labels)
-    loader = build("synthetic", dataset, batch_size=8)
-    batches = read(loader)
+    loader = open_loader("synthetic", dataset, batch_size=8)
+    batches = read_pixels(loader)
     assert all(torch.equal(batch[4], batches[0][4]) for batch in batches)
     levels = batches[0][4].float()
     assert 120 < levels.mean() < 135 and levels.min() == 0 and levels.max() == 255
@@ -309,9 +259,9 @@ def test_synthetic_reads_nothing(files):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_on_a_gpu(files):
-    with contextlib.closing(build("native", files)) as native:
-        expected = read(native)
+def test_batches_on_a_gpu(files, open_loader, read_pixels, plain, difference):
+    with contextlib.closing(open_loader("native", files)) as native:
+        expected = read_pixels(native)
     for backend in OURS:
         with contextlib.closing(open_source(backend, files, RANDOM, config(), "cuda")) as loader:
             got = []
@@ -327,46 +277,46 @@ def test_batches_on_a_gpu(files):
 # What is missing or refused
 
 
-def test_a_backend_that_is_not_installed_is_named_with_its_remedy(files, monkeypatch):
+def test_a_backend_that_is_not_installed_is_named_with_its_remedy(files, monkeypatch, open_loader):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     for backend, words in (("dali", "pip install '.[dali]'"), ("ffcv", "libturbojpeg0-dev pkg-config")):
         with pytest.raises(MissingBackend, match=f"is not installed; .*{re.escape(words)}"):
-            build(backend, files)
+            open_loader(backend, files)
 
     def no_nvidia(name):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(backends.importlib.util, "find_spec", no_nvidia)
     with pytest.raises(MissingBackend, match=r"nvidia\.dali is not installed"):
-        build("dali", files)
+        open_loader("dali", files)
 
 
-def test_ffcv_reads_betons_alone(files, monkeypatch):
+def test_ffcv_reads_betons_alone(files, monkeypatch, open_loader):
     monkeypatch.setattr(backends, "check_installed", lambda backend: None)
     with pytest.raises(DataError, match=r"FFCV reads \.beton files alone; `fastimg convert SRC DST --format beton`"):
-        build("ffcv", files)
+        open_loader("ffcv", files)
 
 
 # The library's face
 
 
-def test_a_path_is_enough(image_folder):
+def test_a_path_is_enough(image_folder, read_pixels, plain, difference):
     dataset = open_dataset(image_folder)
     expected = Loader(dataset, ImageDecoder(RandomResizedCrop(size=20)), LoaderConfig(batch_size=5, seed=3, workers=2))
     with Loader(str(image_folder), batch_size=5, crop=20, seed=3, workers=2) as loader:
         assert len(loader) == len(expected) == 8
-        ours, theirs = read(loader), read(expected)
+        ours, theirs = read_pixels(loader), read_pixels(expected)
         assert plain(ours) == plain(theirs) and difference(ours, theirs) == 0
     expected.close()
 
 
-def test_a_crop_in_pixels_is_the_centre_where_the_order_is_sequential(image_folder):
+def test_a_crop_in_pixels_is_the_centre_where_the_order_is_sequential(image_folder, read_pixels, difference):
     dataset = open_dataset(image_folder)
     decoder = ImageDecoder(CenterCrop(size=28, resize=32))
-    expected = read(Loader(dataset, decoder, LoaderConfig(batch_size=6, order="sequential")))
+    expected = read_pixels(Loader(dataset, decoder, LoaderConfig(batch_size=6, order="sequential")))
     for crop in (28, CenterCrop(size=28, resize=32)):
         with Loader(image_folder, batch_size=6, crop=crop, order="sequential") as loader:
-            assert difference(read(loader), expected) == 0
+            assert difference(read_pixels(loader), expected) == 0
 
 
 class Corner:
@@ -378,27 +328,29 @@ class Corner:
         return Window((0, 0, 16, 16), (8, 8), (0, 0))
 
 
-def test_a_crop_of_ones_own_and_an_open_dataset(files):
+def test_a_crop_of_ones_own_and_an_open_dataset(files, read_pixels):
     loader = Loader(files, batch_size=4, crop=Corner())
     assert next(iter(loader)).inputs.shape == (4, 3, 8, 8)
     loader.close()
-    assert len(read(loader)) == len(loader)  # the data is the caller's, and open still
+    assert len(read_pixels(loader)) == len(loader)  # the data is the caller's, and open still
     loader.close()
 
 
-def test_a_split_is_opened_and_closed(trained_shards):
-    before = len(os.listdir("/proc/self/fd"))
+def test_a_split_is_opened_and_closed(trained_shards, read_pixels, open_files):
+    gc.collect()
+    before = open_files()
     loader = Loader(trained_shards, batch_size=4, crop=16, split="val", order="sequential")
-    assert [i for batch in read(loader) for i in batch[0]] == list(range(len(loader.dataset)))
+    assert [i for batch in read_pixels(loader) for i in batch[0]] == list(range(len(loader.dataset)))
     loader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
     with pytest.raises(RuntimeError, match="the loader was closed, and with it the data"):
-        read(loader)
+        read_pixels(loader)
     forgotten = Loader(trained_shards, batch_size=4, crop=16)
-    read(forgotten)
+    read_pixels(forgotten)
+    assert open_files() != before
     del forgotten
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ The kernel is interpreted on the CPU (`TestInterpreted`, in a process of its own
 libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests/peers has nvImageCodec itself.
 """
 
-import gc
 import io
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -37,6 +35,7 @@ from fastimg.loaders.tiles import tile
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
 from fastimg.loaders.gpu_decode import DeviceDecode, DeviceResize
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RANDOM = ImageDecoder(RandomResizedCrop(size=16))
 CENTRE = ImageDecoder(CenterCrop(size=16, resize=18, interpolation="bicubic"))
@@ -113,14 +112,6 @@ def same(found, expected):
         for tensor, wanted in zip(one[1:], other[1:], strict=True):
             assert torch.equal(tensor, wanted)
     return True
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test ends its threads."""
-    yield
-    gc.collect()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("fastimg-")] == []
 
 
 class TestInterpreted:

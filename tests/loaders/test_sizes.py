@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.backends import open_source
 from fastimg.loaders.counter import uniforms
 from fastimg.loaders.crop import Window, sized
 from fastimg.loaders.sample import Field
@@ -40,29 +39,16 @@ def files(tmp_path):
     return FilesDataset(tmp_path, [f"{i:02d}.img" for i in range(N)], ("a", "b"), [i % 2 for i in range(N)])
 
 
-def build(dataset, crop=RANDOM, backend="native", **options):
-    config = LoaderConfig(**{"batch_size": 4, "workers": 2} | options)
-    return open_source(backend, dataset, crop, config)
+@pytest.fixture
+def read_alone(open_loader, read):
+    """An epoch of a loader that was made for the crop."""
 
+    def run(dataset, crop, epoch, backend="native", **options):
+        with contextlib.closing(open_loader(backend, dataset, crop, **options)) as loader:
+            loader.set_epoch(epoch)
+            return read(loader)
 
-def read(loader):
-    """One epoch, or the rest of it."""
-    return [frozen(batch) for batch in loader]
-
-
-def frozen(batch):
-    return batch.ids.tolist(), batch.weight.tolist(), batch.samples, batch.inputs.shape, batch.inputs.numpy().tobytes()
-
-
-def read_alone(dataset, crop, epoch, **options):
-    """An epoch of a loader that was made for it."""
-    with contextlib.closing(build(dataset, crop, **options)) as loader:
-        loader.set_epoch(epoch)
-        return read(loader)
-
-
-def workers():
-    return {t.ident for t in threading.enumerate() if t.name.startswith("fastimg-loader")}
+    return run
 
 
 # Crops
@@ -87,25 +73,29 @@ def test_a_centre_crop_keeps_its_share_of_the_image():
 # The native loader
 
 
-@pytest.mark.parametrize("workers_", [1, 3])
+def idents():
+    return {t.ident for t in threading.enumerate() if t.name.startswith("fastimg-loader")}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("crop", [RANDOM, CENTRE], ids=["random", "centre"])
-def test_batches_are_those_of_a_loader_of_that_size(files, crop, workers_):
-    loader = build(files, crop, workers=workers_)
+def test_batches_are_those_of_a_loader_of_that_size(files, crop, workers, open_loader, read, read_alone):
+    loader = open_loader("native", files, crop, workers=workers)
     threads, before = None, [slot.buffer.data_ptr() for slot in loader._slots]
     memory = loader.slot_bytes
     for epoch, size in enumerate((LARGE, 16, 33, 16, LARGE)):
         loader.set_size(size)
         got = read(loader)
-        assert got == read_alone(files, sized(crop, size), epoch) and got[0][3] == (4, 3, size, size)
-        threads = threads or workers()
-        assert workers() == threads and len(threads) == workers_
+        assert got == read_alone(files, sized(crop, size), epoch) and len(got[0].inputs) == 4 * 3 * size * size
+        threads = threads or idents()
+        assert idents() == threads and len(threads) == workers
     assert [slot.buffer.data_ptr() for slot in loader._slots] == before and loader.slot_bytes == memory
     assert memory == sum(slot.buffer.numel() for slot in loader._slots) // len(loader._slots)
     assert list(loader.unreadable) == [8]
     loader.close()
 
 
-def test_dct_scaling_follows_the_size(files):
+def test_dct_scaling_follows_the_size(files, read):
     crop = RandomResizedCrop(size=LARGE, scale=(0.8, 1.0))
     decoder = ImageDecoder(crop, dct_scaling=True)
     config = LoaderConfig(batch_size=N, workers=1)
@@ -117,8 +107,11 @@ def test_dct_scaling_follows_the_size(files):
             assert (got == read(alone)) == equal
 
 
-def test_a_size_that_is_set_in_the_midst_of_an_epoch_is_the_next_ones(files):
-    loader, alone = build(files), [read_alone(files, sized(RANDOM, size), epoch) for epoch, size in ((0, 48), (1, 20))]
+def test_a_size_that_is_set_in_the_midst_of_an_epoch_is_the_next_ones(files, open_loader, read_alone, frozen, read):
+    loader, alone = (
+        open_loader("native", files, RANDOM),
+        [read_alone(files, sized(RANDOM, size), epoch) for epoch, size in ((0, 48), (1, 20))],
+    )
     batches = iter(loader)
     got = [frozen(next(batches))]
     loader.set_size(20)
@@ -127,8 +120,8 @@ def test_a_size_that_is_set_in_the_midst_of_an_epoch_is_the_next_ones(files):
     loader.close()
 
 
-def test_a_size_that_is_set_after_an_epoch_was_left(files):
-    loader = build(files)
+def test_a_size_that_is_set_after_an_epoch_was_left(files, open_loader, frozen, read_alone, read):
+    loader = open_loader("native", files, RANDOM)
     for epoch, size in enumerate((20, LARGE, 20, LARGE)):
         loader.set_size(size)
         left = iter(loader)
@@ -145,8 +138,8 @@ def test_a_size_that_is_set_after_an_epoch_was_left(files):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch", "synthetic"])
-def test_sizes_that_cannot_be(files, backend):
-    with contextlib.closing(build(files, backend=backend)) as loader:
+def test_sizes_that_cannot_be(files, backend, open_loader):
+    with contextlib.closing(open_loader(backend, files, RANDOM)) as loader:
         loader.set_size(20)
         for size in (LARGE + 1, 0, -3):
             with pytest.raises(
@@ -177,15 +170,12 @@ class Black:
         row["inputs"][...] = 0
 
 
-def test_crops_and_decoders_of_ones_own_have_one_size(files):
-    for loader, name in (
-        (Loader(files, batch_size=4, crop=Corner()), "Corner"),
-        (build(files, Corner(), "torch"), "Co"),
-    ):
-        with contextlib.closing(loader):
+def test_crops_and_decoders_of_ones_own_have_one_size(files, open_loader, read):
+    for backend in ("native", "torch"):
+        with contextlib.closing(open_loader(backend, files, Corner())) as loader:
             loader.set_size(8)
             assert next(iter(loader)).inputs.shape[2] == 8
-            with pytest.raises(TypeError, match=f"{name}.* has one size; give a RandomResizedCrop or a CenterCrop"):
+            with pytest.raises(TypeError, match="Corner has one size; give a RandomResizedCrop or a CenterCrop"):
                 loader.set_size(4)
     with Loader(files, Black(), LoaderConfig(batch_size=4)) as loader:
         assert len(read(loader)) == len(loader)
@@ -194,16 +184,16 @@ def test_crops_and_decoders_of_ones_own_have_one_size(files):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_state_knows_nothing_of_sizes(files, backend):
+def test_a_state_knows_nothing_of_sizes(files, backend, open_loader, frozen, read, read_alone):
     states, got = [], []
     for size in (LARGE, 20):
-        with contextlib.closing(build(files, backend=backend)) as loader:
+        with contextlib.closing(open_loader(backend, files, RANDOM)) as loader:
             loader.set_size(size)
             batches = iter(loader)
             got = [frozen(next(batches)) for _ in range(2)]
             states.append(loader.state_dict())
     assert states[0] == states[1]
-    rest = build(files, backend=backend, workers=1)
+    rest = open_loader(backend, files, RANDOM, workers=1)
     rest.load_state_dict(states[0])
     rest.set_size(20)
     assert got + read(rest) == read_alone(files, sized(RANDOM, 20), 0, backend=backend)
@@ -213,9 +203,9 @@ def test_a_state_knows_nothing_of_sizes(files, backend):
 # The others
 
 
-def test_torchs_processes_stay(files):
+def test_torchs_processes_stay(files, open_loader, read, read_alone):
     processes = None
-    with contextlib.closing(build(files, backend="torch")) as loader:
+    with contextlib.closing(open_loader("torch", files, RANDOM)) as loader:
         for epoch, size in enumerate((LARGE, 16, LARGE)):
             loader.set_size(size)
             assert read(loader) == read_alone(files, sized(RANDOM, size), epoch, backend="torch", workers=1)
@@ -228,8 +218,8 @@ def test_torchs_processes_stay(files):
         assert {batch.inputs.shape[2] for batch in loader} == {16}
 
 
-def test_synthetic_pixels_of_a_size(files):
-    with contextlib.closing(build(files, backend="synthetic", order="sequential")) as loader:
+def test_synthetic_pixels_of_a_size(files, open_loader):
+    with contextlib.closing(open_loader("synthetic", files, RANDOM, order="sequential")) as loader:
         places = set()
         for size in (LARGE, 16, LARGE, 20):
             loader.set_size(size)

@@ -1,11 +1,9 @@
 """DALI and FFCV behind our face: the native loader's batches, and pixels and boxes as near as those libraries come."""
 
 import contextlib
-import gc
 import io
 import json
 import math
-import signal
 import threading
 from pathlib import Path
 
@@ -31,28 +29,7 @@ from fastimg.loaders.crop import sized
 N, SIZE = 21, 32
 RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
 BOTH = ("dali", "ffcv")
-
-
-@pytest.fixture(autouse=True)
-def watchdog():
-    """What hangs, fails: FFCV's threads do when something is wrong."""
-
-    def ring(signum, frame):
-        raise TimeoutError("the test hangs")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 120, 1)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    """Every test ends its loaders' threads."""
-    yield
-    gc.collect()
-    assert [t.name for t in threading.enumerate() if "fastimg" in t.name or "EpochIterator" in type(t).__name__] == []
+pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
 
 def photograph(size, seed):
@@ -85,28 +62,6 @@ def data(request, folder, beton):
     return {"dali": open_dataset(folder), "ffcv": open_dataset(beton)}
 
 
-def build(backend, dataset, crop=RANDOM, indices=None, **options):
-    config = LoaderConfig(**({"batch_size": 4, "workers": 2} | options))
-    return open_source(backend, dataset, crop, config, indices=indices)
-
-
-def read(loader):
-    """One epoch, or the rest of it: (ids, targets, weights, samples, pixels [B, H, W, 3])."""
-    return [
-        (b.ids.tolist(), b.targets.tolist(), b.weight.tolist(), b.samples, b.inputs.permute(0, 2, 3, 1).clone())
-        for b in loader
-    ]
-
-
-def plain(batches):
-    return [batch[:4] for batch in batches]
-
-
-def difference(ours, theirs):
-    pairs = [(a[4].int() - b[4].int()).abs().float().mean().item() for a, b in zip(ours, theirs, strict=True)]
-    return sum(pairs) / len(pairs)
-
-
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize(
     "options",
@@ -120,11 +75,14 @@ def difference(ours, theirs):
     ],
     ids=["random", "sequential", "quasi-random", "rank", "tail", "padding"],
 )
-def test_batches_are_the_native_loaders(data, backend, options):
+def test_batches_are_the_native_loaders(data, backend, options, open_loader, read_pixels, plain):
     crop = CENTRE if options.get("order") == "sequential" else RANDOM
-    native, other = build("native", data[backend], crop, **options), build(backend, data[backend], crop, **options)
+    native, other = (
+        open_loader("native", data[backend], crop, **options),
+        open_loader(backend, data[backend], crop, **options),
+    )
     for _ in range(2):
-        expected, got = read(native), read(other)
+        expected, got = read_pixels(native), read_pixels(other)
         assert plain(got) == plain(expected) and len(got) == len(other)
         for _, _, weight, _, pixels in got:
             assert pixels.dtype == torch.uint8 and pixels.shape[1:] == (SIZE, SIZE, 3)
@@ -139,11 +97,11 @@ def test_batches_are_the_native_loaders(data, backend, options):
 # Mean absolute differences, 0 to 255, on smooth images. DALI is told the exact window and differs in rounding. FFCV
 # cuts the centre first, to whole pixels, and then resizes by areas.
 @pytest.mark.parametrize(("backend", "bound"), [("dali", 0.5), ("ffcv", 6.0)])
-def test_centre_crops_differ_by_no_more_than_is_stated(data, backend, bound):
-    with contextlib.closing(build("native", data[backend], CENTRE, order="sequential")) as native:
-        expected = read(native)
-    with contextlib.closing(build(backend, data[backend], CENTRE, order="sequential")) as other:
-        got = read(other)
+def test_centre_crops_differ_by_no_more_than_is_stated(data, backend, bound, open_loader, read_pixels, difference):
+    with contextlib.closing(open_loader("native", data[backend], CENTRE, order="sequential")) as native:
+        expected = read_pixels(native)
+    with contextlib.closing(open_loader(backend, data[backend], CENTRE, order="sequential")) as other:
+        got = read_pixels(other)
     found = difference(expected, got)
     print(f"{backend}: {found:.3f}")
     assert found <= bound
@@ -151,28 +109,28 @@ def test_centre_crops_differ_by_no_more_than_is_stated(data, backend, bound):
 
 
 @pytest.mark.parametrize("backend", BOTH)
-def test_a_state_goes_on_with_the_same_ids(data, backend):
-    expected = [batch[0] for batch in read(build("native", data[backend]))]
-    begun = build(backend, data[backend])
+def test_a_state_goes_on_with_the_same_ids(data, backend, read_pixels, open_loader):
+    expected = [batch[0] for batch in read_pixels(open_loader("native", data[backend]))]
+    begun = open_loader(backend, data[backend])
     batches = iter(begun)
     done = [next(batches).ids.tolist() for _ in range(2)]
     state = begun.state_dict()
     begun.close()
-    rest = build(backend, data[backend], workers=1)
+    rest = open_loader(backend, data[backend], workers=1)
     rest.load_state_dict(state)
-    assert done + [batch[0] for batch in read(rest)] == expected
+    assert done + [batch[0] for batch in read_pixels(rest)] == expected
     rest.close()
 
 
 @pytest.mark.parametrize("backend", BOTH)
-def test_a_consumer_may_stop_early_and_begin_again(data, backend):
-    native = build("native", data[backend])
-    expected = [plain(read(native)) for _ in range(4)]
+def test_a_consumer_may_stop_early_and_begin_again(data, backend, open_loader, plain, read_pixels):
+    native = open_loader("native", data[backend])
+    expected = [plain(read_pixels(native)) for _ in range(4)]
     native.close()
-    with contextlib.closing(build(backend, data[backend])) as loader:
+    with contextlib.closing(open_loader(backend, data[backend])) as loader:
         for _ in loader:
             break
-        assert plain(read(loader)) == expected[1]
+        assert plain(read_pixels(loader)) == expected[1]
         first, second = iter(loader), iter(loader)
         next(first)
         assert next(second).ids.tolist() == expected[3][0][0]
@@ -183,27 +141,27 @@ def test_a_consumer_may_stop_early_and_begin_again(data, backend):
 
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("crop", [RANDOM, CENTRE], ids=["random", "centre"])
-def test_sizes_that_change(data, backend, crop):
+def test_sizes_that_change(data, backend, crop, open_loader, read_pixels, plain, difference):
     """Ids and weights as ever; centre crops are those of a loader of that size."""
     order = "sequential" if crop is CENTRE else "random"
-    with contextlib.closing(build(backend, data[backend], crop, order=order)) as loader:
+    with contextlib.closing(open_loader(backend, data[backend], crop, order=order)) as loader:
         for epoch, size in enumerate((SIZE, 24, SIZE, 16)):
             loader.set_size(size)
-            with contextlib.closing(build("native", data[backend], sized(crop, size), order=order)) as native:
+            with contextlib.closing(open_loader("native", data[backend], sized(crop, size), order=order)) as native:
                 native.set_epoch(epoch)
-                expected = read(native)
+                expected = read_pixels(native)
             batches = iter(loader)
             next(batches)
             loader.set_size(SIZE - 1)  # of the next iteration
             assert {batch.inputs.shape for batch in batches} == {(4, 3, size, size)}
             loader.set_epoch(epoch)
             loader.set_size(size)
-            got = read(loader)
+            got = read_pixels(loader)
             assert plain(got) == plain(expected) and got[0][4].shape == (4, size, size, 3)
             assert all(batch[4][: int(sum(batch[2]))].float().std() > 20 for batch in got)
         if crop is CENTRE:
-            with contextlib.closing(build(backend, data[backend], sized(crop, size), order=order)) as alone:
-                assert difference(got, read(alone)) == 0
+            with contextlib.closing(open_loader(backend, data[backend], sized(crop, size), order=order)) as alone:
+                assert difference(got, read_pixels(alone)) == 0
         with pytest.raises(ValueError, match=f"size {SIZE + 1}: give 1 to {SIZE} pixels"):
             loader.set_size(SIZE + 1)
 
@@ -232,11 +190,14 @@ def odd(folder, tmp_path):
     return FilesDataset(tmp_path, paths, ("a", "b"), [i % 2 for i in range(N)])
 
 
-def test_what_dali_refuses_is_decoded_or_named(odd):
-    native, other = build("native", odd, CENTRE, order="sequential"), build("dali", odd, CENTRE, order="sequential")
-    expected = read(native)
+def test_what_dali_refuses_is_decoded_or_named(odd, open_loader, read_pixels, plain, difference):
+    native, other = (
+        open_loader("native", odd, CENTRE, order="sequential"),
+        open_loader("dali", odd, CENTRE, order="sequential"),
+    )
+    expected = read_pixels(native)
     for _ in range(2):
-        got = read(other)
+        got = read_pixels(other)
         assert plain(got) == plain(expected) and difference(expected, got) <= 0.5
     assert other.unreadable == native.unreadable and sorted(other.unreadable) == [2, 13, 14]
     assert set(other.rerouted) == {0, 1, 3, 5}  # the batch of the damaged one, and what DALI is not given
@@ -246,15 +207,15 @@ def test_what_dali_refuses_is_decoded_or_named(odd):
     other.close()
 
 
-def test_a_strict_run_fails_by_name(odd):
+def test_a_strict_run_fails_by_name(odd, open_loader, read_pixels):
     words = r"cut\.jpg: .*truncated.*; repair or remove it, or use --on-error skip"
-    with contextlib.closing(build("dali", odd, CENTRE, order="sequential", on_error="fail")) as loader:  # noqa: SIM117
+    with contextlib.closing(open_loader("dali", odd, CENTRE, order="sequential", on_error="fail")) as loader:  # noqa: SIM117
         with pytest.raises(DataError, match=words):
-            read(loader)
+            read_pixels(loader)
 
 
-def test_ffcvs_thread_that_dies_ends_the_run(data, monkeypatch):
-    loader = build("ffcv", data["ffcv"])
+def test_ffcvs_thread_that_dies_ends_the_run(data, monkeypatch, open_loader, read_pixels):
+    loader = open_loader("ffcv", data["ffcv"])
 
     def dies(*arguments):
         raise MemoryError("nothing left")
@@ -262,18 +223,18 @@ def test_ffcvs_thread_that_dies_ends_the_run(data, monkeypatch):
     monkeypatch.setattr("ffcv.loader.epoch_iterator.EpochIterator.run_pipeline", dies)
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     with pytest.raises(WorkerError, match="FFCV's thread died"):
-        read(loader)
+        read_pixels(loader)
     loader.close()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("backend", "bound"), [("dali", 2.0), ("ffcv", 6.0)])
-def test_batches_on_a_gpu(data, backend, bound):
+def test_batches_on_a_gpu(data, backend, bound, open_loader, read_pixels, plain, difference):
     """`mixed` decoding rounds otherwise; ids, weights and places are the same."""
     config = LoaderConfig(batch_size=4, workers=2, order="sequential")
-    with contextlib.closing(build("native", data[backend], CENTRE, order="sequential")) as native:
-        expected = read(native)
+    with contextlib.closing(open_loader("native", data[backend], CENTRE, order="sequential")) as native:
+        expected = read_pixels(native)
     with contextlib.closing(open_source(backend, data[backend], CENTRE, config, "cuda")) as other:
         for _ in range(3):
             got = []
@@ -319,7 +280,7 @@ def statistics(widths, heights):
 
 
 @pytest.mark.parametrize("backend", ["native", *BOTH])
-def test_random_boxes_are_of_one_distribution(ramp, backend):
+def test_random_boxes_are_of_one_distribution(ramp, backend, open_loader, read_pixels):
     """Against the windows that we draw, n 64,000. With n 1,600 a mean area is off by 0.0065 in one case of three."""
     crop = RandomResizedCrop(size=32)
     ids = np.arange(64_000)
@@ -328,9 +289,9 @@ def test_random_boxes_are_of_one_distribution(ramp, backend):
     expected = statistics(drawn[:, 2], drawn[:, 3])
     assert expected[3] == pytest.approx(math.log(16 / 9) / math.sqrt(12), rel=0.1)
     with contextlib.closing(
-        build(backend, open_dataset(ramp / ("beton" if backend == "ffcv" else "images")), crop, batch_size=64)
+        open_loader(backend, open_dataset(ramp / ("beton" if backend == "ffcv" else "images")), crop, batch_size=64)
     ) as loader:
-        seen = [boxes(batch[4]) for _ in range(25) for batch in read(loader)]
+        seen = [boxes(batch[4]) for _ in range(25) for batch in read_pixels(loader)]
     found = statistics(*(np.concatenate(sides) for sides in zip(*seen, strict=True)))
     print(backend, found.round(3), expected.round(3))
     assert np.abs(found - expected).max() < 0.03

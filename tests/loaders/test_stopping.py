@@ -1,0 +1,368 @@
+"""Consumers that stop, begin anew, are interrupted, close, forget or fork: nobody hangs, and no thread is left."""
+
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.loaders.pool import Pool
+from fastimg.loaders.sample import Field
+
+N = 23
+pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left", "files_given_back")
+
+
+# Stopping
+
+
+def test_a_consumer_that_stops_early_and_begins_again(run, numbers, build, frozen):
+    expected = run(numbers(N), epochs=3)
+    loader = build(numbers(N))
+    for epoch in range(3):
+        for number, batch in enumerate(loader):
+            assert frozen(batch) == expected[6 * epoch + number]
+            if number == epoch:
+                break
+    loader.close()
+
+
+@pytest.fixture
+def slow(stamp):
+    class Slow(stamp):
+        """Counts the rows that are being filled, and takes its time."""
+
+        def __init__(self):
+            self.lock, self.inside, self.calls = threading.Lock(), 0, 0
+
+        def fill(self, data, draws, row, scratch):
+            with self.lock:
+                self.inside += 1
+                self.calls += 1
+            time.sleep(0.002)
+            super().fill(data, draws, row, scratch)
+            with self.lock:
+                self.inside -= 1
+
+    return Slow
+
+
+def test_no_thread_touches_the_slots_after_an_early_stop(slow, build, numbers):
+    decoder = slow()
+    loader = build(numbers(400), decoder, batch_size=40, workers=3)
+    for _ in loader:
+        break
+    calls, held = decoder.calls, [slot.buffer.clone() for slot in loader._slots]
+    assert decoder.inside == 0 and calls < 160  # what was still in the queue is dropped
+    time.sleep(0.02)
+    assert decoder.calls == calls
+    assert all(torch.equal(a, slot.buffer) for a, slot in zip(held, loader._slots, strict=True))
+    loader.close()
+
+
+def test_an_exception_of_the_consumer(slow, build, numbers, real, read):
+    decoder = slow()
+    loader = build(numbers(100), decoder)
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            1 / 0  # noqa: B018
+    assert decoder.inside == 0
+    assert sorted(real(read(loader))) == list(range(100))
+    loader.close()
+
+
+def test_an_interruption_while_waiting(monkeypatch, slow, build, numbers, read, threads):
+    calls = []
+    wait = Pool.wait
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return wait(*args)
+
+    monkeypatch.setattr(Pool, "wait", interrupted)
+    decoder = slow()
+    loader = build(numbers(100), decoder)
+    with pytest.raises(KeyboardInterrupt):
+        read(loader)
+    assert decoder.inside == 0 and len(threads()) == 2
+    calls_then = decoder.calls
+    time.sleep(0.02)
+    assert decoder.calls == calls_then
+    loader.close()
+    assert threads() == []
+
+
+def test_a_signal_while_a_worker_is_stuck(stamp, build, numbers, read):
+    """Ctrl-C is heard by a consumer that waits for a batch that does not come."""
+    release = threading.Event()
+
+    class Stuck(stamp):
+        def fill(self, data, draws, row, scratch):
+            release.wait()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.main_thread().ident
+    loader = build(numbers(100), Stuck())
+
+    def interrupt():
+        signal.pthread_kill(main, signal.SIGINT)
+        release.set()
+
+    timer = threading.Timer(0.1, interrupt)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read(loader)
+    finally:
+        release.set()
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+        loader.close()
+
+
+def test_a_second_iteration_ends_the_first(run, numbers, build, frozen, read):
+    expected = run(numbers(N), epochs=2)
+    loader = build(numbers(N))
+    first = iter(loader)
+    assert frozen(next(first)) == expected[0]
+    assert read(loader) == expected[6:]
+    with pytest.raises(RuntimeError, match="this iteration is over: the loader was closed, or iterated anew"):
+        next(first)
+    loader.close()
+
+
+def test_interleaved_iterations_never_mix_their_batches(build, numbers, frozen, real):
+    loader = build(numbers(400), batch_size=16)
+    for _ in range(20):
+        a, b = iter(loader), iter(loader)
+        next(a)
+        batches = [frozen(next(b)), frozen(next(b)), frozen(next(b))]
+        with pytest.raises(RuntimeError):
+            next(a)  # writes nothing to the slots that b is filling
+        batches += map(frozen, b)
+        assert sorted(real(batches)) == list(range(400))
+        for ids, targets, _, _, inputs in batches:
+            assert targets == [10 * i for i in ids] and [i % 256 for i in ids] == list(inputs[::6])
+    loader.close()
+
+
+def test_closing_ends_an_iteration_and_iterating_begins_anew(run, numbers, build, frozen, threads, read):
+    expected = run(numbers(N), epochs=2)
+    loader = build(numbers(N))
+    batches = iter(loader)
+    assert frozen(next(batches)) == expected[0]
+    loader.close()
+    assert threads() == []
+    with pytest.raises(RuntimeError, match="the loader was closed"):
+        next(batches)
+    assert read(loader) == expected[6:]
+    loader.close()
+    loader.close()  # twice is once
+
+
+def test_closing_from_another_thread_wakes_a_consumer_that_waits(stamp, build, numbers, read):
+    entered, release = threading.Event(), threading.Event()
+
+    class Stuck(stamp):
+        def fill(self, data, draws, row, scratch):
+            entered.set()
+            release.wait()
+
+    loader = build(numbers(100), Stuck())
+
+    def close():
+        entered.wait()
+        threading.Timer(0.05, release.set).start()
+        loader.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(RuntimeError, match="the loader was closed"):
+        read(loader)
+    closer.join()
+
+
+def test_a_forgotten_loader_leaves_no_thread(build, numbers, read, threads):
+    loader = build(numbers(N))
+    read(loader)
+    assert len(threads()) == 2
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None and threads() == []
+
+
+def test_a_loader_forgotten_in_the_middle_of_an_epoch(build, numbers, slow, threads):
+    batches = iter(build(numbers(400), slow(), batch_size=40))
+    next(batches)
+    del batches
+    gc.collect()
+    assert threads() == []
+
+
+def test_a_closed_loader_holds_no_dataset(numbers, build, read):
+    """Every close lets go of the threads and of what they read from."""
+    dataset = numbers(N)
+    gone = weakref.ref(dataset)
+    loader = build(dataset)
+    for _ in range(3):
+        read(loader)
+        pool = weakref.ref(loader._pool)
+        loader.close()
+        gc.collect()
+        assert pool() is None
+    del loader, dataset
+    gc.collect()
+    assert gone() is None
+
+
+def test_nothing_grows_over_the_epochs(build, numbers):
+    loader = build(numbers(N), prefetch=3)
+    places, counts = [], []
+    for _ in range(20):
+        places.append({batch.inputs.data_ptr() for batch in loader})
+        counts.append(threading.active_count())
+    loader.close()
+    assert len(places[0]) == 3 and all(place == places[0] for place in places)
+    assert len(set(counts)) == 1
+    assert loader.slot_bytes == 256 * 4  # 4 x 6 bytes, and three fields of labels
+
+
+# Several, and many times
+
+
+def test_iterations_that_are_left_leave_no_memory(stamp, build, numbers):
+    class Large(stamp):
+        fields = (Field("inputs", (128, 128, 3), np.dtype(np.uint8)),)
+
+    loader = build(numbers(64), Large(), batch_size=16)  # a slot has 0.8 MB
+    sizes, objects = [], []
+    for number in range(300):
+        for _ in loader:
+            break
+        if number % 100 == 99:
+            gc.collect()
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+            objects.append(len(gc.get_objects()))
+    assert sizes[-1] - sizes[0] < 16 << 20  # 200 slots would be 160 MB
+    assert objects[-1] - objects[0] < 100
+    loader.close()
+
+
+def test_interrupts_at_any_time_leave_the_loader_whole(build, numbers, real, read, threads):
+    """Ctrl-C 200 times, at times that differ: never a hang, never another error, never a thread or a sample lost.
+
+    By a timer of the kernel's: a thread that sent the signal would hold the GIL, and main stand at a few places only.
+    """
+    loader = build(numbers(96), batch_size=32, workers=8)  # 32 chunks a batch: the consumer is often handing them out
+    caught = 0
+    before = signal.signal(signal.SIGPROF, signal.default_int_handler)
+    try:
+        for delay in np.random.default_rng(0).uniform(0.0005, 0.006, 200):
+            try:
+                signal.setitimer(signal.ITIMER_PROF, delay)
+                while True:
+                    for _ in loader:
+                        pass
+            except KeyboardInterrupt:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    assert caught == 200
+    assert sorted(real(read(loader))) == list(range(96)) and len(threads()) == 8
+    loader.close()
+
+
+# Processes
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_process_that_is_forked_off_reads_for_itself(build, numbers, read, threads):
+    loader = build(numbers(50))
+    expected = read(loader)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:  # no thread is here: whoever waits for one hangs
+        status = 1
+        try:
+            try:
+                for _ in batches:
+                    pass
+            except RuntimeError as error:
+                status = 2 if "before the process was forked off; iterate anew" in str(error) else 3
+            batches.close()
+            loader.set_epoch(0)
+            if status == 2 and read(loader) == expected and len(threads()) >= 2:
+                loader.close()
+                status = 0
+        finally:
+            os._exit(status)
+    assert wait_for(child) == 0
+    rest = [batch.ids.tolist() for batch in batches]
+    assert rest == [batch.ids for batch in expected[1:]]  # the parent goes on as if nothing were
+    loader.close()
+
+
+def wait_for(child, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+SCRIPT = """
+    import sys
+    from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+
+    dataset = open_dataset(sys.argv[1])
+    loader = Loader(dataset, ImageDecoder(RandomResizedCrop(size=16)), LoaderConfig(batch_size=2, workers=2))
+    print("0", flush=True)
+    number = 0
+    while True:
+        for batch in loader:
+            number += 1
+            print(number, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [0, 3, 30])
+def test_ctrl_c_ends_a_program_at_once(image_folder, batch):
+    signal.setitimer(signal.ITIMER_REAL, 200, 1)  # it imports torch: on a busy machine that takes a while
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(image_folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in process.stdout:
+            if int(line) >= batch:
+                break
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGINT
+    assert stderr.rstrip().endswith("KeyboardInterrupt") and stderr.count("Traceback") == 1
