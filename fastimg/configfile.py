@@ -50,9 +50,11 @@ _CONTRADICTIONS: _Contradictions = [
     (["loader=ffcv", "loader=synthetic"], ["on_error", "max_pixels"]),
     (["loader=synthetic"], ["workers", "prefetch", "scale", "ratio"]),
 ]
-# A file's rate is its writer's wish; a recipe's is for the recipe's optimiser and batch, its ramp for its epochs.
+# A file's settings are its writer's wish. A recipe's arguments are for its model, its rate for its optimiser and batch,
+# its ramp for its epochs.
 _OF_RECIPES: _Contradictions = [
     *_CONTRADICTIONS,
+    (["arch"], ["model_kwargs"]),
     (["opt"], ["lr", "lr_scale", "lr_base_size", "weight_decay"]),
     (["lr"], ["lr_scale", "lr_base_size"]),
     (["duration"], ["progressive_epochs"]),

@@ -11,6 +11,7 @@ from fastimg import cli as command_line
 from fastimg import recipes
 from fastimg.config import Train
 from fastimg.configfile import combined, load
+from fastimg.duration import parse
 from fastimg.effective import check
 from fastimg.errors import UsageError
 from fastimg.models import build, check_input, parse_kwargs
@@ -76,6 +77,12 @@ def test_a_short_trial_of_resnet50_short(epochs):
     given = combined({"recipe": "resnet50-short", "epochs": epochs})
     check(given)
     assert given.epochs == epochs and (given.progressive, given.train_crop_size) in (("160:192", None), (None, 160))
+    assert parse(given.warmup, "--warmup").steps(1, 512, epochs) < epochs  # the peak is reached
+
+
+def test_a_short_trial_of_cifar_fast_reaches_its_peak():
+    given = combined({"recipe": "cifar-fast", "epochs": 2})
+    assert parse(given.warmup, "--warmup").steps(1, 512, 2) < 2
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,7 @@ def test_flags_win_over_a_recipe(flags):
         ("resnet50-short", {"opt": "sgd"}, {"lr": 1.7, "momentum": 0.9}),  # that is what it was
         ("resnet50-short", {"duration": "300ba"}, {"epochs": None, "progressive_epochs": None}),
         ("resnet50-short", {"img_size": 128}, {"val_crop_size": None, "progressive": None, "crop_pct": 0.875}),
+        ("cifar-fast", {"arch": "resnet18"}, {"model_kwargs": (), "lr": 0.5}),
         ("finetune-vit", {"freeze": "backbone"}, {"layer_decay": None}),
         ("finetune-vit", {"freeze": "backbone", "freeze_epochs": 1}, {"layer_decay": 0.75}),
         ("finetune-cnn", {"pretrained": False}, {"weights": None, "warmup": "0.2dur"}),
