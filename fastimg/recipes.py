@@ -58,8 +58,8 @@ def resnet50_short(epochs: int = 16) -> Settings:
     ffcv-imagenet's rn50 configurations (libffcv/ffcv-imagenet), which report top-1 of 73.8, 75.6, 76.6, 77.2, 78.0 and
     78.4 % on 8 A100: BlurPool, crops that grow from 160 to 192 pixels, validation at 256 with mirror images. Their 512
     images are those of one GPU, so that 1.7 holds for 4096; with other batches the rate follows linearly, as its
-    authors suggest (issue 4) and had not tried. With other numbers of epochs the crops grow between 70 and 85 % of the run; fewer than
-    4 are a trial at 160 pixels.
+    authors suggest (issue 4) and had not tried. With other numbers of epochs the crops grow between 70 and 85 % of the
+    run; fewer than 4 are a trial at 160 pixels.
     Different here: momentum is Nesterov's, no bias and no norm decays (there biases of the classifier and norms in
     shortcuts do), an epoch's last batch is kept. Measured by fastimg: nothing yet.
     """
