@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from timm.models import group_parameters
 from torch import nn
 
-# torchvision's residual, dense and transformer blocks; timm's models know their own.
-_TORCHVISION = {
+# Residual, dense and transformer blocks of torchvision, and of timm's few models that do not know their own.
+_CLASSES = {
     "BasicBlock",
+    "Block",
     "Bottleneck",
     "CNBlock",
+    "_DenseLayer",
     "EncoderBlock",
     "Fire",
     "FusedMBConv",
@@ -19,13 +21,14 @@ _TORCHVISION = {
     "InceptionC",
     "InceptionD",
     "InceptionE",
+    "_InvertedResidual",
     "InvertedResidual",
     "MBConv",
     "MaxVitLayer",
+    "MetaFormerBlock",
     "ResBottleneckBlock",
+    "SpatialTransformerBlock",
     "SwinTransformerBlock",
-    "_DenseLayer",
-    "_InvertedResidual",
 }
 
 
@@ -43,8 +46,8 @@ class Block:
 def blocks(module: nn.Module) -> list[Block]:
     """The stem, each residual or transformer block, and the head: all that follows the last block, its norm included.
 
-    Every parameter is in exactly one. timm's models are cut by their own `group_matcher`, torchvision's by the classes
-    of their blocks, and a plain stack, such as VGG, before each convolution and matrix.
+    Every parameter is in exactly one. timm's models are cut by their own `group_matcher`, others by the classes of
+    their blocks, and a plain stack, such as VGG, before each convolution and matrix.
     """
     if hasattr(module, "group_matcher"):
         groups = _by_matcher(module)
@@ -81,7 +84,7 @@ def _by_matcher(module: nn.Module) -> list[list[str]]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    return any(base.__name__ in _TORCHVISION for base in type(module).__mro__)
+    return any(base.__name__ in _CLASSES for base in type(module).__mro__)
 
 
 def _by_class(module: nn.Module) -> list[list[str]]:

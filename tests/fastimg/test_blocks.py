@@ -7,7 +7,7 @@ import torchvision
 
 from fastimg.blocks import blocks, repeated
 
-TIMM = timm.list_models("test_*")
+TIMM = ("byobnet", "convnext", "efficientnet", "mambaout", "maxvit", "nfnet", "resnet", "vit3", "vit_relpos")
 TORCHVISION = {  # name: stem and blocks and head
     "alexnet": 8,
     "vgg11_bn": 11,
@@ -15,8 +15,6 @@ TORCHVISION = {  # name: stem and blocks and head
     "resnet50": 18,
     "densenet121": 60,
     "mobilenet_v2": 19,
-    "mobilenet_v3_small": 13,
-    "efficientnet_b0": 18,
     "convnext_tiny": 20,
     "swin_v2_t": 14,
     "vit_b_16": 14,
@@ -54,7 +52,7 @@ def check(model, size):
 
 @pytest.mark.parametrize("name", TIMM)
 def test_timms_models(name):
-    model = timm.create_model(name, num_classes=3)
+    model = timm.create_model(f"test_{name}", num_classes=3)
     check(model, model.default_cfg["input_size"][-1])
     assert len(repeated(model)) >= 4
     head = set(blocks(model)[-1].parameters)
@@ -91,6 +89,15 @@ def test_what_stands_between_two_blocks_goes_with_the_second():
     found = {block.name: block for block in blocks(torchvision_model("convnext_tiny"))}
     assert "features.2.0.weight" in found["features.3.0"].parameters  # the downsampling layer
     assert "features.2.0.weight" not in dict(found["features.3.0"].module.named_parameters("features.3.0"))
+
+
+@pytest.mark.parametrize(("name", "count"), [("caformer_s18", 18), ("pit_ti_224", 12), ("csatv2", 14)])
+def test_models_of_timm_that_do_not_know_their_blocks(name, count):
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=3)
+    assert not hasattr(model, "group_matcher")
+    check(model, 224 if name != "csatv2" else 512)
+    assert len(repeated(model)) == count
 
 
 def test_a_single_layer_is_a_head():

@@ -67,6 +67,34 @@ def test_with_ghost_norms():
     check_equal(*pair("test_resnet", ghost=2, drop_path_rate=0.3), torch.randn(4, 3, 32, 32))
 
 
+class Block(nn.Module):
+    """Small, as compilers are slow."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, images):
+        return images + self.norm(self.conv(images)).relu()
+
+
+def test_compiled():
+    """One graph, with ghost norms; the compiled model keeps less too, and statistics move once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(), Block(), nn.Conv2d(4, 2, 1))
+    assert ghost_norms(model, 2) == 2
+    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    assert checkpoint_blocks(other) == 2
+    images = torch.randn(4, 3, 32, 32)
+    kept = [step(torch.compile(m, backend="aot_eager", fullgraph=True), images)[2] for m in (plain, other)]
+    assert kept[1] < 0.8 * kept[0]
+    gradients = step(model, images)[1]
+    for ours, theirs in zip(gradients, other.parameters(), strict=True):
+        torch.testing.assert_close(theirs.grad, ours)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value)
+
+
 @pytest.mark.parametrize("arch", ["test_resnet", "test_vit"])
 def test_under_autocast(arch):
     model, other = pair(arch, **ARCHS[arch])
