@@ -399,11 +399,6 @@ def freeze(model: Model, what: str) -> int:
     return count
 
 
-def freeze_backbone(model: Model) -> int:
-    """`freeze` all but the classifier."""
-    return freeze(model, "backbone")
-
-
 def train_mode(module: nn.Module) -> None:
     """Training mode, except for frozen modules: one whose parameters are all frozen keeps its batch-norm statistics,
     and drops nothing.
