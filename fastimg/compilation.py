@@ -10,7 +10,6 @@ from torch import nn
 from .errors import UserError
 from .memory import ran_out
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _MOST = 64  # graphs of one function: sizes by training and evaluation; torch's own limit is 8
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import augmentation, duration
-from .compilation import MODES
 from .config import Train
 from .data import Part, check_backend, chosen_backend
 from .ema import DECAY
@@ -22,6 +21,7 @@ from .optim import Schedule
 from .parallel import Ranks
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
+from .trainconfig import COMPILE_MODES
 
 EPOCHS = 10  # where nothing is said
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -108,7 +108,7 @@ def check(config: Train) -> None:
             "--model-ema-decay",
             "a share from 0 up to, not including, 1",
         ),
-        (config.compile is None or config.compile in MODES, "--compile", f"one of {', '.join(MODES)}"),
+        (config.compile is None or config.compile in COMPILE_MODES, "--compile", f"one of {', '.join(COMPILE_MODES)}"),
         (config.seed >= 0, "--seed", "0 or more"),
         (config.prefetch is None or config.prefetch >= 2, "--prefetch", "2 or more"),
         (config.order_window is None or config.order_window >= BLOCK, "--order-window", f"a block's {BLOCK} or more"),
@@ -167,7 +167,7 @@ def check(config: Train) -> None:
             f"--freeze-epochs {config.freeze_epochs}: the run has {config.epochs or EPOCHS} epochs, so that nothing "
             "would be unfrozen; give fewer, or leave it out"
         )
-    if config.progressive is not None and config.duration is None:
+    if config.progressive is not None:
         progressive(config)
 
 
@@ -207,9 +207,11 @@ def _head_alone(config: Train) -> bool:
 
 
 def progressive(config: Train, epochs: int | None = None) -> Progressive:
-    """What --progressive says, for a run of so many epochs. Raises UsageError."""
+    """What --progressive says, for a run of so many epochs; --duration's are not known at first. Raises UsageError."""
     assert config.progressive is not None
-    return parse_progressive(config.progressive, config.progressive_epochs, epochs or config.epochs or EPOCHS)
+    if epochs is None and config.duration is None:
+        epochs = config.epochs or EPOCHS
+    return parse_progressive(config.progressive, config.progressive_epochs, epochs)
 
 
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
@@ -315,11 +317,16 @@ def schedule(config: Train, steps_per_epoch: int, ranks: Ranks) -> Schedule:
     drops = math.inf
     if config.decay is not None:
         drops = duration.parse(config.decay, "--decay").steps(steps_per_epoch, batch, steps)
+    warmup = round(duration.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps))
+    if warmup > steps:
+        raise UsageError(
+            f"--warmup {config.warmup}: would be {warmup} steps of a run that has {steps}; give less, such as 0.2dur"
+        )
     return Schedule(
         kind=config.sched,
         lr=config.lr,
         steps=steps,
-        warmup_steps=round(duration.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps)),
+        warmup_steps=warmup,
         min_lr=config.min_lr or 0.0,
         decay_steps=drops,
         decay_rate=config.decay_rate or 1.0,

@@ -172,7 +172,7 @@ def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple
     if preprocessing.val_size != preprocessing.train_size:
         check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
     if config.progressive is not None:
-        for size in effective.progressive(config).sizes(config.epochs or effective.EPOCHS):
+        for size in effective.progressive(config).possible:
             check_input(model, size, num_classes, "--progressive")
     if config.freeze is not None:
         freeze(model, config.freeze)

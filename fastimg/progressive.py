@@ -25,23 +25,29 @@ class Progressive:
         exact = self.small + (self.large - self.small) * (epoch - self.start) / (self.end - self.start)
         return min(self.large, max(self.small, round(exact / _STEP) * _STEP))
 
+    @property
+    def possible(self) -> list[int]:
+        """Every size that some epoch could have."""
+        between = range(-(-self.small // _STEP) * _STEP, self.large, _STEP)
+        return sorted({self.small, *between, self.large})
+
     def sizes(self, epochs: int) -> list[int]:
         """Every size that a run of so many epochs has, in order."""
         return list(dict.fromkeys(self.size(epoch) for epoch in range(epochs)))
 
 
-def parse(sizes: str, epochs: str | None, total: int) -> Progressive:
-    """`160:192` and `11:13`, of `total` epochs. Raises UsageError."""
+def parse(sizes: str, epochs: str | None, total: int | None) -> Progressive:
+    """`160:192` and `11:13`, of `total` epochs; None where that is not known yet. Raises UsageError."""
     small, large = _pair("--progressive", sizes, "160:192")
     if not 1 <= small < large <= 16384:
         raise UsageError(f"--progressive {sizes}: give a smaller size in pixels, then a larger one, as in 160:192")
     if epochs is None:
-        start, end = round(0.7 * total), round(0.85 * total)
+        start, end = round(0.7 * (total or 0)), round(0.85 * (total or 0))
     else:
         start, end = _pair("--progressive-epochs", epochs, "11:13")
         if start > end:
             raise UsageError(f"--progressive-epochs {epochs}: give the earlier epoch first, as in 11:13")
-    if start >= total - 1 and end >= total:
+    if total is not None and start >= total - 1 and end >= total:
         raise UsageError(
             f"--progressive {sizes} has no effect: all {total} epochs would have {small} pixels; train more epochs, or "
             "give earlier --progressive-epochs"

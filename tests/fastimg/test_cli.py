@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastimg import __version__, compilation, config, trainconfig
+from fastimg import __version__, config
 from fastimg import cli as command_line
 
 COMMANDS = {
@@ -110,11 +110,6 @@ def test_flags_that_may_stand_alone(arguments, compiled, resume):
 def test_a_mode_of_compilation_that_is_not_there(word, hint, cli):
     ran = cli("train", "--compile", word)
     assert ran.code == 2 and f"--compile {word}: give default, reduce-overhead" in ran.err and hint in ran.err
-
-
-def test_modes_of_compilation_are_those_that_are_compiled():
-    """The command line has a list of its own: it does without torch."""
-    assert trainconfig.COMPILE_MODES == compilation.MODES
 
 
 @pytest.mark.parametrize("flags", [("--epochs", "many"), ("--opt", "lion"), ("--scale", "0.5")])
