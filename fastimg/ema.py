@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from .parallel import local_shards
+
 DECAY = 0.9998
 
 
@@ -23,7 +25,7 @@ class Ema:
     def update(self, module: nn.Module, step: int) -> None:
         """Step `step` is done: move towards the module's tensors."""
         share = 1.0 - min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.tensors.values()), list(_averaged(module).values()), share)
+        torch._foreach_lerp_(local_shards(self.tensors.values()), local_shards(_averaged(module).values()), share)
 
     @contextmanager
     def swapped(self, module: nn.Module) -> Iterator[None]:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -94,12 +96,29 @@ def start(device: str) -> Iterator[Ranks]:
     else:
         torch.set_num_threads(ranks.cpus)
     if backend is not None:
-        dist.init_process_group(backend, device_id=chosen if chosen.type == "cuda" else None)
+        _join(ranks, backend)
     try:
         yield ranks
     finally:
         if backend is not None:
             dist.destroy_process_group()
+
+
+def _join(ranks: Ranks, backend: str) -> None:
+    """Join the process group.
+
+    torchrun keeps the store of the ranks that it restarts, with their addresses (pytorch issue 135712): on one node,
+    where all ranks count restarts alike, those of each time stand apart. On several nodes
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same.
+    """
+    device = ranks.device if ranks.device.type == "cuda" else None
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts == "0" or ranks.local_world_size != ranks.world_size:
+        dist.init_process_group(backend, device_id=device)
+        return
+    store, rank, world_size = next(rendezvous("env://"))
+    store = PrefixStore(f"restart {restarts}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

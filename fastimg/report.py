@@ -38,6 +38,7 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
         f"weights {shown(config.weights)}" if config.weights else "published weights" if config.pretrained else "random"
     )
     layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
+    layout += " activations, contiguous weights" if layout == "channels-last" and config.strategy == "fsdp" else ""
     words = sentence(config, run.preprocessing.train_size)
     learning = f"({trained:,} trained)"
     rows: dict[str, str | None] = {
