@@ -285,7 +285,7 @@ def resolve(
         lr=_learning_rate(config, model, _global_batch(config, ranks), searched)[0],
         lr_scale=None,
         lr_base_size=None,
-        head_init=(config.head_init or "xavier") if tuned else None,
+        head_init=(config.head_init or "zeros") if tuned else None,
         momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
         weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
         norm_weight_decay=config.norm_weight_decay or 0.0,
@@ -381,12 +381,12 @@ def _learning_rate(config: Train, model: Model, global_batch: int, searched: boo
 def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
     """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
 
-    A new head on a frozen trunk: 1e-2. Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD takes 50 times that, as
-    its steps are not normalised.
+    A new head on a frozen trunk: 1e-3 (benchmarks/heads.py). Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD
+    takes 50 times that, as its steps are not normalised.
     """
     adam = config.opt == "adamw"
     if _head_alone(config):
-        return (1e-2, 64) if adam else (3e-2, 64)
+        return (1e-3 if adam else 3e-3, 64)
     if config.pretrained or config.weights is not None:
         rate = 3e-4 if model.convolutional else 5e-5
         return (rate if adam else rate * 50, 64)

@@ -81,7 +81,7 @@ def build(
     kwargs: Mapping[str, Any] | None = None,
     img_size: int | None = None,
     classes: tuple[str, ...] | None = None,
-    head_init: HeadInit = "xavier",
+    head_init: HeadInit = "zeros",
     blurpool: bool = False,
 ) -> Model:
     """Create a model on the CPU. `weights` of a model with other `classes` bring their trunk alone.
@@ -273,7 +273,7 @@ def load_weights(
     origin: str,
     *,
     strict_head: bool = False,
-    head_init: HeadInit = "xavier",
+    head_init: HeadInit = "zeros",
 ) -> None:
     """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit."""
     own = model.module.state_dict()
@@ -309,7 +309,7 @@ def _head_prefixes(model: Model) -> tuple[str, ...]:
     return tuple(f"{name}." for name in model.classifier)
 
 
-def init_head(module: nn.Module, classifier: str | Iterable[str], how: HeadInit = "xavier") -> None:
+def init_head(module: nn.Module, classifier: str | Iterable[str], how: HeadInit = "zeros") -> None:
     """Begin a classifier anew: the weights as `how` says, the biases zero.
 
     xavier: uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010). he: normal with variance 2 / inputs

@@ -165,7 +165,7 @@ def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple
             img_size=config.train_crop_size or config.img_size,
             classes=classes,
             blurpool=config.blurpool,
-            head_init=config.head_init or "xavier",
+            head_init=config.head_init or "zeros",
         )
     preprocessing = effective.preprocessing(config, model.preprocessing)
     check_input(model, preprocessing.train_size, num_classes, "--img-size")
@@ -208,6 +208,16 @@ def _assemble(
     if config.channels_last and model.convolutional:
         module = module.to(memory_format=torch.channels_last)
     model = replace(model, module=module)
+    if config.no_aug:
+        crop: Crop = center_crop(preprocessing)
+    else:
+        crop = train_crop(preprocessing, config.scale, config.ratio)
+    loader = _loader(config, ranks, part, crop, config.order, "samples", effective.scales(config))
+    evaluated = [val_part, part if config.evaluate_training_set else None]
+    val_loader, train_eval_loader = (
+        None if each is None else _loader(config, ranks, each, center_crop(preprocessing), "sequential", "zeros")
+        for each in evaluated
+    )
     parallel = wrapped(module, config, ranks, precision) if wrapping else module
     optimizer = build_optimizer(
         module,
@@ -219,16 +229,6 @@ def _assemble(
         norm_weight_decay=config.norm_weight_decay or 0.0,
         layer_decay=config.layer_decay,
         frozen_too=config.freeze_epochs is not None,
-    )
-    if config.no_aug:
-        crop: Crop = center_crop(preprocessing)
-    else:
-        crop = train_crop(preprocessing, config.scale, config.ratio)
-    loader = _loader(config, ranks, part, crop, config.order, "samples", effective.scales(config))
-    evaluated = [val_part, part if config.evaluate_training_set else None]
-    val_loader, train_eval_loader = (
-        None if each is None else _loader(config, ranks, each, center_crop(preprocessing), "sequential", "zeros")
-        for each in evaluated
     )
     steps_per_epoch = math.ceil(len(loader) / config.grad_accum_steps)
     schedule = effective.schedule(config, steps_per_epoch, ranks)

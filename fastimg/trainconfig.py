@@ -38,7 +38,8 @@ class Inputs:
     head_init: Annotated[
         Literal["xavier", "he", "zeros"] | None, arg(metavar="{xavier,he,zeros}", help_behavior_hint="")
     ] = None
-    """How a new classifier on a trained trunk begins. Default: xavier (Glorot's uniform)."""
+    """How a new classifier on a trained trunk begins: at zero, or random after Glorot or He. Default: zeros, which won
+    wherever it was measured (benchmarks/heads.py)."""
     drop_path: flagtypes.Float = None
     """Stochastic depth rate, for models that have it."""
     ghost_bn: flagtypes.Int = None

@@ -67,3 +67,19 @@ def test_copies_under_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     events[1]["name"] = "_pixels"  # an augmentation's kernel; of the others, those of its own stream do not count
     found = measures.augmentation_under_compute([*events, event("kernel", "conv", 12, 4, 20)])
     assert found["count"] == 1 and found["share_under_compute"] == 0.4 and found["milliseconds"] == 0.01
+
+
+@pytest.mark.slow
+def test_techniques_are_measured_beside_the_plain_run(tmp_path: Path) -> None:
+    out = tmp_path / "train.jsonl"
+    small = ["--arch", "test_vit", "--size", "32", "--batch-size", "4", "--steps", "2", "--repeats", "1"]
+    only = ["--images", "4", "--only", "EMA", "ghost norm, halves", "--out", str(out)]
+    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "train.py"), *small, *only]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = {record["variant"]: record for record in map(json.loads, out.read_text().splitlines())}
+    assert records.keys() == {"plain", "EMA", "ghost norm, halves"}
+    assert records["plain"]["ratio"] == 1 and records["plain"]["n"] == 1
+    assert records["EMA"]["images_per_second"] > 0 and records["EMA"]["peak_mib"] > 100
+    assert "no batch norm" in records["ghost norm, halves"]["skipped"]
+    assert "skipped" in done.stdout

@@ -168,7 +168,7 @@ def test_flags_win_over_the_file(tmp_path, trained, cli):
     file = tmp_path / "c.yaml"
     file.write_text(f"data: {trained.images}\narch: test_resnet\nepochs: 5\nimg_size: 32\nopt: sgd\n")
     ran = cli("train", "--config", file, "--epochs", "3", "--dry-run", "-o", tmp_path / "runs")
-    assert ran.code == 0 and "3 epochs" in ran.out and "sgd, lr" in ran.out and "24 images" in ran.out
+    assert ran.code == 0 and "3 epochs" in ran.out and "sgd (fused), lr" in ran.out and "24 images" in ran.out
     assert not (tmp_path / "runs").exists()
 
 

@@ -227,7 +227,7 @@ def resolved(convolutional=True, world_size=1, **given):
         ({"batch_size": 256, "opt": "sgd"}, 0.125),  # linearly
         ({"pretrained": True}, 3e-4),
         ({"weights": Path("w"), "convolutional": False}, 5e-5),
-        ({"pretrained": True, "freeze": "backbone"}, 1e-2),
+        ({"pretrained": True, "freeze": "backbone"}, 1e-3),
         ({"pretrained": True, "freeze": "2"}, 3e-4),
         ({"pretrained": True, "freeze": "backbone", "freeze_epochs": 1}, 3e-4),
         ({"pretrained": True, "batch_size": 256}, 6e-4),
@@ -247,7 +247,7 @@ def test_learning_rate(given, lr):
 def test_choices_by_where_the_weights_come_from():
     scratch, tuned = resolved(), resolved(pretrained=True)
     assert (scratch.sched, scratch.warmup, scratch.head_init) == ("cosine", "0.05dur", None)
-    assert (tuned.sched, tuned.warmup, tuned.head_init) == ("linear", "0.2dur", "xavier")
+    assert (tuned.sched, tuned.warmup, tuned.head_init) == ("linear", "0.2dur", "zeros")
     assert resolved(warmup_epochs=1.5).warmup == "1.5ep"
     assert resolved(warmup_fraction=0.1).warmup == "0.1dur"
     assert resolved(warmup="300ba").warmup == "300ba"

@@ -54,9 +54,12 @@ MIXED = (
 
 
 TRAININGS = """
-import json, sys
+import json, os, sys
 from fastimg import cli
-sys.exit(max(cli.run(arguments) for arguments in json.loads(sys.argv[1])))
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # torchrun keeps one store: the ranks meet anew
+    if cli.run(arguments):
+        sys.exit(1)
 """
 
 

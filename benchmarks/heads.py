@@ -1,0 +1,99 @@
+"""How a new classifier on a frozen trunk should begin, and at which learning rate: features are taken once.
+
+    python benchmarks/heads.py --weights FILE --data SHARDS [SHARDS ...]
+
+The head trains as `fastimg train --freeze backbone` has it: AdamW, label smoothing 0.1, a fifth of the steps to
+warm up, then a linear fall to 0. A row is the mean over seeds of the last validation's top-1.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+from fastimg.augment import Policy, apply
+from fastimg.loaders import CenterCrop, Loader
+from fastimg.models import HeadInit, build, init_head
+from fastimg.optim import Schedule, build_optimizer, set_lr
+
+INITS: tuple[HeadInit, ...] = ("zeros", "xavier", "he")
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+
+
+def main() -> None:
+    """Measure and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="shards with train and val")
+    parser.add_argument("--weights", type=Path, required=True, help="of timm's mobilenetv2_100 with pad_type=same")
+    parser.add_argument("--size", type=int, default=160)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=75)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "heads.jsonl")
+    args = parser.parse_args()
+    environment, console = measure.environment(), Console(width=100)
+    for data in args.data:
+        train, val = (_features(data, split, args) for split in ("train", "val"))
+        rows = []
+        for init in INITS:
+            for rate in RATES:
+                found = [_accuracy(train, val, init, rate, seed, args) for seed in range(args.seeds)]
+                row = {"data": data.name, "init": init, "lr": rate, "top1": measure.Spread.of(found)}
+                mean = round(statistics.mean(found), 4)
+                rows.append({**row, "top1": row["top1"].text(), "mean": mean})
+                setting = {"batch_size": args.batch_size, "steps": args.steps, "size": args.size}
+                record = {"benchmark": "heads", **measure.flat(row), "mean": mean, **setting}
+                measure.append(args.out, {**record, "environment": environment})
+        measure.show(console, f"{data.name}, {args.steps} steps of {args.batch_size}", rows)
+
+
+def _features(data: Path, split: str, args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the classifier sees [N, 1280], and classes [N]."""
+    model = build("mobilenetv2_100", 2, weights=args.weights, kwargs={"pad_type": "same"}, img_size=args.size)
+    p = model.preprocessing
+    net: Any = model.module.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    crop = CenterCrop(size=args.size, resize=round(args.size / 0.875), interpolation=p.interpolation)
+    policy, features, targets = Policy(mean=p.mean, std=p.std), [], []
+    with torch.inference_mode(), Loader(data, batch_size=64, split=split, order="sequential", crop=crop) as loader:
+        for batch in loader:
+            kept = batch.weight > 0
+            seen = net.forward_head(net.forward_features(apply(None, batch.inputs, policy)), pre_logits=True)
+            features.append(seen[kept].clone())
+            targets.append(batch.targets[kept].clone())
+    return torch.cat(features).clone(), torch.cat(targets)
+
+
+def _accuracy(
+    train: tuple[torch.Tensor, torch.Tensor],
+    val: tuple[torch.Tensor, torch.Tensor],
+    init: HeadInit,
+    rate: float,
+    seed: int,
+    args: argparse.Namespace,
+) -> float:
+    (features, targets), torch_seed = train, torch.manual_seed(seed)
+    head = torch.nn.Sequential(torch.nn.Linear(features.shape[1], int(targets.max()) + 1))
+    init_head(head, "0", init)
+    optimizer = build_optimizer(head, "adamw", rate, 0.05, None)
+    schedule = Schedule(kind="linear", lr=rate, steps=args.steps, warmup_steps=round(0.2 * args.steps))
+    order = torch.randperm(len(targets), generator=torch_seed)
+    for step in range(args.steps):
+        at = step * args.batch_size % len(targets)
+        if at + args.batch_size > len(targets):
+            order = torch.randperm(len(targets), generator=torch_seed)
+        rows = order[at : at + args.batch_size]
+        set_lr(optimizer, schedule(step))
+        F.cross_entropy(head(features[rows]), targets[rows], label_smoothing=0.1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.inference_mode():
+        return float((head(val[0]).argmax(dim=1) == val[1]).float().mean())
+
+
+if __name__ == "__main__":
+    main()
