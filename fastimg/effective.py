@@ -375,7 +375,10 @@ def _learning_rate(config: Train, model: Model, global_batch: int, searched: boo
     if rule == "none":
         return rate, "auto" if config.lr == "auto" else ""
     factor = (global_batch / base) ** (1.0 if rule == "linear" else 0.5)
-    return float(f"{rate * factor:.3g}"), f"{rate:g} at batch {base}, {rule} to {global_batch}"
+    found = "auto" if config.lr == "auto" else ""
+    if global_batch != base:
+        found = f"{rate:g} at batch {base}, {rule} to {global_batch}"
+    return float(f"{rate * factor:.3g}"), found
 
 
 def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
