@@ -119,11 +119,16 @@ class Pool:
     def wait(self, slot: Slot, job: Job) -> None:
         """Return when `slot` is full. Raises what a worker raised."""
         self._check_process()
-        with self._lock:
-            while slot.pending and job.failure is None and not job.cancelled and not self._died:
-                self._changed.wait()
-            failure = job.failure or self._loss
-            job.failure = self._loss = None
+        try:
+            with self._lock:
+                while slot.pending and job.failure is None and not job.cancelled and not self._died:
+                    self._changed.wait()
+                failure = job.failure or self._loss
+                job.failure = self._loss = None
+        except RuntimeError as error:  # an interrupt just after Condition.wait gave the lock up: none to release
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
         job.check()
         try:
             if failure is not None:
