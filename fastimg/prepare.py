@@ -168,7 +168,7 @@ def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple
             head_init=config.head_init or "zeros",
         )
     preprocessing = effective.preprocessing(config, model.preprocessing)
-    check_input(model, preprocessing.train_size, num_classes, "--img-size")
+    check_input(model, preprocessing.train_size, num_classes, "--progressive" if config.progressive else "--img-size")
     if preprocessing.val_size != preprocessing.train_size:
         check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
     if config.progressive is not None:
