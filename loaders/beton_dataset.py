@@ -88,6 +88,10 @@ class BetonDataset:
                     return f"{self.name}: sample {index} ({self.reader.value(name, index)['path']})"
         return f"{self.name}: sample {index}"
 
+    def files(self) -> Sequence[Path]:
+        """The file."""
+        return [self.reader.path]
+
     def close(self) -> None:
         """Close the file."""
         self.reader.close()

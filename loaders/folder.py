@@ -178,5 +178,9 @@ class FilesDataset:
         lines = (f"{label} {path}\n" for path, label in zip(self._paths, self.labels.tolist(), strict=True))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def files(self) -> Sequence[Path]:
+        """One for each sample."""
+        return [self._root / path for path in self._paths]
+
     def close(self) -> None:
         """Nothing is held open."""

@@ -60,6 +60,9 @@ class Dataset(Protocol):
     def sample_name(self, index: int) -> str:
         """What a person calls the sample."""
 
+    def files(self) -> Sequence[Path]:
+        """The files that hold the samples."""
+
     @property
     def fingerprint(self) -> str:
         """Changes when the samples, their order or their labels do."""
@@ -324,6 +327,10 @@ class TarDataset:
                 except (ValueError, LookupError, TypeError, RecursionError):
                     break
         return label
+
+    def files(self) -> Sequence[Path]:
+        """The shards."""
+        return self._shards
 
     def close(self) -> None:
         """Close the shards. Reading on opens them anew."""
