@@ -27,6 +27,7 @@ _COMMANDS: dict[str, type] = {
     "train": config.Train,
     "eval": config.Eval,
     "predict": config.Predict,
+    "export": config.Export,
     "recipe": config.Recipe,
 }
 # A flag of `train` that may stand alone: what it means then, and the words that may follow it, any where there is none.
@@ -112,6 +113,10 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         from .predict import predict
 
         return predict(settings, Console(), console)
+    if command == "export":
+        from .export import export
+
+        return export(settings, Console())
     if command == "recipe":
         _recipe(settings, Console())
         return 0

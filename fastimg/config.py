@@ -162,6 +162,26 @@ class Predict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a checkpoint as one file for other programs: ONNX, torch.export's pt2, or safetensors."""
+
+    checkpoint: Positional[Path]
+    """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
+    format: Literal["safetensors", "onnx", "pt2"]
+    """onnx, pt2: uint8 images in, logits out, normalisation inside. safetensors: weights, the rest as metadata."""
+    output: Annotated[Path | None, arg(aliases=["-o"], metavar="FILE|FOLDER", help_behavior_hint="")] = None
+    """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the run's directory, or beside a lone checkpoint."""
+    check: bool = False
+    """Run the written file on the CPU and compare its answers with those of `predict`; exit code 1 if they differ."""
+    check_data: Annotated[Path | None, arg(metavar="DATA", help_behavior_hint="")] = None
+    """With --check: a dataset or images, of which up to 64 are read. Default: images of noise."""
+    overwrite: bool = False
+    """Replace the file."""
+    json: bool = False
+    """Print the result as json."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspect(Augmenting):
     """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see."""
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": config.Verify,
     "eval": config.Eval,
     "predict": config.Predict,
+    "export": config.Export,
     "recipe": config.Recipe,
 }
 IN_YAML = {"augmentation", "kornia"}

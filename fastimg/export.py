@@ -1,0 +1,204 @@
+"""`fastimg export`: a checkpoint as one file for other programs, and whether it answers as the checkpoint does."""
+
+import importlib.util
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from . import checkpoint, graph, inference
+from .agreement import Agreement, compare
+from .checkpoint import MODEL, Card
+from .config import Export
+from .errors import UsageError, UserError, printable
+from .models import Model, Preprocessing
+from .precision import choose as choose_precision
+
+_PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # the extra `export`, but for --check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written. `check` is None where nobody asked for it."""
+
+    file: str
+    format: graph.Format
+    bytes: int
+    checkpoint: str
+    arch: str
+    inputs: list[str]  # none where the file holds weights alone
+    normalisation: Literal["inside", "metadata"]
+    preprocessing: Preprocessing
+    classes: list[str]
+    check: Agreement | None
+
+
+def export(config: Export, out: Console) -> int:
+    """Write and print. Returns the exit code: 1 where the file does not answer as the checkpoint does.
+
+    Raises UsageError, UserError and DataError, each a sentence.
+    """
+    if config.check_data is not None and not config.check:
+        raise UsageError(f"--check-data {config.check_data}: has no effect without --check; add it")
+    _check_packages(config)
+    source = checkpoint.find(config.checkpoint)
+    file = _file(config, source)
+    model, card = checkpoint.load_model(config.checkpoint)
+    subject = graph.subject(model, card)
+    _write(config, file, source, model, subject)
+    agreement = _check(config, file, subject) if config.check else None
+    result = _result(config, file, source, card, subject, agreement)
+    if config.json:
+        print(printable(json.dumps(asdict(result), ensure_ascii=False)))
+    else:
+        _print(result, out)
+    return 1 if agreement is not None and not agreement.agrees else 0
+
+
+def _check_packages(config: Export) -> None:
+    """Raises UsageError, with the command that installs them, for packages that are not there."""
+    needed = _PACKAGES[config.format]
+    if config.format == "onnx" and config.check:
+        needed = (*needed, "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
+        what = f"--format {config.format}{' --check' if missing == ['onnxruntime'] else ''}"
+        raise UsageError(
+            f"{what}: needs {names}, not installed; `pip install onnx onnxscript onnxruntime`, or "
+            "`pip install '.[export]'` in a clone of fastimg"
+        )
+
+
+def _file(config: Export, source: Path) -> Path:
+    """Where to write. Raises UsageError and UserError for a place that is none, or taken."""
+    suffix, output = f".{config.format}", config.output
+    if output is None:
+        file = _default(source, suffix)
+    elif output.is_dir():
+        file = output / _default(source, suffix).name
+    elif output.suffix != suffix:
+        raise UsageError(f"--output {output}: neither a folder that exists nor a name that ends in {suffix}")
+    else:
+        file = output
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}; make it first, or give another --output")
+    if file.is_dir():
+        raise UserError(f"{file}: a folder; give another --output")
+    if file.exists() and file.samefile(source):
+        raise UsageError(f"{file}: is the checkpoint itself; give another --output")
+    if file.exists() and not config.overwrite:
+        raise UserError(f"{file}: exists; give another --output, or replace it with --overwrite")
+    return file
+
+
+def _default(source: Path, suffix: str) -> Path:
+    """RUN/RUN.onnx for any checkpoint of a run, which goes when newer ones come; of a lone file, beside it."""
+    folder = source.parent.absolute()
+    if folder.name in ("best", "last"):
+        folder = folder.parent
+    elif folder.parent.name == "checkpoints":
+        folder = folder.parent.parent
+    file = folder / f"{folder.name if source.name == MODEL else source.stem}{suffix}"
+    return file if source.is_absolute() else Path(os.path.relpath(file))
+
+
+def _write(config: Export, file: Path, source: Path, model: Model, subject: graph.Subject) -> None:
+    size = sum(tensor.nbytes for tensor in model.module.state_dict().values())
+    if config.format == "onnx" and size >= graph.ONNX_LIMIT:
+        raise UserError(
+            f"{config.checkpoint}: {size / 2**30:.1f} GiB of weights, and one ONNX file holds less than 2 GiB; "
+            "use --format pt2 or safetensors"
+        )
+    try:
+        graph.write(config.format, file, source, subject)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror or error}; give an --output that can be written to") from error
+    except Exception as error:
+        others = "--format safetensors holds any model's weights"
+        raise UserError(
+            f"{config.checkpoint}: {model.arch} cannot be exported as {config.format} ({graph.reason(error)}); {others}"
+        ) from error
+
+
+def _check(config: Export, file: Path, subject: graph.Subject) -> Agreement:
+    """The written file beside the checkpoint, on the CPU in float32."""
+    cpu = torch.device("cpu")
+    engine = inference.load(config.checkpoint, cpu, choose_precision(cpu, False, "auto"))
+    try:
+        match config.format:
+            case "onnx":
+                run = graph.open_onnx(file, subject)
+            case "pt2":
+                run = graph.open_pt2(file, subject)
+            case "safetensors":
+                run = graph.open_module(graph.subject(*checkpoint.load_model(file)))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file}: was written and cannot be loaded ({graph.reason(error)}); do not use it") from error
+    return compare(file, run, engine, config.check_data)
+
+
+def _result(
+    config: Export, file: Path, source: Path, card: Card, subject: graph.Subject, agreement: Agreement | None
+) -> Exported:
+    inside = config.format != "safetensors"
+    return Exported(
+        file=str(file),
+        format=config.format,
+        bytes=file.stat().st_size,
+        checkpoint=str(source),
+        arch=card.arch,
+        inputs=graph.inputs(subject) if inside else [],
+        normalisation="inside" if inside else "metadata",
+        preprocessing=card.preprocessing,
+        classes=list(card.classes),
+        check=agreement,
+    )
+
+
+def _print(result: Exported, out: Console) -> None:
+    p, classes = result.preprocessing, len(result.classes)
+    mean, std = (" ".join(f"{value:g}" for value in values) for values in (p.mean, p.std))
+    rows = {
+        "file": f"{result.file}, {result.bytes / 1e6:,.1f} MB",
+        "of": f"{result.checkpoint} ({result.arch}, {classes} class{'es' if classes != 1 else ''})",
+    }
+    normalisation = f"normalisation (mean {mean}, std {std})"
+    if result.inputs:
+        crop = f"resized to {p.val_resize} ({p.interpolation}, antialiased) and cut to the centre {p.val_size}"
+        rows["input"] = f"{', '.join(result.inputs)}: {crop} by the caller"
+        rows["output"] = f"logits float32 [batch, {classes}]"
+        rows["inside"] = f"{normalisation}; class names and preprocessing as metadata"
+    else:
+        rows["inside"] = f"weights alone; {normalisation}, sizes and class names are metadata, which eval, predict and "
+        rows["inside"] += "train --weights read"
+    if result.check is not None:
+        rows["check"] = _told(result.check)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        table.add_row(name, Text(printable(text)))
+    out.print(table, highlight=False)
+
+
+def _told(check: Agreement) -> str:
+    """In words."""
+    logits, shares = (
+        "are no numbers" if value is None else f"differ by at most {value:.1e}"
+        for value in (check.logits, check.probabilities)
+    )
+    verdict = "agrees" if check.agrees else "does NOT agree"
+    left_out = f" ({check.unreadable} more could not be read)" if check.unreadable else ""
+    return (
+        f"{verdict} with predict on {check.samples} {check.origin}{left_out}: probabilities {shares} (bound "
+        f"{check.bound:g}), logits {logits}, the likeliest class is the same for {check.top1}"
+    )
