@@ -6,14 +6,24 @@ from pathlib import Path
 
 import numpy as np
 
+from .errors import UsageError
+from .loaders.content import plural
 from .loaders.errors import DataError
 from .samples import Entries, Source
 
 
 def combine(sources: Sequence[Source]) -> Source:
-    """The samples of all sources, one after the other in each split; classes of one name are one class."""
+    """The samples of all sources, one after the other in each split; classes of one name are one class.
+
+    Raises UsageError where some are images and some texts, DataError where labels cannot be matched.
+    """
     first, *others = sources
     for other in others:
+        if other.content != first.content:
+            raise UsageError(
+                f"{first.src} holds {plural(first.content)} and {other.src} {plural(other.content)}: a dataset is of "
+                "one kind; convert them one by one"
+            )
         first = _joined(first, onto(other, first.classes, first.named))
     return replace(first, src=Path(" + ".join(str(source.src) for source in sources)))
 
@@ -73,4 +83,6 @@ def _joined(first: Source, second: Source) -> Source:
         fields=tuple(sorted({*first.fields, *second.fields})),
         remarks=first.remarks + second.remarks,
         files=first.files + second.files,
+        content=first.content,
+        columns=first.columns + second.columns,
     )

@@ -18,12 +18,13 @@ __all__ = ["Augmenting", "Convert", "Demo", "Eval", "Inputs", "Inspect", "Predic
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Turn images into shards: tars that DALI and WebDataset read too, or FFCV's .beton files."""
+    """Turn images or texts into shards: tars that DALI and WebDataset read too, or FFCV's .beton files."""
 
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
-    """A folder with one subfolder per class (with or without train/ val/ test/ above); a csv, tsv, jsonl or parquet
-    manifest with a path and a label column; parquet files with image bytes (Hugging Face's layout); tar shards or
-    .beton files, anybody's; torchvision:NAME (CIFAR10, MNIST, ...); sklearn:digits."""
+    """A folder with one subfolder of images or .txt files per class (with or without train/ val/ test/ above); a csv,
+    tsv, jsonl or parquet manifest with a label and an image's path, or a text, in each row; parquet files with image
+    bytes (Hugging Face's layout); tar shards or .beton files, anybody's; torchvision:NAME (CIFAR10, MNIST, ...);
+    sklearn:digits."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to make."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]", help_behavior_hint="")]] = ()
@@ -49,10 +50,16 @@ class Convert:
     path_column: flagtypes.Str = None
     """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
     file, filename or image."""
+    text_column: flagtypes.Str = None
+    """Manifest column with texts, which makes it a dataset of texts. Default: text, sentence, review, content or
+    document, where there is no column with image paths."""
     label_column: flagtypes.Str = None
     """Manifest column with labels. Default: label, class or target."""
     split_column: flagtypes.Str = None
     """Manifest column with split names. Default: split, where there is one."""
+    no_header: FlagCreatePairsOff[bool] = False
+    """The first line of a csv or tsv is a row: columns are called 1, 2, ... Found out for texts, and said, where no
+    name in that line is a known column."""
     tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded alone, so that a training crop costs less: auto (32
     pixels wide), a width in pixels, or off."""
@@ -91,9 +98,9 @@ class Verify:
     """Check that a dataset is whole: sizes, checksums, indexes against tars, labels; every fault is named."""
 
     data: Positional[Path]
-    """Shards made by `fastimg convert`, somebody's tars or .beton files, or an image folder."""
+    """Shards made by `fastimg convert`, somebody's tars or .beton files, or a folder of images or texts."""
     deep: bool = False
-    """Decode every image too."""
+    """Decode every image too; read every text."""
     max_pixels: int = 89_478_485
     """With --deep: images with more pixels than this are a fault."""
     json: bool = False
@@ -183,16 +190,17 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(Augmenting):
-    """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see."""
+    """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see, or texts."""
 
     data: Positional[Path]
-    """Shards, .beton files, somebody's tars, or an image folder."""
+    """Shards, .beton files, somebody's tars, or a folder of images or texts."""
     split: flagtypes.Str = None
     """Look at this split alone. Default: all of them."""
     headers_only: FlagCreatePairsOff[bool] = False
     """Do not decode the images: faster, and damage inside them is not found."""
-    samples: int = 36
-    """Images in samples.png; up to 8 of them are in augmented.png, as training sees them in their first 8 epochs."""
+    samples: flagtypes.Int = None
+    """Images in samples.png; up to 8 of them are in augmented.png, as training sees them in their first 8 epochs. Of a
+    dataset of texts, the texts that are shown. Default: 36 images, 10 texts."""
     img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
     """Side in pixels of the crops in augmented.png. Default: 224, or what --config says."""
     config: flagtypes.File = None

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .describe import Base
 from .images import KEPT, KINDS, REENCODED, TILED
+from .samples import Source
 
 
 class Skipped(NamedTuple):
@@ -28,6 +29,7 @@ class Report:
 
     dst: str
     format: str  # tar or beton
+    content: str = "images"  # or text; then `images` here are texts
     images: int
     added: int  # of them by this conversion
     classes: int
@@ -39,7 +41,8 @@ class Report:
     kept: int  # as they were
     outcomes: dict[str, int]  # the same with reasons
     skipped: list[Skipped]
-    ignored: int  # files that are no images by their names
+    ignored: int  # files that are no images by their names, or no texts
+    columns: list[str] = field(default_factory=list)  # sentences on which columns of manifests were used
     seconds: float
     images_per_second: float  # read and checked in this run; what an earlier run finished does not count
 
@@ -49,9 +52,9 @@ class Report:
 
 
 def report_on(
-    folder: Path, description: dict[str, Any], base: Base | None, ignored: int, checked: int, seconds: float
+    folder: Path, description: dict[str, Any], base: Base | None, source: Source, checked: int, seconds: float
 ) -> Report:
-    """The report on what is described; `checked` images were read for it in this run."""
+    """The report on what is described; `checked` samples of `source` were read for it in this run."""
     splits = description["splits"]
     images = sum(split["samples"] for split in splits.values())
     before = sum(split["samples"] for split in base.description["splits"].values()) if base else 0
@@ -62,6 +65,7 @@ def report_on(
     return Report(
         dst=str(folder),
         format=description["container"],
+        content=source.content,
         images=images,
         added=images - before,
         classes=len(description["classes"]),
@@ -73,7 +77,8 @@ def report_on(
         kept=kinds[KEPT],
         outcomes=description["outcomes"],
         skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
-        ignored=ignored,
+        ignored=source.ignored,
+        columns=list(source.columns),
         seconds=seconds,
         images_per_second=checked / seconds,
     )
@@ -86,17 +91,25 @@ def print_report(report: Report, console: Console) -> None:
     added = f", {report.added:,} of them new" if report.added != report.images else ""
     reasons = {kind: _reasons(report.outcomes, kind) for kind in KINDS}
     skipped = Counter(reason for _, reason in report.skipped)
-    for name, value in (
+    what, unit = ("images", "img") if report.content == "images" else ("texts", "texts")
+    rows = [
         ("dataset", f"{report.dst} ({report.format})"),
-        ("images", f"{report.images:,} of {report.classes:,} classes ({counts}){added}"),
+        (what, f"{report.images:,} of {report.classes:,} classes ({counts}){added}"),
+        *(("columns", used) for used in report.columns),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
-        ("tiled", f"{report.tiled:,} JPEGs, without loss{reasons[TILED]}"),
-        ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
+    ]
+    if report.content == "images":
+        rows += [
+            ("tiled", f"{report.tiled:,} JPEGs, without loss{reasons[TILED]}"),
+            ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
+        ]
+    rows += [
         ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
         ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
-        ("ignored", f"{report.ignored:,} files that are no images by their names"),
-        ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} img/s"),
-    ):
+        ("ignored", f"{report.ignored:,} files that are no {what} by their names"),
+        ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
+    ]
+    for name, value in rows:
         table.add_row(name, Text(value))
     console.print(table)
     for path, reason in report.skipped[:10]:

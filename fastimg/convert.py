@@ -1,4 +1,4 @@
-"""A source of images -> shards, dataset.json and the compact index.
+"""A source of images or texts -> shards, dataset.json and the compact index.
 
     read_source -> plan (splits, order, shards) -> threads: read, check, tile -> one writer, in order
 
@@ -32,16 +32,18 @@ from .destination import FULL, admit, begin_journal, check_same, missing_folders
 from .errors import UsageError, printable
 from .images import Prepare, Prepared, prepared_in_order
 from .journal import Finished, Journal, State, clear, journal_options, locked
+from .loaders.content import plural
 from .loaders.errors import DataError, ImageError
 from .loaders.shards import open_dataset
 from .loaders.tar import replace_file
 from .manifest import Columns
 from .plan import Shard, plan_shards
-from .request import Request, check_paths, read_request
+from .request import Request, check_paths, read_request, refuse_image_flags
 from .samples import Entry, Source
 from .sources import read_source
 from .stores import BetonStore, Store, TarStore
 from .survey import Schema, survey
+from .texts import PrepareText
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def _convert(config: Convert, console: Console) -> Report:
         admit(request.dst, config)  # before a source is read for nothing
     source = _source(request, base)
     try:
+        if source.content == "text":
+            refuse_image_flags(config)
         for remark in source.remarks:
             console.print(Text(remark), soft_wrap=True)
         _check_apart(source, request.dst)
@@ -92,15 +96,24 @@ def _convert(config: Convert, console: Console) -> Report:
         description, checked = _in_folder(_Job(request, source, plan, options, base), console)
     finally:
         source.close()
-    return report_on(request.dst, description, base, source.ignored, checked, time.perf_counter() - began)
+    return report_on(request.dst, description, base, source, checked, time.perf_counter() - began)
 
 
 def _source(request: Request, base: Base | None) -> Source:
     config = request.flags
-    columns = Columns(config.path_column, config.label_column, config.split_column)
+    columns = Columns(
+        config.path_column, config.label_column, config.split_column, config.text_column, config.no_header
+    )
     sources = [read_source(src, columns, request.dst) for src in request.sources]
     source = combine(sources)
-    return onto(source, base.classes, base.named) if base else source
+    if not base:
+        return source
+    if base.content != source.content:
+        raise UsageError(
+            f"{config.dst} holds {plural(base.content)} and {source.src} {plural(source.content)}: a dataset is of one "
+            "kind; convert them apart"
+        )
+    return onto(source, base.classes, base.named)
 
 
 def _check_apart(source: Source, dst: Path) -> None:
@@ -172,11 +185,12 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
     ):
         warnings.simplefilter("ignore")  # what Pillow finds odd and yet decodes
         schema = _schema(job, pool, progress)
-        prepare = Prepare(job.source, job.request.treatment)
+        what = plural(job.source.content)
+        prepare = Prepare(job.source, job.request.treatment) if what == "images" else PrepareText(job.source)
         entries = (entry for shard in todo for entry in shard.entries)
         container = job.request.treatment.container
         prepared = prepared_in_order(pool, prepare, entries, workers, container)
-        task = progress.add_task("images", total=total)
+        task = progress.add_task(what, total=total, unit="img" if what == "images" else what)
         with _store(job, schema, journal) as store:
             for shard in todo:
                 journal.add(_write_shard(job, shard, prepared, store, lambda: progress.advance(task)))
@@ -273,4 +287,4 @@ def _tidy(folder: Path, description: dict[str, Any]) -> None:
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f} img/s")
+        return Text(f"{task.speed or 0:,.0f} {task.fields.get('unit', 'img')}/s")

@@ -13,6 +13,7 @@ from .errors import UserError, printable
 from .journal import SPLIT, Finished, Journal
 from .loaders.beton import BetonReader
 from .loaders.beton_fields import Field
+from .loaders.content import Content, singular
 from .loaders.errors import DataError
 from .loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
 from .loaders.tar import index_path
@@ -26,6 +27,7 @@ _TAR_SCHEMA = {
     "cls": {"kind": "scalar", "dtype": "int64", "encoding": "ascii"},
     "json": {"kind": "text", "encoding": "json"},
 }
+_TEXT_SCHEMA = {"txt": {"kind": "text", "encoding": "utf-8"}, "cls": _TAR_SCHEMA["cls"], "json": _TAR_SCHEMA["json"]}
 
 
 class _Shard(msgspec.Struct):
@@ -90,6 +92,11 @@ class Base:
     def container(self) -> str:
         """tar or beton."""
         return str(self.description["container"])
+
+    @property
+    def content(self) -> Content:
+        """What its samples are."""
+        return "text" if self.description.get("content") == "text" else "images"
 
     @property
     def classes(self) -> list[str]:
@@ -207,6 +214,7 @@ def describe(
         "version": FORMAT_VERSION,
         "fastimg": __version__,
         "container": "beton" if schema else "tar",
+        **({} if source.content == "images" else {"content": source.content}),
         "schema": _schema(source, schema, old.get("schema", {})),
         "classes": list(source.classes),
         "named": source.named,
@@ -221,12 +229,13 @@ def describe(
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
     first = skipped[0] if skipped else None
     example = f" ({first['path']}: {first['reason']}); repair or remove them" if first else ""
+    what, done = singular(source.content), "decoded" if source.content == "images" else "stored"
     if not counts:
-        raise DataError(f"{source.src}: no image of the split {split} can be decoded{example}")
+        raise DataError(f"{source.src}: no {what} of the split {split} can be {done}{example}")
     if split == "train" and not source.stored:
         for label, name in enumerate(source.classes):
             if not counts[label]:
-                raise DataError(f"{source.src}: no training image of class {printable(name)!r} can be decoded{example}")
+                raise DataError(f"{source.src}: no training {what} of class {printable(name)!r} can be {done}{example}")
 
 
 def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: list[Finished]) -> list[dict[str, Any]]:
@@ -242,7 +251,8 @@ def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: lis
 def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[str, Any]:
     """What every sample has, by the names in the container."""
     if schema is None:
-        return {**_TAR_SCHEMA, **old, **{ext: {"kind": "bytes", "member": ext} for ext in source.fields}}
+        first = _TAR_SCHEMA if source.content == "images" else _TEXT_SCHEMA
+        return {**first, **old, **{ext: {"kind": "bytes", "member": ext} for ext in source.fields}}
     return {name: _field(field) for name, field in schema.fields.items()}
 
 

@@ -22,6 +22,7 @@ from .loaders.beton_dataset import BetonDataset
 from .loaders.decode import Header, decode, read_header
 from .loaders.scratch import Scratch
 from .loaders.splice import row_index
+from .texts import text_fault
 
 NAMED, MEMBERS = 1000, 10  # unreadable images, and groups of copies, that are named; images of such a group
 _CHUNK, _AHEAD = 32, 4  # samples that a thread takes at a time; chunks begun and not yet taken, a thread
@@ -36,13 +37,22 @@ RECORD = np.dtype(
 )
 
 
+TEXT_RECORD = np.dtype(
+    [
+        *(("digest", "<u8", 2), ("bytes", "<i8"), ("characters", "<i8"), ("words", "<i8")),
+        *(("hashed", "?"), ("readable", "?")),
+    ],
+    align=True,
+)
+
+
 @dataclass(frozen=True)
 class Facts:
     """Of one split."""
 
     split: str
     dataset: Dataset
-    records: npt.NDArray[np.void]  # RECORD [N]
+    records: npt.NDArray[np.void]  # RECORD [N], or TEXT_RECORD
     formats: Counter[str] = field(default_factory=Counter)
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # name, reason; the first NAMED of them
 
@@ -60,12 +70,13 @@ class _Seen(NamedTuple):
 
 
 def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded: bool, err: Console) -> Facts:
-    """Read every sample of a split once, in chunks on `workers` threads; decode it too where `decoded`."""
-    facts = Facts(split, dataset, np.zeros(len(dataset), RECORD))
+    """Read every sample of a split once, in chunks on `workers` threads; decode images too where `decoded`."""
+    texts = dataset.content == "text"
+    facts = Facts(split, dataset, np.zeros(len(dataset), TEXT_RECORD if texts else RECORD))
     chunks = [range(at, min(at + _CHUNK, len(dataset))) for at in range(0, len(dataset), _CHUNK)]
 
     def look(chunk: range) -> _Seen:
-        return _look(dataset, chunk, max_pixels, decoded)
+        return _look_at_texts(dataset, chunk) if texts else _look(dataset, chunk, max_pixels, decoded)
 
     with ThreadPoolExecutor(workers, "inspect") as pool:
         seen: Iterator[_Seen] = in_order(pool, look, iter(chunks), workers * _AHEAD)
@@ -104,6 +115,24 @@ def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Se
     return seen
 
 
+def _look_at_texts(dataset: Dataset, chunk: range) -> _Seen:
+    scratch, records = Scratch(), np.zeros(len(chunk), TEXT_RECORD)
+    seen = _Seen(records, [], [])
+    for row, index in enumerate(chunk):
+        record = records[row]
+        try:
+            data = dataset.read(index, scratch)
+            digest = hashlib.blake2b(data, digest_size=16).digest()
+            record["digest"], record["bytes"], record["hashed"] = np.frombuffer(digest, "<u8"), len(data), True
+            if fault := text_fault(data):
+                raise DataError(fault)
+            text = str(data, "utf-8")
+            record["characters"], record["words"], record["readable"] = len(text), len(text.split()), True
+        except DataError as error:
+            seen.faults.append((index, str(error)))
+    return seen
+
+
 def _is_tiled(data: memoryview, header: Header) -> bool:
     return header.turbo and header.restarts and row_index(data) is not None
 
@@ -120,8 +149,8 @@ class Copies(NamedTuple):
 class Duplicates:
     """Samples whose bytes occur more than once, over all splits."""
 
-    within: int  # images that have an earlier copy in their own split
-    leaked: int  # images of a later split that are in an earlier one too
+    within: int  # samples that have an earlier copy in their own split
+    leaked: int  # samples of a later split that are in an earlier one too
     across: list[Copies]  # groups that are in several splits; the first NAMED
     same: list[Copies]  # groups in one split; the first NAMED
     conflicting: int  # groups of which not all are of one class

@@ -1,4 +1,4 @@
-"""Image files as a source: a folder with a subfolder for each class."""
+"""Image or text files as a source: a folder with a subfolder for each class."""
 
 import os
 import stat
@@ -59,7 +59,7 @@ def read_folder(src: Path) -> Source:
         split: Entries(Entry(path, label, file_size(src / path)) for path, label in files)
         for split, files in listing.files.items()
     }
-    return Source(src, "folder", listing.classes, splits, (FilesReader(src),), listing.ignored)
+    return Source(src, "folder", listing.classes, splits, (FilesReader(src),), listing.ignored, content=listing.content)
 
 
 def file_size(file: Path) -> int:

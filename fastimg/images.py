@@ -78,7 +78,7 @@ class Treatment:
 class Prepared(NamedTuple):
     """A sample that can be stored."""
 
-    image: bytes | Pixels  # pixels for a .beton alone
+    image: bytes | Pixels  # pixels for a .beton alone; or a text
     extension: str
     source_bytes: int
     outcome: str  # of KINDS, and why where there is a reason
@@ -226,7 +226,11 @@ class Prepare:
 
 
 def prepared_in_order(
-    pool: ThreadPoolExecutor, prepare: Prepare, entries: Iterator[Entry], workers: int, container: str
+    pool: ThreadPoolExecutor,
+    prepare: Callable[[Entry], Prepared | str],
+    entries: Iterator[Entry],
+    workers: int,
+    container: str,
 ) -> Iterator[Prepared | str]:
     """What becomes of `entries`, in their order, a bounded distance ahead of whoever takes it.
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,15 +17,17 @@ from . import augmentation, configfile, kornia_pass
 from .config import Inspect, Train
 from .data import display_name, train_crop
 from .errors import UsageError, UserError, printable
-from .facts import Copies, Duplicates, Facts, duplicates, gather, several
-from .loaders import CenterCrop, list_splits, open_dataset
+from .facts import Duplicates, Facts, duplicates, gather, several
+from .inspect_texts import TextInspection, inspect_texts
+from .loaders import CenterCrop, DataError, list_splits, open_dataset
 from .loaders.cpus import available_cpus
 from .loaders.crop import Crop
 from .models import Preprocessing
 from .sheets import draw_augmented, draw_samples, draw_trivial
+from .tallies import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
-_ROWS, _EPOCHS, _LINES, _CLASSES = 8, 8, 5, 30
+_ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
 
 
 class Spread(NamedTuple):
@@ -34,16 +36,6 @@ class Spread(NamedTuple):
     min: float
     median: float
     max: float
-
-
-class Balance(NamedTuple):
-    """The smallest and the largest class of a split."""
-
-    smallest: str
-    images: int
-    largest: str
-    largest_images: int
-    ratio: float  # smallest / largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +62,10 @@ class Inspection:
     pictures: list[str]
 
 
-def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection:
+def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
     """Look and print. Raises UsageError, UserError and DataError, each a sentence."""
     shown, crop, kornia = _augmentation(config)
-    if config.samples < 1 or config.samples > 400:
+    if config.samples is not None and not 1 <= config.samples <= 400:
         raise UsageError(f"--samples {config.samples}: give 1 to 400")
     if config.max_pixels < 1:
         raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
@@ -86,18 +78,24 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection:
     order = sorted(found, key=lambda name: (name != "train", name))  # a leak is out of the training split
     folder = config.output or Path(f"inspect-{display_name(config.data)}")
     with ExitStack() as stack:
-        _made(folder, stack)
-        splits = []
-        for name in [config.split] if config.split else order:
-            dataset = open_dataset(config.data, name)
+        datasets = {name: open_dataset(config.data, name) for name in ([config.split] if config.split else order)}
+        for dataset in datasets.values():
             stack.callback(dataset.close)
             for remark in dataset.notes:
                 err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+        kinds = {dataset.content for dataset in datasets.values()}
+        if len(kinds) > 1:
+            raise DataError(f"{config.data}: some splits are images and some texts; look at each with --split")
+        if "text" in kinds:
+            return inspect_texts(config, datasets, workers, out, err)
+        _made(folder, stack)
+        splits = []
+        for name, dataset in datasets.items():
             splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
         pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
         result = _result(config, splits, pictures)
     if config.json:
-        print(json.dumps(_plain(result)))
+        print(json.dumps(plain(result)))
     else:
         _print(result, out)
     return result
@@ -165,7 +163,7 @@ def _draw(
     err: Console,
 ) -> list[str]:
     """The pictures, of the first split. Raises UserError where they cannot be written."""
-    ids = several(facts, config.samples, config.seed)
+    ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
     assert shown.mean is not None and shown.std is not None
@@ -186,7 +184,7 @@ def _draw(
 def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspection:
     records = np.concatenate([facts.records for facts in splits])
     readable = records[records["readable"]]
-    counted = {facts.split: dict(zip(_classes(facts), facts.counts(), strict=True)) for facts in splits}
+    counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
     names = list(dict.fromkeys(name for classes in counted.values() for name in classes))
     formats: Counter[str] = sum((facts.formats for facts in splits), Counter())
     return Inspection(
@@ -196,7 +194,7 @@ def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspec
         samples={facts.split: len(facts.records) for facts in splits},
         splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
         unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
-        balance={split: _balance(classes) for split, classes in counted.items()},
+        balance={split: balance(classes) for split, classes in counted.items()},
         bytes=int(records["bytes"].sum()),
         formats=dict(formats.most_common()),
         width=_spread(readable["width"]),
@@ -211,38 +209,10 @@ def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspec
     )
 
 
-def _classes(facts: Facts) -> list[str]:
-    """Names of classes; of two that print alike the second keeps its number."""
-    names = [printable(name) for name in facts.dataset.classes]
-    return [name if names.index(name) == i else f"{name} ({i})" for i, name in enumerate(names)]
-
-
-def _balance(counts: dict[str, int]) -> Balance | None:
-    if not counts or not max(counts.values()):
-        return None
-    smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    few, many = counts[smallest], counts[largest]
-    return Balance(smallest, few, largest, many, round(few / many, 4))
-
-
 def _spread(values: Any) -> Spread | None:
     if not len(values):
         return None
     return Spread(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
-
-
-def _plain(result: Inspection) -> dict[str, Any]:
-    """For json: named tuples as objects."""
-
-    def unfolded(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: unfolded(each) for key, each in value.items()}
-        if hasattr(value, "_asdict"):
-            return unfolded(value._asdict())
-        return [unfolded(each) for each in value] if isinstance(value, list | tuple) else value
-
-    plain: dict[str, Any] = unfolded(asdict(result))
-    return plain
 
 
 def _print(result: Inspection, out: Console) -> None:
@@ -254,7 +224,7 @@ def _print(result: Inspection, out: Console) -> None:
     rows = {
         "dataset": result.data,
         "images": f"{result.images:,} of {result.classes:,} classes ({splits}{unlabelled})",
-        "balance": "\n".join(_balanced(split, balance) for split, balance in result.balance.items()),
+        "balance": "\n".join(balanced(split, found, "images") for split, found in result.balance.items()),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB an image",
         "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
         "width": _from_to(result.width, ",.0f", " pixels"),
@@ -269,14 +239,9 @@ def _print(result: Inspection, out: Console) -> None:
     for name, value in rows.items():
         table.add_row(f" {name}", Text(value))
     out.print(table, highlight=False)
-    _print_classes(result, out)
-    dup = result.duplicates
-    _print_some(out, "In several splits", [_copied(c) for c in dup.across])
-    _print_some(out, "Twice in a split", [_copied(c) for c in dup.same])
-    if dup.conflicting:
-        what = "1 of these is" if dup.conflicting == 1 else f"{dup.conflicting:,} of these are"
-        out.print(f"{what} in several classes", style="yellow", highlight=False)
-    _print_some(
+    print_classes(result.splits, out)
+    print_copies(result.duplicates, out)
+    print_some(
         out, "Not readable", [f"{name}: {reason}" for name, reason in result.unreadable_names], result.unreadable
     )
 
@@ -285,48 +250,7 @@ def _images(count: int) -> str:
     return f"{count:,} image{'s' * (count != 1)}"
 
 
-def _balanced(split: str, balance: Balance | None) -> str:
-    if balance is None:
-        return f"{split}: no labels"
-    if balance.ratio == 1:
-        return f"{split}: {balance.images:,} images of every class"
-    few, many = f"{balance.smallest} {balance.images:,}", f"{balance.largest} {balance.largest_images:,}"
-    return f"{split}: smallest {few}, largest {many}, ratio {balance.ratio:.2f}"
-
-
 def _from_to(spread: Spread | None, form: str, unit: str) -> str:
     if spread is None:
         return "none"
     return f"{spread.min:{form}} to {spread.max:{form}}, median {spread.median:{form}}{unit}"
-
-
-def _print_classes(result: Inspection, out: Console) -> None:
-    if not result.classes:
-        return
-    table = Table()
-    table.add_column("class", overflow="fold")
-    for split in result.splits:
-        table.add_column(Text(split), justify="right")
-    names = list(next(iter(result.splits.values())))
-    for name in names[:_CLASSES]:
-        table.add_row(Text(name), *(f"{classes[name]:,}" for classes in result.splits.values()))
-    if len(names) > _CLASSES:
-        table.add_row(f"... {len(names) - _CLASSES:,} more, see --json", *("" for _ in result.splits))
-    out.print(table, highlight=False)
-
-
-def _copied(copies: Copies) -> str:
-    names = [f"{split}: {name}" for split, name in copies.names[:4]]
-    more = [f"... {copies.images - 4:,} more"] if copies.images > 4 else []
-    return " = ".join([*names, *more]) + (f" ({' and '.join(copies.classes)})" if len(copies.classes) > 1 else "")
-
-
-def _print_some(out: Console, title: str, lines: list[str], count: int | None = None) -> None:
-    if not lines:
-        return
-    out.print(f"{title}:", style="yellow", highlight=False)
-    for line in lines[:_LINES]:
-        out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    left = (count or len(lines)) - _LINES
-    if left > 0:
-        out.print(f"  ... and {left:,} more, see --json", highlight=False)

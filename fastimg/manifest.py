@@ -4,28 +4,24 @@ Paths are absolute or relative to the manifest's folder. Labels that are all int
 sorted integers; any other labels give the sorted strings. What other columns say is kept with each sample.
 """
 
-import contextlib
-import csv
-import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .errors import UsageError, nearest
 from .files import FilesReader, file_size
 from .loaders.errors import DataError
 from .loaders.folder import SPLIT_FOLDERS
 from .samples import Entries, Entry, Row, Source
+from .tables import Rows, readable, table_rows
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "class", "target")
@@ -42,35 +38,35 @@ class Columns:
     path: str | None = None
     label: str | None = None
     split: str | None = None
+    text: str | None = None
+    no_header: bool = False
 
     def given(self) -> list[str]:
-        """The flags that name a column."""
-        return [f"--{name}-column" for name in ("path", "label", "split") if getattr(self, name) is not None]
+        """The flags that say something of columns."""
+        flags = [f"--{name}-column" for name in ("path", "text", "label", "split") if getattr(self, name) is not None]
+        return flags + ["--no-header"] * self.no_header
+
+    def lower(self) -> set[str]:
+        """The columns that were named, in lower case."""
+        return {name.lower() for name in (self.path, self.text, self.label, self.split) if name is not None}
 
 
 def read_manifest(src: Path, columns: Columns) -> Source:
     """List the images of a manifest. Raises DataError, UsageError."""
-    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
     with readable(src):
-        return _read(src, readers[src.suffix.lower()](src), columns)
+        return _read(src, table_rows(src, header=not columns.no_header), columns)
 
 
-@contextlib.contextmanager
-def readable(src: Path) -> Iterator[None]:
-    """Turn what goes wrong while a manifest is read into a DataError."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
-        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{src}: the manifest cannot be read ({reason}); check or write it again") from error
-
-
-def _read(src: Path, rows: Iterator[tuple[int, Row]], columns: Columns) -> Source:
-    """`rows` are (row number, columns); the same columns in each, None where a row has nothing there."""
+def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
+    """The columns of the first row, and all rows with those of it: None where a row has nothing there."""
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{src}: the manifest has no rows; give one row per image")
-    known = list(first[1])
+        raise DataError(f"{src}: the manifest has no rows; give one row per sample")
+    return list(first[1]), _chain(first, rows)
+
+
+def _read(src: Path, rows: Rows, columns: Columns) -> Source:
+    known, rows = first_row(src, rows)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
     label_column = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
     split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
@@ -86,7 +82,7 @@ def _read(src: Path, rows: Iterator[tuple[int, Row]], columns: Columns) -> Sourc
     listed = Entries()
     labels: list[str] = []
     splits: list[str] = []
-    for number, row in _chain(first, rows):
+    for number, row in rows:
         where = f"{src}: row {number}"
         path = row[path_column]
         if not isinstance(path, str) or not _is_path(path):
@@ -97,16 +93,26 @@ def _read(src: Path, rows: Iterator[tuple[int, Row]], columns: Columns) -> Sourc
         listed.append(Entry(_relative(src.parent, path), len(listed), file_size(src.parent / path), number, extra))
     classes, numbers = number_classes(labels)
     listed.relabel(numbers)
+    found = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
+    return Source(src, src.suffix.lower()[1:], classes, found, (FilesReader(src.parent, src),))
+
+
+def split_up(
+    src: Path,
+    listed: Entries,
+    splits: list[str],
+    split_column: str | None,
+    classes: tuple[str, ...],
+    key: Callable[[Entry], Any] | None = None,
+) -> dict[str, Entries]:
+    """Entries by their split, in the order of `key` or their own. The training split has every class."""
     if "train" not in splits:
         raise DataError(
             f"{src}: no row of the training split in column {split_column!r}; it has {', '.join(sorted(set(splits)))}"
         )
-    found = {
-        split: listed.select(np.flatnonzero(np.array(splits) == split)).sorted(
-            key=lambda entry: (entry.path, entry.row)
-        )
-        for split in sorted(set(splits))
-    }
+    found = {split: listed.select(np.flatnonzero(np.array(splits) == split)) for split in sorted(set(splits))}
+    if key:
+        found = {split: entries.sorted(key) for split, entries in found.items()}
     trained = set(found["train"].labels.tolist())
     for split, entries in found.items():
         if untrained := set(entries.labels.tolist()) - trained:
@@ -115,7 +121,7 @@ def _read(src: Path, rows: Iterator[tuple[int, Row]], columns: Columns) -> Sourc
                 f"{src}: row {entry.row}: the training split has no class {classes[entry.label]!r}, "
                 f"which {split} has; add it there or drop the row"
             )
-    return Source(src, src.suffix.lower()[1:], classes, found, (FilesReader(src.parent, src),))
+    return found
 
 
 def number_classes(labels: list[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
@@ -133,7 +139,7 @@ def number_classes(labels: list[str]) -> tuple[tuple[str, ...], npt.NDArray[np.i
     return classes, np.array([index[label] for label in labels], np.int64)
 
 
-def _chain(first: tuple[int, Row], rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
+def _chain(first: tuple[int, Row], rows: Rows) -> Iterator[tuple[int, Row]]:
     yield first
     for number, row in rows:
         yield number, {name: row.get(name) for name in {**first[1], **row}}
@@ -154,9 +160,10 @@ def find_column(src: Path, known: list[str], given: str | None, usual: Iterable[
     if what == "split":
         return None
     hint = next((hint for name in usual if (hint := nearest(name, known, n=1))), "")
+    other = ", or a column of texts with --text-column" if what == "path" else ""
     raise DataError(
         f"{src}: no {what} column ({', '.join(usual)}); it has {', '.join(known)}{hint or ';'} "
-        f"name it with --{what}-column"
+        f"name it with --{what}-column{other}"
     )
 
 
@@ -204,47 +211,3 @@ def plain(where: str, name: str, value: Any) -> Any:
     if isinstance(value, bytes):
         raise DataError(f"{where}: the column {name!r} holds bytes, which no json can; drop the column")
     return str(value)
-
-
-def _csv_rows(src: Path) -> Iterator[tuple[int, Row]]:
-    with src.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter="\t" if src.suffix.lower() == ".tsv" else ",", strict=True)
-        header = next(rows, None)
-        if header is None:
-            raise DataError(f"{src}: the manifest is empty; give a header and one row per image")
-        if len(set(header)) < len(header):
-            raise DataError(f"{src}: two columns of the header have the same name: {', '.join(header)}; rename one")
-        for number, row in enumerate(rows, start=2):
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"{src}: row {number}: {len(row)} fields under a header of {len(header)} ({', '.join(header)}); "
-                    "quote fields that hold the separator"
-                )
-            yield number, dict(zip(header, row, strict=True))
-
-
-def _jsonl_rows(src: Path) -> Iterator[tuple[int, Row]]:
-    with src.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{src}: row {number}: not json ({error}); write one object a line") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{src}: row {number}: not a json object; write one object a line")
-            yield number, row
-
-
-def _parquet_rows(src: Path) -> Iterator[tuple[int, Row]]:
-    with pq.ParquetFile(src) as file:
-        if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
-            raise DataError(f"{src}: two columns have the same name: {', '.join(file.schema_arrow.names)}; rename one")
-        number = 0
-        for batch in file.iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row

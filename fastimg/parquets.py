@@ -19,8 +19,9 @@ from .errors import UsageError
 from .loaders.decode import read_header
 from .loaders.errors import DataError, ImageError
 from .loaders.folder import SPLIT_FOLDERS, image_extensions, is_class_folder
-from .manifest import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column, label_of, plain, readable, split_of
+from .manifest import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column, label_of, plain, split_of
 from .samples import Row
+from .tables import readable
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 LABELS = (*LABEL_COLUMNS, "labels", "cls")
@@ -183,6 +184,12 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
+
+
+def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
+    """What Hugging Face's metadata calls the integers of a column; None where they have no names."""
+    names = _class_names(_features(schema).get(column))
+    return names if names and pa.types.is_integer(schema.field(column).type) else None
 
 
 def _kind(feature: Any) -> str:

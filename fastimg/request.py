@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,8 @@ from .loaders.cpus import available_cpus
 from .loaders.tiles import DEFAULT_TILE_PX
 from .plan import parse_size
 from .samples import Source
+
+_OF_IMAGES = ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals", "compare", "max_pixels")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Request:
             "tile": tile_px or 0,
             "on_error": self.flags.on_error,
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
+            **({} if source.content == "images" else {"content": source.content}),
         } | treatment
 
 
@@ -95,6 +98,13 @@ def check_paths(config: Convert) -> None:
         raise UsageError("--merge makes a new dataset, --append adds to one; give one of them")
     if sources > 1 and not config.merge:
         raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
+
+
+def refuse_image_flags(config: Convert) -> None:
+    """Raise UsageError where a flag that is about images alone is given with texts."""
+    for field in fields(config):
+        if field.name in _OF_IMAGES and getattr(config, field.name) != field.default:
+            raise UsageError(f"--{field.name.replace('_', '-')} has no effect on texts; leave it out")
 
 
 def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatment:

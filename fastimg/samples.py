@@ -11,17 +11,18 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from .loaders.content import Content
 from .loaders.decode import Pixels
 
 Row = dict[str, Any]
 
 
 class Entry(NamedTuple):
-    """One image of a source, as its listing knows it."""
+    """One sample of a source, as its listing knows it."""
 
     path: str  # relative to the source's root, or the sample's key in its container
     label: int  # -1: none
-    size: int  # bytes of the image; -1: there is nothing to read
+    size: int  # bytes of the image or text; -1: there is nothing to read
     row: int = 0  # of the manifest, as a spreadsheet counts: 1 is the header of a csv. 0: no manifest
     extra: Row | None = None  # further columns
     place: int = 0  # where the reader finds it
@@ -31,7 +32,7 @@ class Entry(NamedTuple):
 class Original(NamedTuple):
     """A sample as it was read."""
 
-    image: bytes | Pixels  # encoded; or pixels [H, W, 3], where a .beton holds nothing else
+    image: bytes | Pixels  # encoded; or pixels [H, W, 3], where a .beton holds nothing else; or the bytes of a text
     suffix: str  # the file extension it had, without its dot; what stands before its last dot is kept
     note: bytes  # json: an object with its path or key, and whatever else is known of it
     fields: dict[str, bytes]  # everything else, by its extension in a tar: txt, npy, meta.json
@@ -151,12 +152,14 @@ class Source:
     classes: tuple[str, ...]
     splits: dict[str, Entries]
     readers: tuple[Reader, ...]
-    ignored: int = 0  # files whose names are not those of images
+    ignored: int = 0  # files whose names are not those of images, or of texts
     named: bool = True  # the classes have names; False: labels are numbers, and so are the classes' names
     stored: bool = False  # it is a dataset already: its order is kept, and classes and splits may lack samples
     fields: tuple[str, ...] = ()  # that samples may have beside image, label and note
     remarks: tuple[str, ...] = ()  # what a person should hear of it
     files: tuple[Path, ...] = ()  # shards that samples are read from
+    content: Content = "images"
+    columns: tuple[str, ...] = ()  # sentences on which columns of manifests are used
 
     def read(self, entry: Entry) -> Original:
         """See Reader."""

@@ -11,6 +11,7 @@ from .manifest import MANIFESTS, Columns, read_manifest
 from .samples import Source
 from .spool import NAMED, find_parquets, holds_images, read_named, read_parquets
 from .stored import read_betons, read_dataset, read_tars
+from .textrows import holds_texts, read_texts
 
 
 def read_source(src: Path, columns: Columns, spool: Path) -> Source:
@@ -39,8 +40,12 @@ def read_source(src: Path, columns: Columns, spool: Path) -> Source:
             f"{src}: neither a folder, nor a manifest that ends in {', '.join(MANIFESTS)}, nor a .tar or .beton; "
             "give one of these"
         )
-    if suffix == ".parquet" and holds_images(src, columns):
+    if columns.no_header and suffix not in (".csv", ".tsv"):
+        raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
+    if columns.text is None and suffix == ".parquet" and holds_images(src, columns):
         return read_parquets(src, {"train": [src]}, columns, spool)
+    if holds_texts(src, columns):
+        return read_texts(src, columns, spool)
     return read_manifest(src, columns)
 
 

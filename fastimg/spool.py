@@ -98,7 +98,7 @@ class SpoolReader:
     def __init__(self, spool: Spool, where: str) -> None:
         self.fields: set[str] = set()  # that some sample has
         self._spool = spool
-        self._where = where
+        self.where = where
         self._extensions = image_extensions()
 
     def add(self, entry: Entry, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> Entry:
@@ -124,7 +124,7 @@ class SpoolReader:
 
     def name(self, entry: Entry) -> str:
         """The file, the row in it where there are rows, and the key."""
-        return f"{self._where}: row {entry.row}: {entry.path}" if entry.row else f"{self._where}: {entry.path}"
+        return f"{self.where}: row {entry.row}: {entry.path}" if entry.row else f"{self.where}: {entry.path}"
 
     def problem(self, entry: Entry) -> str | None:
         """See Reader."""

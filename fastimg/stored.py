@@ -1,6 +1,7 @@
 """Shards as a source: tars and .beton files, ours or anybody's. Order, labels, keys and every further field are kept.
 
-In a tar the image is the first member that is one by its extension, and rather `jpg` than `depth.png`; `cls` is the
+In a tar the image is the first member that is one by its extension, and rather `jpg` than `depth.png` (in tars without
+an image `txt` is a text in its place); `cls` is the
 label, `json` the note, every other member a field. In a .beton the same things are the image field, the label field, a
 json field of that name, and `original`: the encoded image that an image field cannot hold. A further array is the field
 `name.npy`, a number one without dimensions, json `name.json`. Names in a tar are labels: nothing is ever written under
@@ -23,6 +24,7 @@ from .errors import printable
 from .loaders.beton_dataset import MAX_CLASSES, BetonDataset
 from .loaders.beton_fields import RAW
 from .loaders.compact import check_index
+from .loaders.content import TEXT_EXTENSIONS, Content
 from .loaders.errors import DataError, ImageError, ShardError
 from .loaders.folder import SPLIT_FOLDERS, image_extensions
 from .loaders.shards import open_dataset, read_description
@@ -49,15 +51,22 @@ def read_dataset(src: Path) -> Source:
     files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
     if description["container"] == "beton":
         return read_betons(src, {split: file for split, (file,) in files.items()}, description["classes"], named)
-    return read_tars(src, files, description["classes"], named)
+    return read_tars(src, files, description["classes"], named, description["content"])
 
 
 def read_tars(
-    src: Path, files: Mapping[str, list[Path]], classes: list[str] | None = None, named: bool = True
+    src: Path,
+    files: Mapping[str, list[Path]],
+    classes: list[str] | None = None,
+    named: bool = True,
+    content: Content = "images",
 ) -> Source:
-    """Tars by split: with `classes` ours, and their indexes are trusted; else anybody's, and they are scanned."""
+    """Tars by split: with `classes` ours, and their indexes are trusted; else anybody's, and they are scanned.
+
+    Somebody's tars are of texts where samples have a .txt and none has an image.
+    """
     _check_splits(src, files)
-    reader = TarReader(ours=classes is not None)
+    reader = TarReader(ours=classes is not None, content=content)
     splits: dict[str, Entries] = {}
     texts: dict[str, list[str]] = {}
     for split, tars in files.items():
@@ -66,6 +75,8 @@ def read_tars(
             for entry, text in reader.add(tar):
                 splits[split].append(entry._replace(label=len(texts[split]) if text else -1))
                 texts[split] += [text] if text else []
+    if classes is None and content == "images" and reader.holds_text_alone:
+        return read_tars(src, files, None, named, "text")
     remarks = []
     if classes is None:
         names, numbers = _classes(src, texts)
@@ -89,6 +100,7 @@ def read_tars(
         fields=tuple(sorted(reader.fields)),
         remarks=tuple(remarks),
         files=tuple(tar for tars in files.values() for tar in tars),
+        content=content,
     )
 
 
@@ -110,6 +122,9 @@ def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None 
         remarks += reader.remarks
         if missing := int((dataset.labels < 0).sum()):
             remarks.append(f"{file}: {missing:,} of {len(dataset):,} samples have no label")
+    contents = {reader.dataset.content for reader in readers}
+    if len(contents) > 1:
+        raise DataError(f"{src}: some of its .beton files hold images and some texts; convert them one by one")
     if classes is None:
         named = False
         classes = [str(at) for at in range(max(len(reader.dataset.classes) for reader in readers))]
@@ -125,6 +140,7 @@ def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None 
         fields=fields,
         remarks=tuple(remarks),
         files=tuple(files.values()),
+        content=contents.pop(),
     )
 
 
@@ -154,15 +170,17 @@ def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | Non
 class TarReader:
     """Samples of tars. Their members are held in arrays: 24 bytes a member, 16 a sample."""
 
-    def __init__(self, ours: bool) -> None:
+    def __init__(self, ours: bool, content: Content = "images") -> None:
         self._ours = ours  # notes stay as they are
+        self._content = content
         self._tars: list[Path] = []
         self._first = array("q", [0])  # of each sample's members, and where the last ones end
         self._tar = array("q")  # of each sample
         self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("q")  # of each member
         self._extensions: list[str] = []  # by the numbers in `_kinds`
         self._numbers: dict[str, int] = {}
-        self._images = image_extensions()
+        self._main = image_extensions() if content == "images" else TEXT_EXTENSIONS
+        self._found = False  # some sample has an image, or a text
         self.fields: set[str] = set()  # that some sample has
 
     def add(self, tar: Path) -> Iterator[tuple[Entry, str]]:
@@ -201,7 +219,7 @@ class TarReader:
     def problem(self, entry: Entry) -> str | None:
         """See Reader."""
         if entry.size < 0:
-            return "a sample without an image"
+            return "a sample without " + ("an image" if self._content == "images" else "a text")
         for ext, _, _ in self._members(entry):
             if not _EXTENSION.fullmatch(ext):
                 return f"its member .{ext} has an extension that an index cannot hold (A-Z a-z 0-9 _ -); rename it"
@@ -209,6 +227,11 @@ class TarReader:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    @property
+    def holds_text_alone(self) -> bool:
+        """Whether samples have texts and none an image, as far as they were added."""
+        return not self._found and any(_is_one(ext, TEXT_EXTENSIONS) for ext in self._extensions)
 
     def _add(self, sample: Sample) -> Entry:
         place, image = len(self._tar), self._image([member.ext for member in sample])
@@ -223,6 +246,7 @@ class TarReader:
             if at != image and member.ext.lower() not in ("cls", "json"):
                 self.fields.add(member.ext)
         self._first.append(len(self._offsets))
+        self._found = self._found or image is not None
         size = -1 if image is None else sample[image].size
         return Entry(split_name(sample[0].name)[0], -1, size, place=place)
 
@@ -242,11 +266,15 @@ class TarReader:
         return ""
 
     def _image(self, extensions: list[str]) -> int | None:
-        """Which of a sample's members is its image: ours stands first; of others it is `jpg` and not `depth.png`."""
-        images = [at for at, ext in enumerate(extensions) if "." + ext.lower().rpartition(".")[2] in self._images]
+        """Which of a sample's members is its image or text: ours stands first; else `jpg`, not `depth.png`."""
+        images = [at for at, ext in enumerate(extensions) if _is_one(ext, self._main)]
         if not self._ours:
             images = [at for at in images if "." not in extensions[at]] or images
         return images[0] if images else None
+
+
+def _is_one(ext: str, extensions: frozenset[str]) -> bool:
+    return "." + ext.lower().rpartition(".")[2] in extensions
 
 
 def _note(key: str, text: bytes | None) -> bytes:

@@ -38,12 +38,13 @@ class Schema:
     @classmethod
     def of(cls, fields: dict[str, Field], page_size: int) -> "Schema":
         """Of a file that has these fields."""
-        further = {name: field for name, field in fields.items() if name not in ("image", "label", "json", ORIGINAL)}
+        own = ("image" if "image" in fields else "txt", "label", "json", ORIGINAL)
+        further = {name: field for name, field in fields.items() if name not in own}
         return cls(fields, {extension(name, field.kind): name for name, field in further.items()}, page_size)
 
     def sample(self, label: int, prepared: Prepared) -> dict[str, Any]:
         """The values of one sample. Raises ImageError where the schema has no place for them."""
-        values: dict[str, Any] = {"image": prepared.image, "label": label}
+        values: dict[str, Any] = {"image" if "image" in self.fields else "txt": prepared.image, "label": label}
         for ext, content in prepared.fields.items():
             if ext not in self.places:
                 raise ImageError(f"its field {ext} appeared after the source was listed")
@@ -92,7 +93,8 @@ def survey(
                 if found.setdefault(ext, field) != field:
                     found[ext] = Field("bytes")  # of several types or shapes
         tick(_CHUNK)
-    fields = {"image": Field("rgb"), "label": Field("int"), "json": Field("json")}
+    main = {"image": Field("rgb")} if source.content == "images" else {"txt": Field("bytes")}
+    fields = {**main, "label": Field("int"), "json": Field("json")}
     if original:
         fields[ORIGINAL] = Field("bytes")
     places = {}
@@ -114,7 +116,9 @@ def _look(source: Source, entry: Entry, treatment: Treatment) -> _Seen | None:
         return None
     try:
         original = source.read(entry)
-        if isinstance(original.image, bytes):
+        if source.content == "text":
+            pixels, encodes, fits, encoded = 0, False, True, len(original.image)
+        elif isinstance(original.image, bytes):
             header = read_header(original.image, treatment.max_pixels)
             encodes, raw = bool(treatment.encodes(header)), treatment.is_raw(entry.path)
             fits = encodes or raw or not jpeg_fault(original.image)

@@ -15,11 +15,13 @@ from rich.progress import track
 from .config import Verify
 from .errors import UsageError, UserError, printable
 from .loaders import DataError, Dataset, list_splits, open_dataset
+from .loaders.content import Content, plural
 from .loaders.cpus import available_cpus
 from .loaders.decode import decode, read_header
 from .loaders.scratch import Scratch
 from .loaders.shards import foreign_shards, read_description
 from .loaders.tar import index_path, parse_index, scan
+from .texts import text_fault
 
 _CHUNK = 1 << 22  # bytes hashed at a time
 
@@ -38,7 +40,8 @@ class Verification:
     data: str
     deep: bool
     shards: int
-    images: int  # that were decoded; 0 unless deep
+    images: int  # that were decoded, or texts that were read; 0 unless deep
+    content: Content
     faults: list[Fault]
 
 
@@ -49,21 +52,25 @@ def verify(config: Verify, out: Console, err: Console) -> int:
     if not config.data.exists():
         raise UserError(f"{config.data}: no such file or folder; check the path")
     described = (config.data / "dataset.json").exists()
+    content: Content = "images"
     try:
-        splits: dict[str, Any] = read_description(config.data)["splits"] if described else list_splits(config.data)
+        description = read_description(config.data) if described else {}
+        splits: dict[str, Any] = description["splits"] if described else list_splits(config.data)
+        _refuse_flags(config, description.get("content", "images"))
     except DataError as error:
         if not described:
             raise  # there is no dataset
         faults, shards, images = [Fault(str(config.data), str(error))], 0, 0
     else:
         faults, shards = _all_shard_faults(config.data, splits if described else None, err)
-        more, images = _content_faults(config, splits, err)
+        more, images, content = _content_faults(config, splits, err)
         faults += more
     result = Verification(
         data=str(config.data),
         deep=config.deep,
         shards=shards,
         images=images,
+        content=content,
         faults=[Fault(printable(name), printable(fault)) for name, fault in dict.fromkeys(faults)],
     )
     if config.json:
@@ -71,6 +78,11 @@ def verify(config: Verify, out: Console, err: Console) -> int:
     else:
         _print(result, out)
     return 1 if result.faults else 0
+
+
+def _refuse_flags(config: Verify, content: Content) -> None:
+    if content == "text" and config.max_pixels != Verify(data=config.data).max_pixels:
+        raise UsageError("--max-pixels has no effect on texts; leave it out")
 
 
 def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console) -> tuple[list[Fault], int]:
@@ -87,10 +99,11 @@ def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console
     return faults, len(tars)
 
 
-def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tuple[list[Fault], int]:
-    """What is wrong with samples, and how many images were decoded."""
+def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tuple[list[Fault], int, Content]:
+    """What is wrong with samples, how many of them were decoded or read, and what they are."""
     faults: list[Fault] = []
     images = 0
+    content: Content = "images"
     for name, split in splits.items():
         try:
             dataset = open_dataset(config.data, name)
@@ -98,13 +111,15 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
             faults.append(Fault(str(config.data), str(error)))
             continue
         try:
+            content = dataset.content
+            _refuse_flags(config, content)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
             if config.deep:
                 images += len(dataset)
-                faults += _image_faults(dataset, config.max_pixels, err)
+                faults += _sample_faults(dataset, config.max_pixels, err)
         finally:
             dataset.close()
-    return faults, images
+    return faults, images, content
 
 
 def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
@@ -152,11 +167,11 @@ def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
     known = dataset.labels[(dataset.labels >= 0) & (dataset.labels < len(dataset.classes))]
     counts = np.bincount(known, minlength=len(dataset.classes)).tolist()
     if stated is not None and stated != counts:
-        yield Fault(dataset.name, f"{counts} images of its classes where dataset.json says {stated}")
+        yield Fault(dataset.name, f"{counts} {plural(dataset.content)} of its classes where dataset.json says {stated}")
 
 
-def _image_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
-    """Decode every image once, in chunks on all cores."""
+def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
+    """Decode every image, or read every text, once, in chunks on all cores."""
     chunks = [range(at, min(at + 64, len(dataset))) for at in range(0, len(dataset), 64)]
 
     def faults_of(chunk: range) -> list[Fault]:
@@ -164,13 +179,17 @@ def _image_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault
         for index in chunk:
             try:
                 data = dataset.read(index, scratch)
-                decode(data, read_header(data, max_pixels), scratch)
+                if dataset.content == "images":
+                    decode(data, read_header(data, max_pixels), scratch)
+                elif fault := text_fault(data):
+                    faults.append(Fault(dataset.sample_name(index), fault))
             except DataError as error:
                 faults.append(Fault(dataset.sample_name(index), str(error)))
         return faults
 
     with ThreadPoolExecutor(available_cpus(), "verify") as pool:
-        steps = track(pool.map(faults_of, chunks), "images", len(chunks), console=err, transient=True)
+        what = plural(dataset.content)
+        steps = track(pool.map(faults_of, chunks), what, len(chunks), console=err, transient=True)
         return [fault for faults in steps for fault in faults]
 
 
@@ -187,9 +206,15 @@ def _print(result: Verification, out: Console) -> None:
         out.print(f"{name}: {fault}", markup=False, highlight=False, soft_wrap=True)
     if len(result.faults) > 100:
         out.print(f"... and {len(result.faults) - 100} more, see --json", highlight=False)
-    looked = f"{result.shards} shards" + (
-        f", {result.images:,} images decoded" if result.deep else "; --deep decodes every image"
+    done, would = (
+        ("images decoded", "decodes every image")
+        if result.content == "images"
+        else (
+            "texts read",
+            "reads every text",
+        )
     )
+    looked = f"{result.shards} shards" + (f", {result.images:,} {done}" if result.deep else f"; --deep {would}")
     count = len(result.faults)
     verdict = f"{count} fault{'s' * (count > 1)}" if count else "no fault"
     out.print(f"{result.data}: {verdict} ({looked})", markup=False, highlight=False, soft_wrap=True)

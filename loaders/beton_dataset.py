@@ -1,4 +1,4 @@
-"""A .beton as a dataset of labelled images."""
+"""A .beton as a dataset of labelled images or texts."""
 
 import contextlib
 import hashlib
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .beton import BetonReader
 from .beton_fields import RAW
+from .content import TEXT_FIELDS, Content
 from .errors import DataError, ShardError
 from .readahead import pieces
 from .scratch import Scratch
@@ -24,11 +25,12 @@ class BetonDataset:
     """The rgb field's images and the int field's labels, which may be any 64-bit numbers from -1 (unknown) on.
 
     Of several fields of a kind the one that has a usual name is taken. A raw image is read as a PPM: its pixels behind
-    a line that tells their size, lossless and known to every decoder. Raises ShardError, or DataError where no field
-    can be chosen.
+    a line that tells their size, lossless and known to every decoder. Without an rgb field it is a dataset of texts:
+    the field of bytes that is called txt or text. Raises ShardError, or DataError where no field can be chosen.
     """
 
     notes: Sequence[str] = ()
+    content: Content
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
@@ -36,13 +38,16 @@ class BetonDataset:
         self._watch = Watch([path], [State.of(reader.status)])
         try:
             image = _choose(reader, "rgb")
-            if image is None:
-                raise DataError(f"{path}: none of its fields ({', '.join(reader.fields)}) holds images")
+            self.content = "text" if image is None else "images"
+            image = _text_field(reader) if image is None else image
             label = _choose(reader, "int")
             self.image_field, self.label_field = image, label
             self._offsets, self._sizes = reader.extents(image)
             column = reader.column(image)
-            self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
+            if self.content == "images":
+                self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
+            else:
+                self._raw = np.zeros(len(reader), np.bool_)
             self.labels = np.full(len(reader), -1, np.int64)
             if label is not None:
                 self.labels[:] = reader.column(label)
@@ -62,7 +67,7 @@ class BetonDataset:
         return len(self.reader)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The JPEG's bytes, or a PPM. Raises ShardError where the file is not what it was."""
+        """The JPEG's bytes, a PPM, or a text's bytes. Raises ShardError where the file is not what it was."""
         head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
         view = scratch.encoded(len(head) + int(self._sizes[index]))
         view[: len(head)] = head
@@ -95,6 +100,21 @@ class BetonDataset:
     def close(self) -> None:
         """Close the file."""
         self.reader.close()
+
+
+def _text_field(reader: BetonReader) -> str:
+    names = [name for name, field in reader.fields.items() if field.kind == "bytes" and name.lower() in TEXT_FIELDS]
+    if len(names) != 1:
+        what = (
+            f"{', '.join(names)} are both texts; rename one"
+            if names
+            else (
+                f"none of its fields ({', '.join(reader.fields)}) holds images, and none of bytes is called "
+                f"{' or '.join(TEXT_FIELDS)}"
+            )
+        )
+        raise DataError(f"{reader.path}: {what}")
+    return names[0]
 
 
 def _choose(reader: BetonReader, kind: str) -> str | None:

@@ -1,7 +1,8 @@
 """The compact index of tar shards, which makes opening instant: 32 bytes a sample, derived, never the only copy.
 
 `<split>.fidx` is a head, a record per sample, and notes as lines of text. It is stamped with what it was derived from,
-made anew where it is missing, stale or damaged, and kept in the user's cache where the data is read-only.
+made anew where it is missing, stale or damaged, and kept in the user's cache where the data is read-only. Texts have
+no width and height, and a stamp of their own.
 """
 
 import hashlib
@@ -11,12 +12,13 @@ import struct
 import sys
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from .beton_dataset import MAX_CLASSES
+from .content import TEXT_EXTENSIONS, Content, singular
 from .decode import read_header
 from .errors import ImageError, ShardError
 from .folder import image_extensions
@@ -31,18 +33,24 @@ _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), records, checksum of
 _JPEG_BYTES = 32 * 1024  # of a JPEG, read first; few have longer metadata
 _LABEL_BYTES = 64
 _LABEL = re.compile(rb"-1|[0-9]{1,9}")
+_KINDS: tuple[Content, ...] = get_args(Content)
 
 
 def records(
-    shards: list[Path], fingerprint: str, cache_name: str, checksums: list[str] | None
-) -> tuple[npt.NDArray[np.void], list[str]]:
-    """Records [N] of `shards`, and notes: sentences on indexes that were not believed.
+    shards: list[Path],
+    fingerprint: str,
+    cache_name: str,
+    checksums: list[str] | None,
+    content: Content | None = None,
+) -> tuple[npt.NDArray[np.void], list[str], Content]:
+    """Records [N] of `shards`, notes: sentences on indexes that were not believed, and what the samples are.
 
     With `checksums`, those of each shard and of its index in one, the shards are ours and their indexes hold; without,
-    they are scanned. Raises ShardError.
+    they are scanned, and `content` None is found out: text, where samples have a .txt and none has an image. Raises
+    ShardError.
     """
     if not shards:
-        return np.zeros(0, RECORD), []
+        return np.zeros(0, RECORD), [], content or "images"
     stamp = bytes.fromhex(fingerprint)
     if checksums is None:  # the notes depend on the indexes
         stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
@@ -50,24 +58,50 @@ def records(
     key = hashlib.sha256(os.fsencode(shards[0].resolve().parent)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key / beside.name
     for path in (beside, cache):
-        if (kept := _read_records(path, stamp)) is not None:
-            return kept
+        for kind in _KINDS if content is None else (content,):
+            if (kept := _read_records(path, _stamp(stamp, kind))) is not None:
+                return *kept, kind
     notes: list[str] = []
     parts = []
     for number, shard in enumerate(shards):
         samples = _own_samples(shard, checksums[number][64:]) if checksums else _foreign_samples(shard, notes)
-        parts.append(_shard_records(number, shard, samples, ours=bool(checksums)))
+        if content is None and samples:
+            content = _content(samples, shards)
+        parts.append(_shard_records(number, shard, samples, content or "images", ours=bool(checksums)))
     made = np.concatenate(parts)
-    content = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
-    content = _HEAD.pack(_MAGIC, stamp, len(made), zlib.crc32(content)) + content
+    content = content or "images"
+    body = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
+    body = _HEAD.pack(_MAGIC, _stamp(stamp, content), len(made), zlib.crc32(body)) + body
     for path in (beside, cache):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
+            replace_file(path, body)
             break
         except OSError:  # read-only data, then a read-only home: the index is derived again next time
             continue
-    return made, notes
+    return made, notes, content
+
+
+def _stamp(stamp: bytes, content: Content) -> bytes:
+    return stamp if content == "images" else hashlib.sha256(stamp + content.encode()).digest()
+
+
+def _content(samples: list[Sample], shards: list[Path]) -> Content:
+    """What somebody's samples are; all shards are looked at only where the first sample has no image."""
+    images = image_extensions()
+    if _of(samples[0], images):
+        return "images"
+    texts = False
+    for found in map(scan, shards):
+        if any(_of(sample, images) for sample in found):
+            return "images"
+        texts = texts or any(_of(sample, TEXT_EXTENSIONS) for sample in found)
+    return "text" if texts else "images"
+
+
+def _of(sample: Sample, extensions: frozenset[str]) -> list[Member]:
+    """The members that have one of these extensions."""
+    return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
 
 
 def _read_records(path: Path, stamp: bytes) -> tuple[npt.NDArray[np.void], list[str]] | None:
@@ -120,27 +154,30 @@ def _fits(stated: list[Sample], found: list[Sample]) -> bool:
     return all(s == f or (not s.name and s == f._replace(name="")) for s, f in pairs)
 
 
-def _shard_records(number: int, shard: Path, samples: list[Sample], ours: bool) -> npt.NDArray[np.void]:
-    extensions = image_extensions()
+def _shard_records(
+    number: int, shard: Path, samples: list[Sample], content: Content, ours: bool
+) -> npt.NDArray[np.void]:
+    extensions = image_extensions() if content == "images" else TEXT_EXTENSIONS
     records = np.zeros(len(samples), RECORD)
     with shard.open("rb") as file:
         for record, sample in zip(records, samples, strict=True):
             name = sample[0].name or f"the sample at byte {sample[0].offset}"
-            image = _image(f"{shard}: {name}", sample, extensions, ours)
-            width, height = _size(file, image)
+            image = _main(f"{shard}: {name}", sample, extensions, content, ours)
+            width, height = _size(file, image) if content == "images" else (0, 0)
             record["offset"], record["size"], record["shard"] = image.offset, image.size, number
             record["label"] = next((_label(f"{shard}: {name}", file, m) for m in sample if m.ext.lower() == "cls"), -1)
             record["width"], record["height"] = width, height
     return records
 
 
-def _image(name: str, sample: Sample, extensions: frozenset[str], ours: bool) -> Member:
-    """The member that is the sample's image: ours stands first; of others it is `jpg` and not `depth.png`."""
-    images = [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
+def _main(name: str, sample: Sample, extensions: frozenset[str], content: Content, ours: bool) -> Member:
+    """The member that is the sample's image or text: ours stands first; of others it is `jpg` and not `depth.png`."""
+    images = _of(sample, extensions)
     if not ours:
         images = [m for m in images if "." not in m.ext] or images
     if not images or (len(images) > 1 and not ours):
-        what = "several images" if images else "a sample without an image"
+        kind = singular(content)
+        what = f"several {kind}s" if images else f"a sample without {'an' if kind == 'image' else 'a'} {kind}"
         found = ", ".join(m.ext for m in images or sample)
         raise ShardError(f"{name}: {what} ({found}); make the shard again with one in each sample")
     return images[0]

@@ -1,4 +1,4 @@
-"""A folder of images, one subfolder per class, with or without train/ val/ test/ above them."""
+"""A folder of images or of texts, one subfolder per class, with or without train/ val/ test/ above them."""
 
 import errno
 import hashlib
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from .content import TEXT_EXTENSIONS, Content
 from .errors import DataError, ImageError
 from .scratch import Scratch
 
@@ -27,7 +28,8 @@ class Listing:
     root: Path
     classes: tuple[str, ...]
     files: dict[str, list[tuple[str, int]]]
-    ignored: int  # files whose names are not those of images
+    ignored: int  # files whose names are not those of images, of texts in a folder of texts
+    content: Content = "images"
 
 
 def image_extensions() -> frozenset[str]:
@@ -37,11 +39,29 @@ def image_extensions() -> frozenset[str]:
 
 
 def list_folder(root: Path) -> Listing:
-    """Read the layout of an image folder. Classes are subfolder names in sorted order, the same in every split.
+    """Read the layout of a class folder. Classes are subfolder names in sorted order, the same in every split.
 
-    An unsplit folder is one split, `train`. Raises DataError for no classes, an empty class, or a class that only some
-    other split has.
+    An unsplit folder is one split, `train`. It is one of texts where there are .txt files in classes and no image in
+    any. Raises DataError for no classes, an empty class, or a class that only some other split has.
     """
+    splits = _split_folders(root)
+    try:
+        return _list(root, splits, "images")
+    except DataError:
+        if not _holds_text_alone(splits):
+            raise
+    return _list(root, splits, "text")
+
+
+def _holds_text_alone(splits: dict[str, Path]) -> bool:
+    """Whether class folders have texts and not one image."""
+    folders = [folder / name for folder in splits.values() for name in _subfolders(folder)]
+    if any(find_images(folder)[0] for folder in folders):
+        return False
+    return any(find_texts(folder)[0] for folder in folders)
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
     folders = _subfolders(root)
     splits: dict[str, Path] = {}
     for name in folders:
@@ -60,10 +80,16 @@ def list_folder(root: Path) -> Listing:
     elif len(splits) < len(folders):
         extra = sorted(set(folders) - {path.name for path in splits.values()})
         raise DataError(f"{root}: {', '.join(extra)}/ stands beside train/ and is no split; move it away")
+    return splits
+
+
+def _list(root: Path, splits: dict[str, Path], content: Content) -> Listing:
+    find, what = (find_images, "images") if content == "images" else (find_texts, ".txt files")
     classes = tuple(_subfolders(splits["train"]))
     if not classes:
         raise DataError(
-            f"{splits['train']}: no class folders in it; put the images of each class into a subfolder of its name"
+            f"{splits['train']}: no class folders in it; put the images (or .txt files) of each class into a subfolder "
+            "of its name"
         )
     files: dict[str, list[tuple[str, int]]] = {}
     ignored = 0
@@ -74,22 +100,23 @@ def list_folder(root: Path) -> Listing:
                 raise DataError(
                     f"{folder / name}: the training split has no class {name!r}; add it there or remove the folder"
                 )
-            found, other = find_images(folder / name)
+            found, other = find(folder / name)
             if not found and split == "train":
                 raise DataError(
-                    f"{folder / name}: the class is empty ({other} other files); add images or remove the folder"
+                    f"{folder / name}: the class is empty ({other} other files); add {what} or remove the folder"
                 )
             ignored += other
             files[split] += [(os.path.relpath(path, root), classes.index(name)) for path in found]
         if not files[split]:
-            raise DataError(f"{folder}: the split is empty; add images or remove the folder")
-    return Listing(root, classes, files, ignored)
+            raise DataError(f"{folder}: the split is empty; add {what} or remove the folder")
+    return Listing(root, classes, files, ignored, content)
 
 
 def is_class_folder(folder: Path) -> bool:
     """Whether it has several subfolders of image files; other kinds of data in it are then something else."""
     try:
-        return len(list_folder(folder).classes) > 1
+        listing = list_folder(folder)
+        return listing.content == "images" and len(listing.classes) > 1
     except (DataError, OSError):
         return False
 
@@ -103,7 +130,15 @@ def _subfolders(folder: Path) -> list[str]:
 
 def find_images(folder: Path) -> tuple[list[str], int]:
     """Image files below `folder`, sorted, and how many others there are. Follows links, not loops; takes no pipe."""
-    extensions = image_extensions()
+    return _find(folder, image_extensions())
+
+
+def find_texts(folder: Path) -> tuple[list[str], int]:
+    """The same of .txt files."""
+    return _find(folder, TEXT_EXTENSIONS)
+
+
+def _find(folder: Path, extensions: frozenset[str]) -> tuple[list[str], int]:
     found: list[str] = []
     other, seen, todo = 0, set(), [str(folder)]
     while todo:
@@ -130,14 +165,20 @@ def _extension(name: str) -> str:
 
 
 class FilesDataset:
-    """Image files by path. Sample i is `paths[i]` with label `labels[i]`, -1 where there is none."""
+    """Image files, or text files, by path. Sample i is `paths[i]` with label `labels[i]`, -1 where there is none."""
 
     notes: Sequence[str] = ()
 
     def __init__(
-        self, root: Path, paths: Sequence[str], classes: tuple[str, ...] = (), labels: Sequence[int] | None = None
+        self,
+        root: Path,
+        paths: Sequence[str],
+        classes: tuple[str, ...] = (),
+        labels: Sequence[int] | None = None,
+        content: Content = "images",
     ) -> None:
         self.name = str(root)
+        self.content = content
         self.classes = classes
         self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
         self._root = root

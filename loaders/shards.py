@@ -15,13 +15,14 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from . import compact
 from .beton_dataset import BetonDataset
+from .content import Content
 from .errors import DataError, ShardError
 from .folder import SPLIT_FOLDERS, FilesDataset, is_class_folder, list_folder
 from .readahead import ask, pieces
@@ -45,6 +46,7 @@ class Dataset(Protocol):
     """Random access to labelled, encoded samples. Every method may be called from any thread."""
 
     name: str
+    content: Content  # what `read` gives: encoded images, or texts in UTF-8
     classes: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # [N], -1: unknown
     notes: Sequence[str]  # sentences for the person who owns the data: what was not believed
@@ -72,7 +74,7 @@ class Dataset(Protocol):
 
 
 def open_dataset(path: str | Path, split: str = "train") -> Dataset:
-    """Open one split of shards, of a folder of .beton files or of a plain image folder; or a lone .beton, as `train`.
+    """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
     Raises DataError naming what is missing, cut short or altered.
     """
@@ -94,7 +96,8 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
         return BetonDataset(_pick(path, betons, split))
     listing = list_folder(path)
     files = _pick(path, listing.files, split)
-    return FilesDataset(path, [name for name, _ in files], listing.classes, [label for _, label in files])
+    names, labels = [name for name, _ in files], [label for _, label in files]
+    return FilesDataset(path, names, listing.classes, labels, listing.content)
 
 
 def list_splits(path: str | Path) -> dict[str, int]:
@@ -140,6 +143,8 @@ def read_description(path: Path) -> dict[str, Any]:
             raise ShardError(f"{file}: written by a newer fastimg; update this one")
         if not all(type(name) is str for name in [*description["splits"], *description["classes"]]):
             raise TypeError("classes")
+        if description.setdefault("content", "images") not in get_args(Content):
+            raise ValueError(f"content {description['content']!r}")
         for name, split in description["splits"].items():
             if not _is_plain(name):
                 raise ValueError(f"split {name!r}")
@@ -206,6 +211,12 @@ def _open_converted(path: Path, split: str) -> "Dataset":
         _check_size(path / shard["name"], shard["bytes"])
         beton = BetonDataset(path / shard["name"], classes, checksum=shard["sha256"])
         _check_count(path / shard["name"], len(beton), shard["samples"])
+        if beton.content != description["content"]:
+            beton.close()
+            raise ShardError(
+                f"{path / shard['name']}: holds {beton.content} where dataset.json says {description['content']}; copy "
+                "both again"
+            )
         return beton
     for shard in shards:
         tar = path / shard["name"]
@@ -217,6 +228,7 @@ def _open_converted(path: Path, split: str) -> "Dataset":
         classes,
         cache_name=split,
         checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
+        content=description["content"],
     )
     counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
     for shard, count in zip(shards, counts, strict=True):
@@ -252,6 +264,7 @@ class TarDataset:
         classes: tuple[str, ...] | None,
         cache_name: str,
         checksums: list[str] | None = None,
+        content: Content | None = None,
     ) -> None:
         self.name = name
         self._shards = shards
@@ -261,7 +274,9 @@ class TarDataset:
         self.fingerprint = _fingerprint(shards, checksums)
         self._watch = Watch(shards)  # before their indexes are read
         self.notes: Sequence[str]
-        self.records, self.notes = compact.records(shards, self.fingerprint, cache_name, checksums)
+        self.records, self.notes, self.content = compact.records(
+            shards, self.fingerprint, cache_name, checksums, content
+        )
         self.labels = self.records["label"].astype(np.int64)
         if classes is None:
             classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
@@ -275,7 +290,7 @@ class TarDataset:
         return len(self.records)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The image's bytes. Raises ShardError where the tar no longer fits its index, or is not what it was."""
+        """The image's or text's bytes. Raises ShardError where the tar no longer fits its index, or is another."""
         offset, size, shard, *_ = self.records[index].item()
         view = scratch.encoded(BLOCK + size)
         try:
@@ -314,7 +329,7 @@ class TarDataset:
         file = self._file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
         label = f"{self._shards[shard]}: {name}"
-        for _ in range(4):  # the members after the image, while they are of the same stem
+        for _ in range(4):  # the members after it, while they are of the same stem
             at += size + -size % BLOCK + BLOCK
             header = os.pread(file, BLOCK, at - BLOCK)
             member = header[:100].split(b"\0")[0].decode("utf-8", "replace")

@@ -47,7 +47,9 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
     ("names", "message"),
     [
         (["x.jpg"], "no class folders in it"),
-        (["a/1.txt"], r"a: the class is empty \(1 other files\)"),
+        (["a/1.md"], r"a: the class is empty \(1 other files\)"),
+        (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(1 other files\); add images"),
+        (["a/1.txt", "b/1.md"], r"b: the class is empty \(1 other files\); add .txt files"),
         (["train/a/1.jpg", "val/b/1.jpg"], "val/b: the training split has no class 'b'"),
         (["train/a/1.jpg", "val/a/1.txt"], "val: the split is empty"),
         (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "val/ and valid/ are the same split"),
