@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from fastimg.augment import Policy, apply
+from fastimg.heads import HeadInit, init_head
 from fastimg.loaders import CenterCrop, Loader
-from fastimg.models import HeadInit, build, init_head
+from fastimg.models import build
 from fastimg.optim import Schedule, build_optimizer, set_lr
 
 INITS: tuple[HeadInit, ...] = ("zeros", "xavier", "he")

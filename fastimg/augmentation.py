@@ -273,8 +273,10 @@ def model_input(
     """`apply`, with Kornia's augmentations between the pixel operations and normalisation. Not mixed yet.
 
     uint8 images [B, 3, H, W] -> [B, 3, H, W] in `dtype`. What Kornia makes is rounded to 8 bits, so that normalisation
-    is the table that it always is.
+    is the table that it always is. Tokens [B, L] stay what they are; embeddings are cast.
     """
+    if images.dtype != torch.uint8:
+        return images.to(dtype) if images.is_floating_point() else images
     if kornia is None or plan is None:
         return apply(plan, images, policy, dtype)
     levels = kornia(apply(dataclasses.replace(plan, erasing=None), images, policy, torch.uint8), seed)

@@ -97,8 +97,8 @@ def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
 
 def _rate(run: Run) -> float:
     """Images per second of whole steps, after a few that warm up. The clock waits for the device."""
-    parameters = [p for p in run.model.module.parameters() if p.requires_grad]
-    train_mode(run.model.module)
+    parameters = [p for p in run.trained.parameters() if p.requires_grad]
+    train_mode(run.trained)
     beside, began, timed = Beside(run.ranks.device), 0.0, 0
     for step, batch in enumerate(_batches(run.loader), start=-WARM):
         if step == 0:

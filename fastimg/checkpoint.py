@@ -30,9 +30,11 @@ from torch.distributed.tensor import DTensor
 
 from . import __version__
 from .errors import UserError
+from .heads import HeadKind
 from .loaders.tar import sync_folder
-from .models import Model, Preprocessing, build, load_weights, read_weights
+from .models import Model, Preprocessing, TextSide, build, load_weights, read_weights
 from .parallel import Ranks
+from .tokenizer import read_tokenizer
 
 MODEL = "model.safetensors"
 TRAINING = "training.pt"
@@ -52,6 +54,9 @@ class Card:
     epoch: int
     metrics: dict[str, float]
     blurpool: bool = False
+    head: HeadKind = "linear"
+    head_hidden: int = 0
+    text: dict[str, Any] | None = None  # of a text encoder: from what it is made, its tokens and pooling
 
     def to_json(self) -> str:
         """As it stands in the safetensors metadata."""
@@ -73,8 +78,11 @@ def save(
     module: nn.Module,
     training: dict[str, Any],
     averages: Mapping[str, torch.Tensor] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write checkpoint `card.step` of a run: to a temporary name, synced, then renamed. Returns its directory.
+
+    `files` stand beside the weights.
 
     Where there are `averages` of weights, by name, they are the model's; the weights that training goes on from are
     `training["weights"]`.
@@ -85,7 +93,7 @@ def save(
     if averages is not None:
         training = {**training, "weights": weights}
         weights = {name: averages.get(name, tensor).detach().cpu().contiguous() for name, tensor in weights.items()}
-    _finish(part, card, weights, training)
+    _finish(part, card, weights, training, files)
     return final
 
 
@@ -97,6 +105,7 @@ def save_sharded(
     training: dict[str, Any],
     ranks: Ranks,
     averages: Mapping[str, torch.Tensor] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """As `save`, of a module that FSDP2 has sharded: every rank calls it and writes its shards of all that is trained.
 
@@ -119,7 +128,7 @@ def save_sharded(
     if ranks.first:
         sync_folder(folder)
         shards = {name: stated for line in sums for name, stated in json.loads(line).items()}
-        _finish(part, card, weights, {**training, "shards": shards})
+        _finish(part, card, weights, {**training, "shards": shards}, files)
     return final
 
 
@@ -145,11 +154,19 @@ def _begin(final: Path) -> Path:
     return part
 
 
-def _finish(part: Path, card: Card, weights: dict[str, torch.Tensor], training: dict[str, Any]) -> None:
+def _finish(
+    part: Path,
+    card: Card,
+    weights: dict[str, torch.Tensor],
+    training: dict[str, Any],
+    files: Mapping[str, bytes] | None,
+) -> None:
     """Write the model and what going on needs, sync, and give the folder its name."""
+    for name, content in (files or {}).items():
+        (part / name).write_bytes(content)
     save_file(weights, part / MODEL, metadata={"format": "pt", "fastimg": card.to_json()})
     torch.save(training, part / TRAINING)
-    for name in (MODEL, TRAINING):
+    for name in (MODEL, TRAINING, *(files or ())):
         with (part / name).open("rb") as handle:
             os.fsync(handle.fileno())
     part.rename(part.with_name(part.name.removeprefix(".").removesuffix(".part")))
@@ -225,8 +242,18 @@ def load_model(path: Path) -> tuple[Model, Card]:
     """The model of a checkpoint, ready for evaluation, on the CPU."""
     file = find(path)
     card = read_card(file)
+    text = None
+    if card.text is not None:
+        text = TextSide(tokenizer=read_tokenizer(file.parent, card.text["length"]), settings=card.text)
     model = build(
-        card.arch, card.num_classes, kwargs=card.kwargs, img_size=card.preprocessing.val_size, blurpool=card.blurpool
+        card.arch,
+        card.num_classes,
+        kwargs=card.kwargs,
+        img_size=card.preprocessing.val_size,
+        blurpool=card.blurpool,
+        head=card.head,
+        head_hidden=card.head_hidden,
+        text=text,
     )
     tensors, _ = read_weights(file)
     load_weights(model, tensors, str(file), strict_head=True)

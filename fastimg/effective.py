@@ -3,9 +3,11 @@
 The result is a `Train` without open choices: it is printed, written to config.yaml, and runs again to the same end.
 """
 
+import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from . import augmentation, duration
 from .config import Train
@@ -21,6 +23,7 @@ from .optim import Schedule
 from .parallel import Ranks
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
+from .textmodel import PREFIX
 from .trainconfig import COMPILE_MODES
 
 EPOCHS = 10  # where nothing is said
@@ -30,10 +33,11 @@ _BASE = 256  # the batch that a learning rate is for, as timm has it
 def check(config: Train) -> None:
     """Refuse values out of range, and flags that would have no effect. Raises UsageError naming the remedy."""
     augmentation.check(config)
+    _check_text(config)
     check_backend(chosen_backend(config.loader), vars(config))
-    happens = augmentation.effective(config, _plain(config))
-    plain, batch = _plain(config), config.batch_size
-    tuned = config.pretrained or config.weights is not None
+    happens = augmentation.effective(config, plain(config))
+    bare, batch = plain(config), config.batch_size
+    tuned = _tuned(config)
     given = [
         (config.epochs, "--epochs", config.duration, "--duration"),
         (config.warmup, "--warmup", config.warmup_epochs, "--warmup-epochs"),
@@ -51,6 +55,11 @@ def check(config: Train) -> None:
         (config.progressive_epochs, "--progressive-epochs", config.progressive, "--progressive"),
         (config.model_ema_decay, "--model-ema-decay", config.model_ema or None, "--model-ema"),
         (config.head_init, "--head-init", tuned or None, "--pretrained or --weights"),
+        (config.head_hidden, "--head-hidden", config.head == "mlp" or None, "--head mlp"),
+        (config.cache_embeddings, "--cache-embeddings", head_alone(config) or None, "--freeze backbone all the time"),
+        (config.cache_dtype, "--cache-dtype", head_alone(config) or None, "--freeze backbone all the time"),
+        (config.cache_dir, "--cache-dir", head_alone(config) or reads_text(config) or None, "--freeze backbone"),
+        (config.max_length, "--max-length", reads_text(config) or None, "a text encoder (--arch hf:NAME)"),
     ]
     for value, flag, other_value, other in needs:
         if value is not None and other_value is None:
@@ -71,12 +80,21 @@ def check(config: Train) -> None:
         (config.pretrained and config.weights is not None, "--pretrained", "--weights"),
         (config.lr_base_size is not None and config.lr == "auto", "--lr-base-size", "--lr auto"),
         (config.lr_base_size is not None and config.lr_scale == "none", "--lr-base-size", "--lr-scale none"),
-        (config.layer_decay is not None and _head_alone(config), "--layer-decay", "--freeze backbone"),
+        (config.layer_decay is not None and head_alone(config), "--layer-decay", "--freeze backbone"),
         (config.ghost_bn is not None and config.ghost_bn == batch, "--ghost-bn", f"--batch-size {batch}"),
         (config.ghost_bn is not None and config.sync_bn, "--ghost-bn", "--sync-bn"),
-        (config.ghost_bn is not None and _head_alone(config), "--ghost-bn", "--freeze backbone"),
-        (config.grad_checkpointing and _head_alone(config), "--grad-checkpointing", "--freeze backbone"),
-        (config.progressive is not None and plain, "--progressive", "--no-aug" if config.no_aug else "no augmentation"),
+        (
+            config.ghost_bn is not None and head_alone(config) and config.head == "linear",
+            "--ghost-bn",
+            "--freeze backbone and --head linear",
+        ),
+        (
+            config.cache_dtype is not None and config.cache_embeddings == "off",
+            "--cache-dtype",
+            "--cache-embeddings off",
+        ),
+        (config.grad_checkpointing and head_alone(config), "--grad-checkpointing", "--freeze backbone"),
+        (config.progressive is not None and bare, "--progressive", "--no-aug" if config.no_aug else "no augmentation"),
         (config.tta and config.val_fraction == 0 and not config.evaluate_training_set, "--tta", "--val-fraction 0"),
         (config.patience is not None and config.val_fraction == 0, "--patience", "--val-fraction 0"),
         (config.val_interval != 1 and config.val_fraction == 0, "--val-interval", "--val-fraction 0"),
@@ -96,6 +114,9 @@ def check(config: Train) -> None:
         (config.epochs is None or config.epochs >= 1, "--epochs", "1 or more"),
         (config.freeze_epochs is None or config.freeze_epochs >= 1, "--freeze-epochs", "1 or more"),
         (config.ghost_bn is None or config.ghost_bn >= 2, "--ghost-bn", "2 or more"),
+        (config.head_hidden is None or config.head_hidden >= 1, "--head-hidden", "1 or more"),
+        (config.max_length is None or config.max_length >= 4, "--max-length", "4 or more"),
+        (_are_views(config.cache_embeddings), "--cache-embeddings", "a number of views, 1 or more, or off"),
         (config.lr_base_size is None or config.lr_base_size >= 1, "--lr-base-size", "1 or more"),
         (config.layer_decay is None or 0 < config.layer_decay <= 1, "--layer-decay", "a share above 0 and up to 1"),
         (
@@ -157,6 +178,11 @@ def check(config: Train) -> None:
         raise UsageError(
             "--batch-size auto: is found by one process for itself, and --strategy fsdp shares the model; give a number"
         )
+    if bare and (config.cache_embeddings or "1") not in ("1", "off"):
+        raise UsageError(
+            f"--cache-embeddings {config.cache_embeddings}: without augmentation all views are the same; ask for some, "
+            "with --hflip 0.5 say, or leave the number out"
+        )
     for flag, text in (("--warmup", config.warmup), ("--decay", config.decay)):
         if text is not None:
             duration.parse(text, flag)
@@ -171,13 +197,37 @@ def check(config: Train) -> None:
         progressive(config)
 
 
+def _are_views(text: str | None) -> bool:
+    return text in (None, "off") or (text.isascii() and text.isdigit() and int(text) >= 1)
+
+
+def _check_text(config: Train) -> None:
+    """Refuse what has no effect on texts."""
+    if not reads_text(config):
+        return
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
+    for name in (*_OF_IMAGES, *augmentation.FIELDS, "no_aug"):
+        if getattr(config, name) != defaults[name]:
+            raise UsageError(f"{augmentation.flag(name)} has no effect on texts (--arch {config.arch}); leave it out")
+    if chosen_backend(config.loader) != "native":
+        raise UsageError(f"--loader {config.loader}: reads images; texts are read by fastimg's own, leave it out")
+    if config.pretrained:
+        raise UsageError(f"--pretrained has no effect: {config.arch} comes with its weights; leave it out")
+
+
+# Fields of Train that are about pixels.
+_OF_IMAGES = (
+    *("decode", "dct_scaling", "max_pixels", "img_size", "train_crop_size", "val_crop_size", "val_resize_size"),
+    *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
+)
+
 _PIXELS = "a size from 1 to 16384 pixels"
 
 
 def scales(config: Train) -> bool:
     """Whether training crops may be decoded smaller than they are."""
     native = "dct_scaling" not in IDLE[chosen_backend(config.loader)]
-    return native and config.dct_scaling == "auto" and config.decode != "gpu" and not _plain(config)
+    return native and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
 
 
 def check_device(config: Train, device: str) -> None:
@@ -196,12 +246,22 @@ def check_device(config: Train, device: str) -> None:
         )
 
 
-def _plain(config: Train) -> bool:
-    """Whether training sees validation's crops: as told, or with a frozen backbone and no augmentation asked for."""
-    return config.no_aug or (_head_alone(config) and not augmentation.asked(config))
+def plain(config: Train) -> bool:
+    """Whether training sees what validation sees: texts, as told, or with a frozen backbone and no augmentation."""
+    return config.no_aug or reads_text(config) or (head_alone(config) and not augmentation.asked(config))
 
 
-def _head_alone(config: Train) -> bool:
+def reads_text(config: Train) -> bool:
+    """Whether the model is a text encoder."""
+    return config.arch.startswith(PREFIX)
+
+
+def _tuned(config: Train) -> bool:
+    """Whether training starts from trained weights."""
+    return config.pretrained or config.weights is not None or reads_text(config)
+
+
+def head_alone(config: Train) -> bool:
     """Whether nothing but the classifier ever trains."""
     return config.freeze == "backbone" and config.freeze_epochs is None
 
@@ -227,7 +287,7 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
     train_size = config.train_crop_size or size or own.train_size
     if config.progressive is not None:
         train_size = progressive(config).large
-    if _plain(config):
+    if plain(config):
         if config.train_crop_size not in (None, val_size):
             raise UsageError(
                 f"--train-crop-size {train_size} has no effect without augmentation: training sees validation's crops "
@@ -254,12 +314,12 @@ def resolve(
     searched: bool = False,
 ) -> Train:
     """`config` with every open choice made; its batch size is a number, which was `searched` for or given."""
-    tuned = config.pretrained or config.weights is not None
+    tuned = _tuned(config)
     opt, sched = config.opt, config.sched or ("linear" if tuned else "cosine")
     loader = chosen_backend(config.loader)
-    cropped = augmentation.effective(config, _plain(config))
+    cropped: dict[str, Any] = augmentation.effective(config, plain(config))
     cropped |= {name: None for name in ("scale", "ratio") if name in IDLE[loader]}
-    return replace(
+    chosen = replace(
         config,
         data=data.resolve(),
         weights=config.weights.resolve() if config.weights else None,
@@ -306,7 +366,21 @@ def resolve(
         resume=None,
         dry_run=False,
         device=ranks.device.type,
+        head_hidden=model.head_hidden or None,
+        cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
+        cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
+        max_length=model.text.tokenizer.length if model.text else None,
     )
+    if model.text is None:
+        return chosen
+    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
+    idle = {name: fields[name] for name in (*_OF_IMAGES, *augmentation.FIELDS)}
+    return replace(chosen, **idle)
+
+
+def views(config: Train) -> int:
+    """How many embeddings are kept of a sample, by a choice that was made; 0: none."""
+    return 0 if config.cache_embeddings in (None, "off") else int(config.cache_embeddings)
 
 
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks) -> Schedule:
@@ -388,9 +462,9 @@ def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
     takes 50 times that, as its steps are not normalised.
     """
     adam = config.opt == "adamw"
-    if _head_alone(config):
+    if head_alone(config):
         return (1e-3 if adam else 3e-3, 64)
-    if config.pretrained or config.weights is not None:
+    if _tuned(config):
         rate = 3e-4 if model.convolutional else 5e-5
         return (rate if adam else rate * 50, 64)
     return (1e-3, 256) if adam else (0.5, 1024)

@@ -62,12 +62,15 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         dataset = open_dataset(config.data, split)
         for remark in dataset.notes:
             err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+        inference.check_content(engine, dataset, config.data)
         _same_classes(engine.card.classes, dataset, config)
         if (dataset.labels < 0).any():
             raise UserError(f"{config.data}: has samples without a label; convert it again with labels")
         check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
         loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend)
+        if backend != "native" and engine.model.text is not None:
+            raise UsageError(f"--loader {backend}: reads images; texts are read by fastimg's own, leave it out")
         if backend != "native":
             err.print(f"loader: {loader.describe()}", markup=False, highlight=False, soft_wrap=True)
         try:

@@ -8,15 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .augment import Policy, apply
+from .augment import Policy
+from .augmentation import model_input
+from .cached import array_loader
 from .checkpoint import Card, load_model
 from .data import Part, build_loader, center_crop
-from .errors import UsageError
+from .errors import UsageError, UserError
 from .loaders import Batch, BatchSource, Dataset, LoaderConfig
 from .loaders.backends import Backend
 from .metrics import answer
 from .models import Model
 from .precision import Precision
+from .tokenizer import TextDecoder
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,19 @@ class Inference:
             workers=workers,
             on_error="fail" if on_error == "fail" else "skip",
         )
-        part, crop = Part(dataset, None, "the data"), center_crop(self.card.preprocessing)
+        part = Part(dataset, None, "the data")
+        if self.model.text is not None:
+            return array_loader(part, TextDecoder(self.model.text.tokenizer), settings, self.device)
+        crop = center_crop(self.card.preprocessing)
         return build_loader(part, crop, settings, max_pixels, self.device, backend)
 
     def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
         """(batch, probabilities [B, C]) in order; C is the number of the checkpoint's classes."""
         with torch.inference_mode():
             for batch in loader:
-                images = apply(None, batch.inputs, self.policy, self.precision.input_dtype)
+                inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
                 with self.precision.autocast():
-                    logits = answer(self.model.module, images, self.tta)
+                    logits = answer(self.model.module, inputs, self.tta)
                 scores = logits[:, : len(self.card.classes)]
                 yield batch, scores.softmax(dim=1).cpu().numpy()
 
@@ -67,9 +73,21 @@ def check_ranges(batch_size: int, max_pixels: int | None) -> None:
             raise UsageError(f"{flag} {value}: give 1 or more")
 
 
+def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:
+    """Raises UserError where the checkpoint does not read such data."""
+    texts = dataset.content == "text"
+    if texts != (engine.model.text is not None):
+        held, read = ("texts", "images") if texts else ("images", "texts")
+        raise UserError(
+            f"{data}: holds {held}, and the checkpoint reads {read}; give other data, or another checkpoint"
+        )
+
+
 def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:
     """The model of a checkpoint on a device. Raises UserError where there is none."""
     model, card = load_model(path)
+    if tta and model.text is not None:
+        raise UsageError("--tta: a text has no mirror image; leave it out")
     model.module.to(device)
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .augment import Policy, apply
+from .augment import Policy
+from .augmentation import model_input
 from .loaders import BatchSource
 from .parallel import Ranks
 from .precision import Precision
@@ -72,7 +73,7 @@ def evaluate(
     with torch.inference_mode():
         for batch in loader:
             with precision.autocast():
-                logits = answer(model, apply(None, batch.inputs, policy, precision.input_dtype), tta)
+                logits = answer(model, model_input(None, batch.inputs, policy, precision.input_dtype), tta)
             losses = F.cross_entropy(logits, batch.targets, reduction="none")
             meter.add(logits, losses, batch.targets, batch.weight)
     ranks.sum(meter.sums)

@@ -1,4 +1,4 @@
-"""Models by name: timm's, and torchvision's as `torchvision/NAME`, with published weights or those of a file.
+"""Models by name: timm's, torchvision's as `torchvision/NAME`, Hugging Face's text encoders as `hf:NAME`.
 
 A model stays pure: precision, data parallelism and freezing wrap it from outside.
 """
@@ -24,8 +24,9 @@ from torch import nn
 from .blocks import blocks
 from .blurpool import blur_strides
 from .errors import UsageError, UserError, nearest
-
-HeadInit = Literal["xavier", "he", "zeros"]
+from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
+from .textmodel import PREFIX, TextClassifier, empty_encoder, load_encoder, width_of
+from .tokenizer import Tokenizer
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -42,6 +43,20 @@ class Preprocessing:
     std: tuple[float, float, float]
 
 
+# Of a model that reads texts: it has no pixels.
+NO_PIXELS = Preprocessing(
+    train_size=1, val_size=1, val_resize=1, interpolation="bilinear", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSide:
+    """What a model reads texts with: the tokenizer, and settings from which the encoder can be made again."""
+
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Model:
     """A module with what the trainer must know about it."""
@@ -53,6 +68,15 @@ class Model:
     preprocessing: Preprocessing  # the model's own
     convolutional: bool
     blurpool: bool = False
+    text: TextSide | None = None  # None: it reads images
+    head: HeadKind = "linear"
+    head_hidden: int = 0  # units of an mlp's hidden layer
+
+    def example(self, size: int, batch: int = 1) -> torch.Tensor:
+        """A blank input: images [batch, 3, size, size], or tokens [batch, size]."""
+        if self.text is None:
+            return torch.zeros(batch, 3, size, size)
+        return torch.zeros(batch, size, dtype=torch.int32)
 
 
 def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
@@ -83,13 +107,21 @@ def build(
     classes: tuple[str, ...] | None = None,
     head_init: HeadInit = "zeros",
     blurpool: bool = False,
+    head: HeadKind = "linear",
+    head_hidden: int = 0,
+    max_length: int | None = None,
+    text: TextSide | None = None,
 ) -> Model:
     """Create a model on the CPU. `weights` of a model with other `classes` bring their trunk alone.
+
+    `hf:` models come with their weights, unless `text` says what a checkpoint's was made of.
 
     Raises UsageError for an unknown name or argument, UserError where weights cannot be had or do not fit.
     """
     kwargs = dict(kwargs or {})
-    if arch.startswith("torchvision/"):
+    if arch.startswith(PREFIX):
+        model = _text(arch, num_classes, kwargs, head_init, max_length, text)
+    elif arch.startswith("torchvision/"):
         model = _torchvision(arch, num_classes, pretrained, kwargs, head_init)
     else:
         model = _timm(arch, num_classes, pretrained, kwargs, img_size, head_init)
@@ -99,6 +131,12 @@ def build(
                 f"--blurpool: {arch} has no max pooling and no strided convolution of 16 channels; leave it out"
             )
         model = replace(model, blurpool=True)
+    if head == "mlp":
+        hidden = head_hidden or HIDDEN
+        replace_head(model.module, model.classifier, hidden, arch)
+        if pretrained or model.text is not None:
+            init_head(model.module, model.classifier, head_init)
+        model = replace(model, head="mlp", head_hidden=hidden)
     if weights is not None:
         tensors, metadata = read_weights(weights)
         if classes is not None and _stated_classes(metadata) not in (None, classes):
@@ -154,6 +192,25 @@ def _timm(
     classifier: str | tuple[str, ...] = config.classifier if config is not None and config.classifier else ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     return Model(module, arch, kwargs, names, preprocessing, _convolutional(module))
+
+
+def _text(
+    arch: str,
+    num_classes: int,
+    kwargs: dict[str, Any],
+    head_init: HeadInit,
+    max_length: int | None,
+    text: TextSide | None,
+) -> Model:
+    if text is None:
+        encoder, tokenizer, settings = load_encoder(arch, dict(kwargs), max_length)
+        text = TextSide(tokenizer=tokenizer, settings=settings)
+    else:
+        encoder = empty_encoder(text.settings)
+    settings = text.settings
+    module = TextClassifier(encoder, width_of(encoder), num_classes, settings["pooling"], settings["pad"])
+    init_head(module, "classifier", head_init)
+    return Model(module, arch, kwargs, ("classifier",), NO_PIXELS, False, text=text)
 
 
 def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], head_init: HeadInit) -> Model:
@@ -309,26 +366,6 @@ def _head_prefixes(model: Model) -> tuple[str, ...]:
     return tuple(f"{name}." for name in model.classifier)
 
 
-def init_head(module: nn.Module, classifier: str | Iterable[str], how: HeadInit = "zeros") -> None:
-    """Begin a classifier anew: the weights as `how` says, the biases zero.
-
-    xavier: uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010). he: normal with variance 2 / inputs
-    (He et al., 2015). zeros: the first loss is that of a uniform guess (Big Transfer: Kolesnikov et al., 2019); of a
-    classifier of several layers only the last, since zeros below it would never learn.
-    """
-    for name in (classifier,) if isinstance(classifier, str) else classifier:
-        layers = [layer for layer in module.get_submodule(name).modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-        for layer in layers:
-            if how == "he":
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            elif how == "zeros" and layer is layers[-1]:
-                nn.init.zeros_(layer.weight)
-            else:
-                nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-
-
 def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
     """The classes that a weights file of ours states."""
     return tuple(json.loads(metadata["fastimg"])["classes"]) if "fastimg" in metadata else None
@@ -356,7 +393,7 @@ def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
     model.module.eval()
     try:
         with torch.inference_mode():
-            logits = model.module(torch.zeros(1, 3, size, size))
+            logits = model.module(model.example(size))
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         own = model.preprocessing.val_size

@@ -68,6 +68,10 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
+    def agree(self, fact: bool) -> bool:
+        """Whether it holds on every rank."""
+        return all(value == "1" for value in self.gather("1" if fact else ""))
+
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
         """Rank 0 runs the block before the others: it fills caches and downloads for all."""

@@ -17,6 +17,7 @@ def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
     val = [r for r in records if r["kind"] == "val"]
     per_epoch = max((r["step"] / r["epoch"] for r in val), default=0) or max((r["step"] for r in train), default=1)
     x, vx = [r["step"] / per_epoch for r in train], [r["step"] / per_epoch for r in val]
+    speed = next((key for r in train for key in r if key.endswith("_per_second")), "images_per_second")
     figure = Figure(figsize=(9, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
@@ -24,7 +25,7 @@ def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
         ("loss", "loss (nats)", True),
         ("top1", "top-1 accuracy", True),
         ("lr", "learning rate", False),
-        ("images_per_second", "images per second", False),
+        (speed, speed.replace("_", " "), False),
     )
     for axis, (key, title, validated) in zip(axes.flat, panels, strict=True):
         axis.plot(x, [r[key] for r in train], label="training (running mean of the epoch)", linewidth=1.2)

@@ -2,17 +2,19 @@
 
 import math
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
 
-from . import augmentation, effective, kornia_pass, rundir
+from . import augmentation, caching, effective, kornia_pass, rundir
 from .autobatch import find_batch_size
 from .blocks import repeated
+from .cached import BATCH, Encoding, Keeper, array_loader, views
 from .compilation import Compilation, compile_modules
 from .config import Train
 from .data import (
@@ -29,23 +31,26 @@ from .data import (
     worker_count,
 )
 from .ema import DECAY, Ema
+from .embedding import Head, cache_root
 from .errors import UsageError, printable
 from .ghost import ghost_norms
 from .loaders import BatchSource, DataError, LoaderConfig
+from .loaders.arrays import ArrayDataset, ArrayDecoder, TokenDecoder
 from .loaders.crop import Crop
 from .loaders.epochs import Padding
 from .loaders.order import WINDOW, Order
 from .loaders.scratch import Scratch
 from .loaders.tiled import will_compile
-from .models import Model, Preprocessing, build, check_input, freeze, parse_kwargs
+from .models import Model, Preprocessing, TextSide, build, check_input, freeze, parse_kwargs
 from .optim import build_optimizer
 from .parallel import Ranks, check_strategy, wrap
 from .precision import Precision
 from .precision import choose as choose_precision
 from .remat import checkpoint_blocks
-from .report import print_effective
+from .report import print_effective, shown
 from .run import Run
 from .saving import restore
+from .textmodel import PREFIX
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
@@ -60,7 +65,12 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn)
     _set_backends(config, ranks)
     part, val_part, data = _open_data(config, ranks, console, stack)
+    _check_content(config, data, part)
     model, preprocessing = _build_model(config, ranks, part.dataset.classes)
+    root = cache_root(data, config.cache_dir)
+    keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)
+    if model.text is not None:
+        part, val_part = _tokenised(model.text, keeper, part, val_part, stack)
     base = f"{display_name(data)}-{config.arch.replace('/', '-')}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
     directory = Path(ranks.broadcast(str(directory)))
@@ -68,19 +78,29 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     if resuming:
         config = _batch_of_before(config, directory, ranks, console)
 
+    choice, why = caching.choose(config, model, preprocessing)
+    config = replace(config, cache_embeddings=choice)
+    words = f"not kept, the encoder runs in every epoch: {why}" if why else None
+    parts = Parts(part, val_part, part if config.evaluate_training_set else None, words=words)
+    if effective.views(config) and config.dry_run:
+        parts = replace(parts, words="made once, by the frozen encoder (not in a dry run)")
+    elif effective.views(config):
+        parts = _embedded(config, model, preprocessing, precision, keeper, parts, stack)
+
     def resolved(batch_size: int) -> Train:
         chosen = replace(config, batch_size=batch_size)
         return effective.resolve(chosen, data, model, preprocessing, val_part, ranks, searched)
 
     def trial(batch_size: int) -> Run:
         alone = replace(resolved(batch_size), strategy="auto", compile=None, val_fraction=0.0)
-        return _assemble(alone, ranks, directory, model, preprocessing, precision, part, None, wrapping=False)
+        only = replace(parts, val=None, evaluated=None)
+        return _assemble(alone, ranks, directory, model, preprocessing, precision, only, wrapping=False)
 
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(trial, len(part), config.ghost_bn, ranks, console))
     assert config.batch_size != "auto"
     final = resolved(config.batch_size)
-    run = _assemble(final, ranks, directory, model, preprocessing, precision, part, val_part)
+    run = _assemble(final, ranks, directory, model, preprocessing, precision, parts)
     for loader in run.loaders:
         stack.callback(loader.close)
     print_effective(console, run, part, val_part, effective.rate_words(config, model, run.global_batch, searched))
@@ -110,6 +130,100 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, final))
         run.log = rundir.Log(directory, run.step)
     return run
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run reads; `embedding` is the shape where that is embeddings, of which `words` tell."""
+
+    train: Part
+    val: Part | None
+    evaluated: Part | None  # the training split, cut like validation's
+    embedding: tuple[int, ...] | None = None
+    words: str | None = None
+
+
+def _check_content(config: Train, data: Path, part: Part) -> None:
+    """Raises UsageError where the model does not read such data."""
+    texts, reader = part.dataset.content == "text", config.arch.startswith(PREFIX)
+    if texts and not reader:
+        raise UsageError(
+            f"--arch {config.arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
+            "such as --arch hf:FOLDER"
+        )
+    if reader and not texts:
+        raise UsageError(f"--arch {config.arch}: reads texts, and {data} holds images; give a model of timm's, say")
+
+
+def _tokenised(
+    text: TextSide, keeper: Keeper, part: Part, val_part: Part | None, stack: ExitStack
+) -> tuple[Part, Part | None]:
+    """The parts as tokens, which are made where they are not kept yet."""
+
+    def one(each: Part) -> Part:
+        dataset = keeper.tokens(each.dataset, text.tokenizer)
+        stack.callback(dataset.close)
+        return replace(each, dataset=dataset)
+
+    return one(part), None if val_part is None else one(val_part)
+
+
+def _embedded(
+    config: Train,
+    model: Model,
+    preprocessing: Preprocessing,
+    precision: Precision,
+    keeper: Keeper,
+    parts: Parts,
+    stack: ExitStack,
+) -> Parts:
+    """The parts as embeddings, which are made where they are not kept yet: the encoder runs once."""
+    ranks = keeper.ranks
+    model.module.to(ranks.device)
+    if config.channels_last and model.convolutional:
+        model.module.to(memory_format=torch.channels_last)
+    alone = replace(
+        config,
+        batch_size=BATCH[ranks.device.type],
+        workers=config.workers if config.workers != "auto" else str(ranks.cpus),
+    )
+    policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
+    folders: dict[Path, int] = {}
+
+    def one(each: Part, view: int | None) -> ArrayDataset:
+        crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config.scale, config.ratio)
+
+        def open_(some: Part) -> BatchSource:
+            return _loader(alone, None, some, crop, "sequential", "zeros", model, scaling=view is not None)
+
+        reads: dict[str, Any] = {"crop": repr(crop), "mean": preprocessing.mean, "std": preprocessing.std}
+        reads |= {"loader": chosen_backend(config.loader), "decode": config.decode, "pixels": config.max_pixels}
+        encoding = Encoding(
+            model=model,
+            ranks=ranks,
+            precision=precision,
+            policy=policy,
+            dtype={"fp16": "float16", "fp32": "float32"}[config.cache_dtype or "fp16"],
+            reads=reads,
+            open_=open_,
+            view=view,
+            seed=config.seed,
+        )
+        dataset, folder, made = keeper.embeddings(each, encoding)
+        folders[folder] = folders.get(folder, 0) + made
+        stack.callback(dataset.close)
+        return dataset
+
+    count = effective.views(config)
+    augmented = not effective.plain(config)
+    train = replace(parts.train, dataset=views([one(parts.train, v if augmented else None) for v in range(count)]))
+    val = None if parts.val is None else replace(parts.val, dataset=one(parts.val, None))
+    evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=one(parts.evaluated, None))
+    shape = caching.shape(model, preprocessing)
+    seen = f"{count} augmented views of each" if augmented else "each sample once"
+    made, where = sum(folders.values()), ", ".join(shown(folder) for folder in folders)
+    words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
+    return Parts(train, val, evaluated, shape, words)
 
 
 def _set_backends(config: Train, ranks: Ranks) -> None:
@@ -166,14 +280,11 @@ def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple
             classes=classes,
             blurpool=config.blurpool,
             head_init=config.head_init or "zeros",
+            head=config.head,
+            head_hidden=config.head_hidden or 0,
+            max_length=config.max_length,
         )
-    preprocessing = effective.preprocessing(config, model.preprocessing)
-    check_input(model, preprocessing.train_size, num_classes, "--progressive" if config.progressive else "--img-size")
-    if preprocessing.val_size != preprocessing.train_size:
-        check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
-    if config.progressive is not None:
-        for size in effective.progressive(config).possible:
-            check_input(model, size, num_classes, "--progressive")
+    preprocessing = _sizes(config, model, num_classes) if model.text is None else model.preprocessing
     if config.freeze is not None:
         freeze(model, config.freeze)
     if config.ghost_bn is not None and not ghost_norms(model.module, config.ghost_bn):
@@ -183,6 +294,18 @@ def _build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple
     return model, preprocessing
 
 
+def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
+    """The preprocessing of images, for which the model was tried at every size."""
+    preprocessing = effective.preprocessing(config, model.preprocessing)
+    check_input(model, preprocessing.train_size, num_classes, "--progressive" if config.progressive else "--img-size")
+    if preprocessing.val_size != preprocessing.train_size:
+        check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
+    if config.progressive is not None:
+        for size in effective.progressive(config).possible:
+            check_input(model, size, num_classes, "--progressive")
+    return preprocessing
+
+
 def _assemble(
     config: Train,
     ranks: Ranks,
@@ -190,8 +313,7 @@ def _assemble(
     model: Model,
     preprocessing: Preprocessing,
     precision: Precision,
-    part: Part,
-    val_part: Part | None,
+    parts: Parts,
     wrapping: bool = True,
 ) -> Run:
     """Put the pieces of a resolved configuration together on the device; without `wrapping`, for this process alone."""
@@ -208,19 +330,23 @@ def _assemble(
     if config.channels_last and model.convolutional:
         module = module.to(memory_format=torch.channels_last)
     model = replace(model, module=module)
+    trained = module if parts.embedding is None else Head(module, model.classifier[0])
+    part, dtype = parts.train, np.dtype({"fp16": "f2", "fp32": "f4"}[config.cache_dtype or "fp16"])
+    arrays = None if parts.embedding is None else ArrayDecoder(parts.embedding, dtype)
     if config.no_aug:
         crop: Crop = center_crop(preprocessing)
     else:
         crop = train_crop(preprocessing, config.scale, config.ratio)
-    loader = _loader(config, ranks, part, crop, config.order, "samples", effective.scales(config))
-    evaluated = [val_part, part if config.evaluate_training_set else None]
+    loader = _loader(config, ranks, part, crop, config.order, "samples", model, arrays, effective.scales(config))
     val_loader, train_eval_loader = (
-        None if each is None else _loader(config, ranks, each, center_crop(preprocessing), "sequential", "zeros")
-        for each in evaluated
+        None
+        if each is None
+        else _loader(config, ranks, each, center_crop(preprocessing), "sequential", "zeros", model, arrays)
+        for each in (parts.val, parts.evaluated)
     )
-    parallel = wrapped(module, config, ranks, precision) if wrapping else module
+    parallel = wrapped(trained, config, ranks, precision) if wrapping else trained
     optimizer = build_optimizer(
-        module,
+        trained,
         config.opt,
         config.lr,
         config.weight_decay,
@@ -237,6 +363,7 @@ def _assemble(
         ranks=ranks,
         directory=directory,
         model=model,
+        trained=trained,
         parallel=parallel,
         classes=part.dataset.classes,
         preprocessing=preprocessing,
@@ -251,7 +378,9 @@ def _assemble(
         train_eval_loader=train_eval_loader,
         steps_per_epoch=steps_per_epoch,
         steps=schedule.steps,
-        ema=Ema(module, config.model_ema_decay or DECAY) if config.model_ema else None,
+        embedding=parts.embedding,
+        cached=parts.words,
+        ema=Ema(trained, config.model_ema_decay or DECAY) if config.model_ema else None,
         compilation=compiled(parallel, config),
     )
     if config.progressive is not None:
@@ -287,28 +416,44 @@ def _batch_of_before(config: Train, directory: Path, ranks: Ranks, console: Cons
 
 
 def _loader(
-    config: Train, ranks: Ranks, part: Part, crop: Crop, order: Order, padding: Padding, scaling: bool = False
+    config: Train,
+    ranks: Ranks | None,
+    part: Part,
+    crop: Crop,
+    order: Order,
+    padding: Padding,
+    model: Model,
+    arrays: ArrayDecoder | None = None,
+    scaling: bool = False,
 ) -> BatchSource:
+    """The loader of a part: of embeddings where there are `arrays`; without `ranks`, of all of it."""
     assert config.batch_size != "auto"
+    texts = model.text is not None and arrays is None
     settings = LoaderConfig(
         batch_size=config.batch_size,
-        order=order,
+        order="length" if texts and order == "sequential" and ranks is not None else order,
         window=config.order_window or WINDOW,
+        together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),
         padding=padding,
         seed=config.seed,
-        workers=worker_count(config.workers, ranks),
+        workers=worker_count(config.workers, ranks) if ranks else int(config.workers),
         prefetch=config.prefetch or LoaderConfig.prefetch,
         on_error=config.on_error or "skip",
-        rank=ranks.rank,
-        world_size=ranks.world_size,
+        rank=ranks.rank if ranks else 0,
+        world_size=ranks.world_size if ranks else 1,
     )
+    device = next(model.module.parameters()).device
+    if arrays is not None:
+        return array_loader(part, arrays, settings, device)
+    if model.text is not None:
+        return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, device)
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
-    return build_loader(part, crop, settings, config.max_pixels, ranks.device, backend, decode, scaling)
+    return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling)
 
 
 def _tell_of_compilation(run: Run, part: Part, console: Console) -> None:
-    if run.config.loader != "native":
+    if run.config.loader != "native" or run.embedding is not None or run.model.text is not None:
         return
     first = 0 if part.indices is None else int(part.indices[0])
     with suppress(DataError):  # the loader tells of it in its turn

@@ -8,6 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+UNITS = {"images": "img/s", "texts": "texts/s"}
+
 
 @dataclass(frozen=True)
 class Line:
@@ -18,15 +20,16 @@ class Line:
     loss: float
     top1: float
     lr: float
-    images_per_second: float
+    speed: float  # samples per second
     wait_share: float  # of the time since the last line, spent waiting for data
     eta: float  # seconds to the end of the run
+    unit: str = "images"
 
     def text(self) -> str:
         """In one line."""
         return (
             f"loss {self.loss:.4f}  top1 {self.top1:6.2%}  lr {self.lr:.2e}  "
-            f"{self.images_per_second:7.1f} img/s  data wait {self.wait_share:4.0%}  ETA {duration(self.eta)}"
+            f"{self.speed:7.1f} {UNITS[self.unit]}  data wait {self.wait_share:4.0%}  ETA {duration(self.eta)}"
         )
 
 

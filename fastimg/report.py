@@ -15,12 +15,14 @@ from .data import Part
 from .duration import parse
 from .errors import printable
 from .loaders import BatchSource
+from .loaders.arrays import ArrayDataset
 from .loaders.order import BLOCK
 from .metrics import shows_top5
+from .models import TextSide
 from .optim import implementation
 from .parallel import Ranks
 from .plots import plot_curves
-from .progress import duration
+from .progress import UNITS, duration
 from .run import Run
 
 
@@ -31,22 +33,26 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    resize = f"resize {config.val_resize_size}, centre crop {config.val_crop_size}, {config.interpolation}"
+    resize = f"; resize {config.val_resize_size}, centre crop {config.val_crop_size}, {config.interpolation}"
     total = sum(p.numel() for p in model.module.parameters())
     trained = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
     origin = (
         f"weights {shown(config.weights)}" if config.weights else "published weights" if config.pretrained else "random"
     )
+    reading = f"mean {_triple(config.mean)}, std {_triple(config.std)}; "
+    if model.text is not None:
+        resize, origin, reading = "", origin if config.weights else "its own weights", ""
     layout = "channels-last" if config.channels_last and model.convolutional else "contiguous"
     layout += " activations, contiguous weights" if layout == "channels-last" and config.strategy == "fsdp" else ""
-    words = sentence(config, run.preprocessing.train_size)
+    words = sentence(config, run.preprocessing.train_size) if model.text is None else _texts(part, model.text)
     learning = f"({trained:,} trained)"
     rows: dict[str, str | None] = {
-        "data": f"{shown(data)}: {len(part)} images, {len(part.dataset.classes)} classes",
-        "validation": "none" if val_part is None else f"{len(val_part)} images ({val_part.origin}); {resize}",
+        "data": f"{shown(data)}: {len(part)} {run.unit}, {len(part.dataset.classes)} classes",
+        "validation": "none" if val_part is None else f"{len(val_part)} {run.unit} ({val_part.origin}){resize}",
         "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config),
         "frozen": _frozen(config),
-        "input": f"mean {_triple(config.mean)}, std {_triple(config.std)}; {words}",
+        "embeddings": run.cached,
+        "input": f"{reading}{words}",
         "progressive": _progressive(run),
         "loss": _loss(config),
         "optimiser": _optimiser(config, implementation(run.optimizer), rate),
@@ -67,6 +73,17 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
     console.print(table, highlight=False, markup=False)
 
 
+def _texts(part: Part, text: TextSide) -> str:
+    """What becomes of texts."""
+    lengths = part.dataset.lengths if isinstance(part.dataset, ArrayDataset) else None
+    words = f"tokens, up to {text.tokenizer.length} a text"
+    if lengths is None:
+        return words
+    own = lengths if part.indices is None else lengths[part.indices]
+    cut = int((own >= text.tokenizer.length).sum())
+    return f"{words}, {own.mean():.0f} on average; {cut:,} of {len(own):,} texts are as long or cut there"
+
+
 def shown(path: Path) -> str:
     """A path as a person types it: relative where it lies below the current directory."""
     here = Path.cwd()
@@ -80,6 +97,7 @@ def _triple(values: tuple[float, float, float] | None) -> str:
 def _changed(config: Train) -> str:
     """What is done to the model's layers."""
     changes = [
+        f"mlp head of {config.head_hidden}" if config.head == "mlp" else "",
         f"{config.head_init} head" if config.head_init else "",
         f"drop path {config.drop_path:g}" if config.drop_path else "",
         f"ghost batch norm over {config.ghost_bn}" if config.ghost_bn else "",
@@ -177,7 +195,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     for loader, count in zip(run.loaders, unreadable, strict=True):
         if not count:
             continue
-        images, were = ("image", "was") if count == 1 else ("images", "were")
+        images, were = (run.unit[:-1], "was") if count == 1 else (run.unit, "were")
         name = names.get(id(loader), "evaluated training")
         words = f"{count} {name} {images} could not be decoded and {were} left out:"
         console.print(words, style="yellow", highlight=False)
@@ -204,13 +222,16 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     table.add_column(overflow="fold")
     if run.best is not None:
         score = run.best.score
-        table.add_row("best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({score.samples} images)")
+        table.add_row(
+            "best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({score.samples} {run.unit})"
+        )
         top5 = f"top-5 {score.top5:.2%}, " if shows_top5(len(run.classes)) else ""
         table.add_row("", f"{top5}loss {score.loss:.4f}")
     table.add_row("trained", f"{run.epoch} epochs, {run.step} steps, {duration(run.seconds)}")
     steps = [record for record in records if record["kind"] == "train"]
     if steps:
-        table.add_row("speed", f"{median(record['images_per_second'] for record in steps):,.1f} img/s (median)")
+        speed = median(record[f"{run.unit}_per_second"] for record in steps)
+        table.add_row("speed", f"{speed:,.1f} {UNITS[run.unit]} (median)")
         table.add_row("waited for data", f"{median(record['wait_share'] for record in steps):.1%} of the time (median)")
     if run.compilation is not None:
         table.add_row("compiled", run.compilation.describe())

@@ -40,7 +40,8 @@ class Run:
     ranks: Ranks
     directory: Path
     model: Model
-    parallel: nn.Module  # the model as it is called: wrapped for several ranks
+    trained: nn.Module  # what is called and learns: the model, or on cached embeddings its classifier alone
+    parallel: nn.Module  # `trained` as it is called: wrapped for several ranks
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     policy: Policy
@@ -54,6 +55,8 @@ class Run:
     train_eval_loader: BatchSource | None  # the training split, cut like validation's
     steps_per_epoch: int
     steps: int  # optimiser steps of the whole run
+    embedding: tuple[int, ...] | None = None  # its shape, where training is on cached embeddings
+    cached: str | None = None  # of these, in words
     ema: Ema | None = None
     progressive: Progressive | None = None
     compilation: Compilation | None = None
@@ -75,6 +78,11 @@ class Run:
         """Samples per batch of this rank."""
         assert self.config.batch_size != "auto"
         return self.config.batch_size
+
+    @property
+    def unit(self) -> str:
+        """What a sample is."""
+        return "images" if self.model.text is None else "texts"
 
     @property
     def epochs(self) -> int:
@@ -123,5 +131,5 @@ class Run:
         if self.ema is None:
             yield
             return
-        with self.ema.swapped(self.model.module):
+        with self.ema.swapped(self.trained):
             yield

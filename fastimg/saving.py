@@ -34,7 +34,11 @@ def save(run: Run, best: bool = False) -> None:
         epoch=run.epoch,
         metrics=asdict(run.best.score) if run.best and best else {},
         blurpool=run.config.blurpool,
+        head=run.model.head,
+        head_hidden=run.model.head_hidden,
+        text=run.model.text.settings if run.model.text else None,
     )
+    files = run.model.text.tokenizer.files() if run.model.text else None
     training = {
         "step": run.step,
         "epoch": run.epoch,
@@ -50,11 +54,11 @@ def save(run: Run, best: bool = False) -> None:
         saved = None
         if sharded:
             saved = checkpoint.save_sharded(
-                run.directory, card, run.model.module, run.optimizer, training, run.ranks, averages
+                run.directory, card, run.model.module, run.optimizer, training, run.ranks, averages, files
             )
         elif run.ranks.first:
             training["optimizer"] = run.optimizer.state_dict()
-            saved = checkpoint.save(run.directory, card, run.model.module, training, averages)
+            saved = checkpoint.save(run.directory, card, run.model.module, training, averages, files)
         if saved is not None and run.ranks.first:
             checkpoint.point(run.directory, "last", saved)
             if best:

@@ -11,6 +11,7 @@ from .augment import draw, mix
 from .augmentation import model_input
 from .beside import Beside
 from .loaders import Batch
+from .loaders.arrays import MULTIPLE
 from .loss import losses
 from .run import Run
 
@@ -52,11 +53,19 @@ def seed_of(seed: int, step: int, micro: int, rank: int) -> int:
 
 
 def passes(run: Run) -> list[Callable[[], None]]:
-    """A pass on blank images for every shape that a run will see: training's sizes, then validation's."""
+    """A pass on blank inputs for every shape that a run will see: training's sizes, then validation's.
+
+    Texts come in many lengths: after a long and a short batch the compiled model takes any.
+    """
 
     def blank(size: int) -> torch.Tensor:
+        device = run.ranks.device
+        if run.embedding is not None:
+            return torch.zeros((run.batch_size, *run.embedding), dtype=run.precision.input_dtype, device=device)
+        if run.model.text is not None:
+            return torch.zeros((run.batch_size, size), dtype=torch.int32, device=device)
         shape = (run.batch_size, size, size, 3)
-        levels = torch.zeros(shape, dtype=torch.uint8, device=run.ranks.device).permute(0, 3, 1, 2)
+        levels = torch.zeros(shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
         return model_input(None, levels, run.policy, run.precision.input_dtype)
 
     def training(size: int) -> None:
@@ -65,14 +74,17 @@ def passes(run: Run) -> list[Callable[[], None]]:
         logits.float().sum().backward()
 
     def evaluation(size: int) -> None:
-        run.model.module.eval()
+        run.trained.eval()
         with torch.inference_mode(), run.precision.autocast():
-            run.model.module(blank(size))
+            run.trained(blank(size))
 
-    sizes = [run.preprocessing.train_size]
+    sizes, validated = [run.preprocessing.train_size], run.preprocessing.val_size
+    if run.model.text is not None and run.embedding is None:
+        validated = run.model.text.tokenizer.length
+        sizes = [validated, MULTIPLE]
     if run.progressive is not None:
         sizes = run.progressive.sizes(run.epochs)
     found = [partial(training, size) for size in sizes]
-    if run.val_loader is not None and run.parallel is run.model.module:  # a wrapper is compiled, not what is in it
-        found.append(partial(evaluation, run.preprocessing.val_size))
+    if run.val_loader is not None and run.parallel is run.trained:  # a wrapper is compiled, not what is in it
+        found.append(partial(evaluation, validated))
     return found  # type: ignore[return-value]

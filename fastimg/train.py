@@ -70,8 +70,8 @@ def _compile(run: Run, say: Callable[[str], None]) -> None:
     """Compile all that is to come, before the first step of it."""
     if run.compilation is not None:
         say("compiling the model for every size that it will see")
-        train_mode(run.model.module)
-        ahead(run.compilation, run.model.module, passes(run))
+        train_mode(run.trained)
+        ahead(run.compilation, run.trained, passes(run))
         say(f"compiled    {run.compilation.describe()}")
 
 
@@ -94,13 +94,13 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     """Train to the end of the epoch, from where the run stands. Returns the signal that stopped it, else 0."""
     config, ranks, accumulate = run.config, run.ranks, run.config.grad_accum_steps
     _thaw(run, display)
-    parameters = [p for p in run.model.module.parameters() if p.requires_grad]
+    parameters = [p for p in run.trained.parameters() if p.requires_grad]
     batches = len(run.loader) - run.step_in_epoch * accumulate
     if run.progressive is not None:
         run.loader.set_size(run.progressive.size(run.epoch))
     if run.step_in_epoch == 0:
         run.loader.set_epoch(run.epoch)
-    train_mode(run.model.module)
+    train_mode(run.trained)
     rows, rate, began, beside = 0, Rate(run.loader.wait_seconds), time.perf_counter(), Beside(ranks.device)
     for number, batch in enumerate(run.loader, start=1):
         last = number % accumulate == 0 or number == batches
@@ -116,7 +116,7 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
         run.scaler.update()
         run.optimizer.zero_grad(set_to_none=True)
         if run.ema is not None:
-            run.ema.update(run.model.module, run.step)
+            run.ema.update(run.trained, run.step)
         run.step, rows = run.step + 1, 0
         if display is not None:
             display.advance(run.epoch, run.step_in_epoch)
@@ -185,16 +185,15 @@ def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
     ranks, lr = run.ranks, run.schedule(run.step - 1)
     score, signal = _totals(run, signal)
     if score.samples == 0 and run.step_in_epoch == run.steps_of_epoch:
-        raise UserError(
-            f"{run.config.data}: no training image could be decoded ({_first_fault(run.loader)}); replace them"
-        )
+        fault = _first_fault(run.loader)
+        raise UserError(f"{run.config.data}: no training {run.unit[:-1]} could be decoded ({fault}); replace them")
     speed, waited = rate.read(run.loader.wait_seconds)
     speed *= ranks.world_size
     if display is not None and run.log is not None:
         eta = (run.steps - run.step) * run.global_batch / max(speed, 1e-9)
-        display.show(Line(run.epoch, run.step_in_epoch, score.loss, score.top1, lr, speed, waited, eta))
+        display.show(Line(run.epoch, run.step_in_epoch, score.loss, score.top1, lr, speed, waited, eta, run.unit))
         values = score.as_dict(len(run.classes))
-        speeds = {"lr": lr, "images_per_second": round(speed, 1), "wait_share": round(waited, 4)}
+        speeds = {"lr": lr, f"{run.unit}_per_second": round(speed, 1), "wait_share": round(waited, 4)}
         run.log.add("train", epoch=run.epoch + 1, step=run.step, **values, **speeds)
     return signal
 
@@ -225,9 +224,12 @@ def _diverged(run: Run, loss: float) -> UserError:
 
 def _out_of_memory(run: Run) -> UserError:
     size = run.preprocessing.train_size
+    of = f"images of {size} pixels"
+    if run.model.text is not None:
+        of = f"texts of up to {run.model.text.tokenizer.length} tokens"
     return UserError(
-        f"out of memory on {run.ranks.device} in step {run.step + 1}, with batches of {run.batch_size} images of "
-        f"{size} pixels: {advice(run.config)}"
+        f"out of memory on {run.ranks.device} in step {run.step + 1}, with batches of {run.batch_size} {of}: "
+        f"{advice(run.config)}"
     )
 
 
@@ -256,10 +258,10 @@ def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
     """Evaluate the weights that would be saved."""
     with run.averaged():
         agree_on_buffers(run.model.module, run.ranks)
-        score = evaluate(run.model.module, loader, run.policy, run.precision, run.ranks, run.config.tta)
+        score = evaluate(run.trained, loader, run.policy, run.precision, run.ranks, run.config.tta)
     if score.samples == 0:
         fault = _first_fault(loader)
-        raise UserError(f"{run.config.data}: no {name} image could be decoded ({fault}); replace them")
+        raise UserError(f"{run.config.data}: no {name} {run.unit[:-1]} could be decoded ({fault}); replace them")
     return score
 
 

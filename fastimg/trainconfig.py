@@ -23,7 +23,8 @@ class Inputs:
     embedded digits."""
 
     arch: Annotated[str, arg(aliases=["-a", "--model"])] = "resnet50"
-    """Any timm model, or torchvision's as torchvision/NAME."""
+    """Any timm model, torchvision's as torchvision/NAME, or for texts Hugging Face's encoders as hf:NAME or hf:FOLDER,
+    which come with their weights."""
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
     weights: flagtypes.File = None
@@ -40,6 +41,19 @@ class Inputs:
     ] = None
     """How a new classifier on a trained trunk begins: at zero, or random after Glorot or He. Default: zeros, which won
     wherever it was measured (benchmarks/heads.py)."""
+    head: Literal["linear", "mlp"] = "linear"
+    """The classifier: one linear layer, or two with batch norm and GELU between them."""
+    head_hidden: flagtypes.Int = None
+    """Units between the layers of --head mlp. Default: 512."""
+    cache_embeddings: Annotated[str | None, arg(metavar="{K,off}", help_behavior_hint="")] = None
+    """With --freeze backbone: run the frozen encoder once over the dataset, and train on the kept embeddings. K: on so
+    many augmented views of each image, one an epoch in turn. off: run the encoder in every epoch. Default: once where
+    nothing is augmented, off where something is."""
+    cache_dtype: Annotated[Literal["fp16", "fp32"] | None, arg(metavar="{fp16,fp32}", help_behavior_hint="")] = None
+    """What cached embeddings are kept in. Default: fp16."""
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Where tokens and embeddings are kept. Default: .fastimg in a converted dataset that can be written to, else the
+    user's cache directory."""
     drop_path: flagtypes.Float = None
     """Stochastic depth rate, for models that have it."""
     ghost_bn: flagtypes.Int = None
@@ -84,6 +98,8 @@ class Inputs:
     max_pixels: flagtypes.Int = None
     """Images with more pixels than this are not decoded. Default: 89478485."""
 
+    max_length: flagtypes.Int = None
+    """Tokens that a text is cut to. Default: the model's own."""
     img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
     """Side of the model's square input in pixels, for training and validation. Default: the model's own."""
     train_crop_size: flagtypes.Int = None

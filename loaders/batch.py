@@ -12,7 +12,7 @@ class Batch:
     `weight` is 1 for a real sample, 0 for padding and for a sample that could not be decoded (its pixels are zeros).
     """
 
-    inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory
+    inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
     targets: torch.Tensor  # int64 [B], -1 where the dataset has no label
     ids: torch.Tensor  # int64 [B], index in the dataset; always on the host, where plans are drawn
     weight: torch.Tensor  # float32 [B]

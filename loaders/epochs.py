@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import Views
 from .batch import Batch
 from .errors import DataError
-from .order import BLOCK, WINDOW, Order, Slices, epoch_order
+from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
 from .readahead import WholeBlocks
 from .shards import Dataset
 
@@ -30,6 +31,7 @@ class LoaderConfig:
     order: Order = "random"
     block: int = BLOCK  # of quasi-random: samples that lie together and are read together
     window: int = WINDOW  # of quasi-random: samples that batches are drawn from
+    together: int | None = None  # texts of about one length that follow each other; None: a batch over all ranks
     padding: Padding | None = None  # pixels of rows beyond the data; None: zeros where the order is sequential
     seed: int = 0
     workers: int | None = None  # threads; None: one per core that this process may use
@@ -170,7 +172,12 @@ class Epochs:
         self.faults = Faults(dataset, config.on_error)
         self._indices = np.sort(indices) if indices is not None and config.order == "quasi-random" else indices
         self._n = len(dataset) if indices is None else len(indices)
-        self._padding: Padding = config.padding or ("zeros" if config.order == "sequential" else "samples")
+        lengths: npt.NDArray[np.int64] | None = getattr(dataset, "lengths", None)
+        self._lengths = lengths if lengths is None or self._indices is None else lengths[self._indices]
+        if config.order == "length" and lengths is None:
+            raise ValueError("order length is for texts that are tokens")
+        evaluates = config.order in ("sequential", "length")
+        self._padding: Padding = config.padding or ("zeros" if evaluates else "samples")
         if self._n < (1 if self._padding == "zeros" else config.world_size):
             raise DataError(
                 f"{dataset.name}: {self._n} samples for {config.world_size} ranks; "
@@ -232,8 +239,12 @@ class Epochs:
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
         self._epoch, self._position = epoch, start
+        if isinstance(self.dataset, Views):
+            self.dataset.set_epoch(epoch)
         c, slices = self.config, self._slices(start)
         order = epoch_order(self._n, c.seed, epoch, c.order, c.block, c.window)
+        if self._lengths is not None and c.order != "sequential":
+            order = by_length(order, self._lengths, self._together, c.order, c.seed, epoch)
         blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
         return Reading(epoch, order, self._indices, slices, self._padding, blocks)
 
@@ -244,7 +255,13 @@ class Epochs:
     def _order(self) -> str:
         """All that the order of an epoch depends on beside the data and the seed."""
         c = self.config
-        return f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
+        order = f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
+        together = self._lengths is not None and c.order in ("random", "quasi-random")
+        return f"{order}, by length in runs of {self._together}" if together else order
+
+    @property
+    def _together(self) -> int:
+        return self.config.together or self.config.batch_size * self.config.world_size
 
     def _fingerprint(self) -> str:
         own = self.dataset.fingerprint

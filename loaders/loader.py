@@ -22,7 +22,7 @@ from .crop import Crop
 from .epochs import Epochs, LoaderConfig, Reading
 from .pool import Job, Pool
 from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
-from .sample import LABEL_FIELDS, Decoder, ImageDecoder, SizedDecoder
+from .sample import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
 from .shards import Dataset
 
 
@@ -92,7 +92,7 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(reading, step)
                 yield Batch(
-                    inputs=tensors["inputs"].permute(0, 3, 1, 2),
+                    inputs=_presented(job.decoder, tensors["inputs"], slot),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
@@ -123,7 +123,9 @@ class Loader(Epochs):
 
     def describe(self) -> str:
         """See `BatchSource`."""
-        where = self._decoder.describe() if isinstance(self._decoder, RingDecoder) else "JPEGs decoded on the CPU"
+        where = "JPEGs decoded on the CPU"
+        if isinstance(self._decoder, RingDecoder | Presenter):
+            where = self._decoder.describe()
         if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
             where += ", tiled ones DCT-scaled where crops are large"
         return f"native, {self.workers} threads, {where}"
@@ -165,6 +167,12 @@ class Loader(Epochs):
         for soon in reading.soon(step):
             self.dataset.will_need(soon)
         pool.fill(slot, job, job.decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
+
+
+def _presented(decoder: Decoder | RingDecoder, inputs: torch.Tensor, slot: Slot) -> torch.Tensor:
+    if isinstance(decoder, Presenter):
+        return decoder.present(inputs, slot.arrays["inputs"])
+    return inputs.permute(0, 3, 1, 2)
 
 
 def _ring(decoder: Decoder | RingDecoder, layout: Layout, device: torch.device) -> Ring:

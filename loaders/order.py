@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from .counter import hashes
 
-Order = Literal["random", "quasi-random", "sequential"]
+Order = Literal["random", "quasi-random", "sequential", "length"]
 
 BLOCK, WINDOW = 32, 32768  # samples; of 110 KB each: 3.5 MB, and 3.6 GB
 
-_SAMPLES, _BLOCKS = 0x0D, 0x0E  # stages of the counter
+_SAMPLES, _BLOCKS, _BATCHES = 0x0D, 0x0E, 0x0F  # stages of the counter
+_TOGETHER = 64  # batches' worth of samples that are sorted by length together
 _CHUNK = 1 << 16  # keys made at a time: their temporaries stay in the processor's cache
 _MOST = 1 << 31  # samples: two of their numbers fit in a key
 
@@ -31,7 +32,7 @@ def epoch_order(
 
     Made in the 8 bytes a sample that it takes. Raises ValueError for 2^31 samples or more.
     """
-    if policy == "sequential":
+    if policy in ("sequential", "length"):
         return np.arange(n, dtype=np.int64)
     if n >= _MOST:
         raise ValueError(f"{n} samples: an order has fewer than {_MOST}")
@@ -50,6 +51,30 @@ def epoch_order(
     keys.sort()
     keys &= (np.uint64(1) << bits) - np.uint64(1)
     return keys.view(np.int64)
+
+
+def by_length(
+    order: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    batch: int,
+    policy: Order,
+    seed: int,
+    epoch: int,
+) -> npt.NDArray[np.int64]:
+    """`order` rearranged so that the samples of a `batch` have about the same length: little is padded.
+
+    `lengths` [n] are those of range(n). With "length" all are sorted, the longest first. Else samples are sorted within
+    64 batches at a time, whose batches then come in random order; a last batch that is not full stays the last.
+    """
+    if policy == "length":
+        return order[np.argsort(-lengths[order], kind="stable")]
+    n, full = len(order), len(order) // batch * batch
+    sorted_ = order.copy()
+    for start in range(0, full, _TOGETHER * batch):
+        part = order[start : min(start + _TOGETHER * batch, full)]
+        sorted_[start : start + len(part)] = part[np.argsort(-lengths[part], kind="stable")]
+    batches = np.argsort(hashes(seed, epoch, np.arange(full // batch), _BATCHES), kind="stable")
+    return np.concatenate([sorted_[:full].reshape(-1, batch)[batches].reshape(-1), sorted_[full:n]])
 
 
 def _block_places(n: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.int64]:

@@ -15,6 +15,7 @@ _TORCH = {
     np.dtype(np.uint8): torch.uint8,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
+    np.dtype(np.float16): torch.float16,
     np.dtype(np.float32): torch.float32,
 }
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .counter import uniforms
 from .crop import Crop, sized
@@ -53,6 +54,17 @@ class SizedDecoder(Protocol):
 
     def sized(self, size: int) -> Self:
         """For pictures of `size` pixels. Its fields fit where this one's do. Raises what `crop.sized` raises."""
+
+
+@runtime_checkable
+class Presenter(Protocol):
+    """A decoder whose batches are handed out in another shape than they are filled in, images apart."""
+
+    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
+        """What the batch shows of `inputs` [B, ...] on the device, a view; `host` is the same in host memory."""
+
+    def describe(self) -> str:
+        """What is read, in words."""
 
 
 @runtime_checkable

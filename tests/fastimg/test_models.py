@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from fastimg.blocks import blocks
 from fastimg.checkpoint import MODEL, load_model
 from fastimg.errors import UsageError
-from fastimg.models import build, freeze, init_head, load_weights, parse_kwargs, read_weights, train_mode
+from fastimg.heads import init_head
+from fastimg.models import build, freeze, load_weights, parse_kwargs, read_weights, train_mode
 
 
 def state(model):
