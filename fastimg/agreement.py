@@ -66,7 +66,7 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
 def _ask(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
     """Logits of a batch: of its first sample, and of the rest, for neither is the size that the graph was made with."""
     try:
-        return torch.cat([run(rows) for rows in batch.split([1, len(batch) - 1]) if len(rows)])
+        return torch.cat([run(rows) for rows in (batch[:1], batch[1:]) if len(rows)])
     except Exception as error:
         raise UserError(f"{file}: was written and cannot be run ({reason(error)}); do not use it") from error
 
@@ -79,7 +79,7 @@ def _samples(engine: inference.Inference, data: Path | None) -> Iterator[tuple[B
         dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "images of noise"
         loader = engine.loader(dataset, _BATCH, 1, None, None, "synthetic")
     else:
-        dataset, origin = _open(data)
+        dataset, origin = open_data(data)
         indices = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(np.int64))
         settings = LoaderConfig(batch_size=min(_BATCH, len(indices)), order="sequential", workers=1)
         part = Part(dataset, indices, origin)
@@ -91,8 +91,8 @@ def _samples(engine: inference.Inference, data: Path | None) -> Iterator[tuple[B
         dataset.close()
 
 
-def _open(data: Path) -> tuple[Dataset, str]:
-    """A dataset as `eval` opens it; image files and folders of them as `predict` does."""
+def open_data(data: Path) -> tuple[Dataset, str]:
+    """A dataset as `eval` opens it, image files and folders as `predict` does; and what it is. Raises UserError."""
     if not data.exists():
         raise UserError(f"--check-data {data}: no such file or folder; give a dataset or a folder of images")
     if not is_plain_folder(data):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import checkpoint, graph, inference
-from .agreement import Agreement, compare
+from .agreement import Agreement, compare, open_data
 from .checkpoint import MODEL, Card
 from .config import Export
 from .errors import UsageError, UserError, printable
@@ -49,6 +49,8 @@ def export(config: Export, out: Console) -> int:
     _check_packages(config)
     source = checkpoint.find(config.checkpoint)
     file = _file(config, source)
+    if config.check_data is not None:
+        open_data(config.check_data)[0].close()  # before the work, not after it
     model, card = checkpoint.load_model(config.checkpoint)
     subject = graph.subject(model, card)
     _write(config, file, source, model, subject)
@@ -93,7 +95,7 @@ def _file(config: Export, source: Path) -> Path:
         raise UserError(f"{file}: a folder; give another --output")
     if file.exists() and file.samefile(source):
         raise UsageError(f"{file}: is the checkpoint itself; give another --output")
-    if file.exists() and not config.overwrite:
+    if os.path.lexists(file) and not config.overwrite:
         raise UserError(f"{file}: exists; give another --output, or replace it with --overwrite")
     return file
 
@@ -101,7 +103,7 @@ def _file(config: Export, source: Path) -> Path:
 def _default(source: Path, suffix: str) -> Path:
     """RUN/RUN.onnx for any checkpoint of a run, which goes when newer ones come; of a lone file, beside it."""
     folder = source.parent.absolute()
-    if folder.name in ("best", "last"):
+    if (folder.parent / "checkpoints").is_dir():  # RUN/best, RUN/last
         folder = folder.parent
     elif folder.parent.name == "checkpoints":
         folder = folder.parent.parent

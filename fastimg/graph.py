@@ -41,6 +41,9 @@ class Subject:
 class Pixels(nn.Module):
     """uint8 images [N, 3, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's classes."""
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, model: nn.Module, card: Card) -> None:
         super().__init__()
         self.model = model
@@ -127,7 +130,7 @@ def write(format: Format, file: Path, source: Path, subject: Subject) -> None:
             case "pt2":
                 program = trace(subject)
                 with whole(file) as part:
-                    torch.export.save(program, part, extra_files=subject.metadata)  # type: ignore[arg-type]
+                    torch.export.save(program, part, extra_files=subject.metadata)
             case "safetensors":
                 with source.open("rb") as model, whole(file) as part:
                     shutil.copyfileobj(model, part, 1 << 20)

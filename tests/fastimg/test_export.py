@@ -1,0 +1,343 @@
+"""`fastimg export`: the file alone gives what `predict` gives, and says what callers must do."""
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from fastimg import agreement, graph, inference
+from fastimg.checkpoint import find, load_model, read_card
+from fastimg.models import build
+from fastimg.precision import Precision
+
+FORMATS = ("onnx", "pt2", "safetensors")
+GRAPHS = ("onnx", "pt2")
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """Folder with model.onnx, model.pt2 and model.safetensors of the one run."""
+    folder = tmp_path_factory.mktemp("exported")
+    model, card = load_model(trained.run)
+    for name in FORMATS:
+        graph.write(name, folder / f"model.{name}", find(trained.run), graph.subject(model, card))
+    return folder
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Exports that take no time: an empty file of the right name."""
+    monkeypatch.setattr(graph, "write", lambda name, file, source, subject: file.write_bytes(b""))
+
+
+def opened(file):
+    """The file as somebody without fastimg would run it: uint8 [N, 3, H, W] -> float32 [N, classes]."""
+    if file.suffix == ".pt2":
+        module = torch.export.load(file).module()
+        return lambda images: module(torch.from_numpy(images)).detach().numpy()
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda images: session.run(["logits"], {"images": images})[0]
+
+
+def prepared(files, stated):
+    """Pixels by torchvision, from nothing but the metadata."""
+    steps = v2.Compose(
+        [
+            v2.Resize(stated["resize"], v2.InterpolationMode(stated["interpolation"]), antialias=stated["antialias"]),
+            v2.CenterCrop(stated["crop"]),
+        ]
+    )
+    pixels = [steps(v2.functional.pil_to_tensor(Image.open(file).convert("RGB"))) for file in files]
+    return torch.stack(pixels).numpy()
+
+
+def stated_in(file):
+    """The metadata of a file, by name."""
+    if file.suffix == ".pt2":
+        found = {"classes": ""}  # torch takes an empty one for none
+        torch.export.load(file, extra_files=found)
+        return found
+    return {pair.key: pair.value for pair in onnx.load(file).metadata_props}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_the_file_alone_says_what_predict_says(kind, exported, trained, cli):
+    """Pixels cut by torchvision, the metadata's words, any number of images."""
+    file = exported / f"model.{kind}"
+    stated = stated_in(file)
+    names = json.loads(stated["classes"])
+    files = sorted((trained.images / "val").glob("*/*.png"))
+    answers = [json.loads(line) for line in cli("predict", trained.run, *files, "--json", "--no-amp").out.splitlines()]
+    pixels, run = prepared(files, json.loads(stated["preprocessing"])), opened(file)
+    for count in (1, 2, 5):
+        logits = run(pixels[:count])
+        assert logits.shape == (count, 3) and logits.dtype == np.float32
+        shares = torch.from_numpy(logits).softmax(1).tolist()
+        for row, answer in zip(shares, answers, strict=False):
+            expected = dict(zip(answer["classes"], answer["probabilities"], strict=True))
+            assert dict(zip(names, row, strict=True)) == pytest.approx(expected, abs=1e-5)
+    assert np.ptp(run(pixels), axis=0).max() > 0.1  # images are told apart
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_metadata(kind, exported, trained):
+    card, stated = read_card(find(trained.run)), stated_in(exported / f"model.{kind}")
+    assert card.from_json(stated["fastimg"]) == card
+    assert json.loads(stated["fastimg"])["fastimg"] and json.loads(stated["classes"]) == ["blue", "green", "red"]
+    p = card.preprocessing
+    expected = {"resize": p.val_resize, "crop": 32, "interpolation": p.interpolation, "antialias": True}
+    expected |= {"normalisation": "inside", "mean": list(p.mean), "std": list(p.std)}
+    assert json.loads(stated["preprocessing"]) == expected
+
+
+def test_onnx_is_one_valid_file_with_named_axes(exported):
+    model = onnx.load(exported / "model.onnx", load_external_data=False)
+    onnx.checker.check_model(model, full_check=True)
+    assert sorted(path.name for path in exported.iterdir()) == sorted(f"model.{name}" for name in FORMATS)
+    (images,), (logits,) = model.graph.input, model.graph.output
+    shapes = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in (images, logits)]
+    assert shapes == [["batch", 3, 32, 32], ["batch", 3]]
+    assert (images.name, logits.name) == ("images", "logits")
+    assert images.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+
+
+def test_safetensors_is_a_checkpoint(exported, trained, tmp_path, fast, cli):
+    file = exported / "model.safetensors"
+    assert file.read_bytes() == find(trained.run).read_bytes()
+    image = trained.images / "val" / "red" / "0.jpg"
+    assert cli("predict", file, image).out == cli("predict", trained.run, image).out
+    ran = cli("train", trained.images, *fast, "--weights", file, "-o", tmp_path, "--dry-run")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_check(kind, trained, tmp_path, cli):
+    """The whole command; the file is checked on real samples, and nothing but the result is said."""
+    ran = cli(
+        "export", trained.run, "--format", kind, "-o", tmp_path, "--check", "--check-data", trained.shards, "--json"
+    )
+    assert ran.code == 0 and ran.err == ""
+    told = json.loads(ran.out)
+    assert told["file"] == str(tmp_path / f"run.{kind}") and [told["file"]] == [
+        str(file) for file in tmp_path.iterdir()
+    ]
+    assert told["bytes"] == os.path.getsize(told["file"])
+    assert told["inputs"] == ([] if kind == "safetensors" else ["images uint8 [batch, 3, 32, 32]"])
+    assert told["normalisation"] == ("metadata" if kind == "safetensors" else "inside")
+    check = told["check"]
+    assert check["agrees"] and (check["samples"], check["top1"], check["unreadable"]) == (12, 12, 0)
+    assert check["origin"] == f"images of {trained.shards} (val)"
+    assert check["probabilities"] < 1e-5 and check["logits"] < 1e-4
+
+
+@pytest.fixture
+def judged(trained, exported):
+    """`judged(run, data)`: what the check says of a file that answers as `run` does."""
+
+    def judge(run, data=None):
+        engine = inference.load(trained.run, torch.device("cpu"), Precision("cpu", None, ""))
+        return agreement.compare(exported / "model.onnx", run, engine, data)
+
+    return judge
+
+
+@pytest.fixture
+def honest(trained):
+    return graph.open_module(graph.subject(*load_model(trained.run)))
+
+
+def test_words(trained, tmp_path, written, honest, monkeypatch, cli):
+    monkeypatch.setattr(graph, "open_pt2", lambda file, subject: honest)
+    ran = cli("export", trained.run, "--format", "pt2", "-o", tmp_path, "--check")
+    assert ran.code == 0 and ran.err == ""
+    for words in (
+        *("run.pt2", "test_resnet, 3 classes", "images uint8 [batch, 3, 32, 32]", "resized to", "logits float32"),
+        *("normalisation (mean 0.5 0.5 0.5", "agrees with predict on 16 images of noise", "is the same for 16"),
+    ):
+        assert words in ran.out
+    ran = cli("export", trained.run, "--format", "safetensors", "-o", tmp_path)
+    assert ran.code == 0 and "weights alone" in ran.out and "check" not in ran.out and "input" not in ran.out
+
+
+def test_what_the_check_counts(judged, honest, trained):
+    right = judged(honest, trained.shards)
+    assert right.agrees and right.top1 == right.samples == 12 and right.logits < 1e-5
+    shifted = judged(lambda batch: honest(batch) + 3, trained.shards)  # the same probabilities
+    assert shifted.agrees and shifted.logits == pytest.approx(3, abs=1e-4) and shifted.probabilities < 1e-5
+    wrong = judged(lambda batch: honest(batch).roll(1, 1), trained.shards)
+    assert not wrong.agrees and wrong.top1 == 0 and wrong.probabilities > 0.01
+    scaled = judged(lambda batch: honest(batch) * 1.01, trained.shards)
+    assert not scaled.agrees and scaled.top1 == 12 and 1e-4 < scaled.probabilities < 0.1
+    nothing = judged(lambda batch: honest(batch) * float("nan"))
+    assert not nothing.agrees and nothing.logits is None and nothing.probabilities is None
+
+
+def test_one_sample_that_differs_is_enough(judged, honest, trained):
+    seen = []
+
+    def run(batch):
+        seen.append(len(batch))
+        logits = honest(batch)
+        return logits.flip(1) if len(seen) == 4 else logits
+
+    assert not judged(run, trained.images).agrees
+    assert set(seen) > {1} and sum(seen) >= 36  # the size that was exported, two, is not what is tried
+
+
+def test_samples_are_spread_and_at_most_64(judged, honest, tmp_path, encode):
+    for number in range(100):
+        (tmp_path / f"{number:03d}.jpg").write_bytes(encode((2 * number, 99, 99), seed=number))
+    (tmp_path / "099.jpg").write_bytes(b"no image")
+    found = judged(honest, tmp_path)
+    assert (found.samples, found.unreadable, found.agrees) == (63, 1, True)
+    assert judged(honest, tmp_path / "000.jpg").samples == 1
+
+
+def test_a_file_that_disagrees(trained, tmp_path, monkeypatch, cli):
+    forward = graph.Pixels.forward
+    monkeypatch.setattr(graph.Pixels, "forward", lambda self, images: forward(self, images) * 1.01)
+    flags = ("-o", tmp_path, "--check", "--check-data", trained.images)
+    ran = cli("export", trained.run, "--format", "safetensors", *flags)
+    assert ran.code == 1 and "does NOT agree with predict on 36 images" in ran.out and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("content", [b"", b"no image"])
+def test_check_data_without_an_image(content, trained, written, monkeypatch, tmp_path, honest, cli):
+    monkeypatch.setattr(graph, "open_pt2", lambda file, subject: honest)
+    data = tmp_path / "data"
+    data.mkdir()
+    if content:
+        (data / "0.jpg").write_bytes(content)
+    ran = cli("export", trained.run, "--format", "pt2", "-o", tmp_path, "--check", "--check-data", data)
+    assert ran.code == 1 and str(data) in ran.err and "image" in ran.err and "Traceback" not in ran.err
+    ran = cli(
+        "export", trained.run, "--format", "pt2", "-o", tmp_path / "a.pt2", "--check", "--check-data", data / "no"
+    )
+    assert ran.code == 1 and "no such file or folder" in ran.err
+
+
+@pytest.mark.parametrize("checkpoint", ["", "best", "last", "checkpoints/*", "best/model.safetensors"])
+def test_the_default_name_survives_the_checkpoint(checkpoint, trained, tmp_path, written, monkeypatch, cli):
+    shutil.copytree(trained.run, tmp_path / "my run", symlinks=True)
+    path = sorted(tmp_path.glob(f"my run/{checkpoint}"))[0]
+    ran = cli("export", path, "--format", "onnx")
+    assert (
+        ran.code == 0
+        and (tmp_path / "my run" / "my run.onnx").exists()
+        and str(tmp_path / "my run.onnx") not in ran.out
+    )
+    monkeypatch.chdir(path if path.is_dir() else path.parent)
+    ran = cli("export", "." if path.is_dir() else path.name, "--format", "pt2", "--json")
+    assert os.path.samefile(json.loads(ran.out)["file"], tmp_path / "my run" / "my run.pt2")
+
+
+def test_the_default_name_of_a_lone_file(trained, tmp_path, written, cli):
+    lone = tmp_path / "digits.v2.safetensors"
+    shutil.copy(find(trained.run), lone)
+    assert cli("export", lone, "--format", "onnx").code == 0 and (tmp_path / "digits.v2.onnx").exists()
+    before = lone.read_bytes()
+    ran = cli("export", lone, "--format", "safetensors", "--overwrite")
+    assert ran.code == 2 and "is the checkpoint itself" in ran.err and lone.read_bytes() == before
+
+
+def test_an_existing_file(trained, tmp_path, cli):
+    file = tmp_path / "a.safetensors"
+    file.write_text("precious")
+    ran = cli("export", trained.run, "--format", "safetensors", "-o", file)
+    assert ran.code == 1 and "--overwrite" in ran.err and file.read_text() == "precious"
+    assert cli("export", trained.run, "--format", "safetensors", "-o", file, "--overwrite").code == 0
+    assert file.read_bytes() == find(trained.run).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "text"),
+    [
+        (("--check-data", "x"), 2, "--check-data x: has no effect without --check"),
+        (("-o", "x.pt2"), 2, "ends in .onnx"),
+        (("-o", "no/x.onnx"), 1, "there is no folder no"),
+    ],
+)
+def test_flags_that_make_no_sense(flags, code, text, trained, tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    ran = cli("export", trained.run, "--format", "onnx", *flags)
+    assert ran.code == code and text in ran.err and ran.out == "" and not list(tmp_path.iterdir())
+
+
+def test_missing_packages(trained, monkeypatch, tmp_path, written, cli):
+    real = importlib.util.find_spec
+    lost = {"onnxruntime"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in lost else real(name, *rest))
+    arguments = ("export", trained.run, "--format", "onnx", "-o", tmp_path)
+    assert cli(*arguments).code == 0  # it is for --check alone
+    ran = cli(*arguments, "--overwrite", "--check")
+    assert ran.code == 2 and "--format onnx --check: needs onnxruntime, not installed; `pip install onnx " in ran.err
+    lost |= {"onnx", "onnxscript"}
+    ran = cli(*arguments, "--overwrite")
+    assert ran.code == 2 and "needs onnx and onnxscript, not installed" in ran.err and "Traceback" not in ran.err
+    assert cli("export", trained.run, "--format", "pt2", "-o", tmp_path).code == 0
+
+
+class Exotic(torch.nn.Module):
+    """What it does depends on the pixels: no graph has that."""
+
+    def forward(self, images):
+        return images.flatten(1)[:, :3].float() if images.sum() > 3 else images.flatten(1)[:, 3:6].float()
+
+
+class Fixed(torch.nn.Module):
+    """Takes batches of two alone."""
+
+    def forward(self, images):
+        return images.flatten(1)[:, :3].float().view(2, 3)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("module", [Exotic, Fixed])
+def test_models_that_have_no_graph(module, kind, trained, tmp_path, monkeypatch, cli):
+    monkeypatch.setattr(graph, "Pixels", lambda model, card: module())
+    ran = cli("export", trained.run, "--format", kind, "-o", tmp_path)
+    assert ran.code == 1 and "Traceback" not in ran.err and len(ran.err.splitlines()) == 1 and ran.out == ""
+    assert f"test_resnet cannot be exported as {kind} (" in ran.err and "--format safetensors" in ran.err
+    assert "dynamic" in ran.err if module is Fixed else "data-dependent" in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_too_large_for_onnx(trained, tmp_path, monkeypatch, cli):
+    monkeypatch.setattr(graph, "ONNX_LIMIT", 10_000)
+    ran = cli("export", trained.run, "--format", "onnx", "-o", tmp_path)
+    assert ran.code == 1 and "use --format pt2 or safetensors" in ran.err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["pt2", "safetensors"])
+def test_a_full_disk_leaves_what_was_there(kind, trained, tmp_path, monkeypatch, cli):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / f"a.{kind}"
+    file.write_text("precious")
+    monkeypatch.setattr(os, "fsync", full)
+    ran = cli("export", trained.run, "--format", kind, "-o", file, "--overwrite")
+    assert ran.code == 1 and "No space left" in ran.err and str(file) in ran.err
+    assert file.read_text() == "precious" and list(tmp_path.iterdir()) == [file]
+
+
+def test_classes_that_nobody_named_are_cut_off(trained):
+    model, card = build("test_resnet", 7), read_card(find(trained.run))
+    subject = graph.subject(model, replace(card, num_classes=7))
+    assert not subject.module.training
+    assert graph.open_module(subject)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 3)
+
+
+def test_not_a_checkpoint(tmp_path, cli):
+    ran = cli("export", tmp_path, "--format", "pt2")
+    assert ran.code == 1 and "no checkpoint in it" in ran.err
