@@ -314,7 +314,7 @@ class BetonReader:
                 self.remarks.append(f"{reader.path}: {name} is left out: only its maker's code can read it")
             elif field.kind == "json" and name == "json":
                 self._note = name
-            elif field.kind == "bytes" and name == ORIGINAL:
+            elif field.kind == "bytes" and name == ORIGINAL and dataset.content == "images":
                 self._original = name
             else:
                 self._add(name, field.kind)

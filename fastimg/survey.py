@@ -38,13 +38,13 @@ class Schema:
     @classmethod
     def of(cls, fields: dict[str, Field], page_size: int) -> "Schema":
         """Of a file that has these fields."""
-        own = ("image" if "image" in fields else "txt", "label", "json", ORIGINAL)
+        own = (_main(fields), "label", "json", ORIGINAL)
         further = {name: field for name, field in fields.items() if name not in own}
         return cls(fields, {extension(name, field.kind): name for name, field in further.items()}, page_size)
 
     def sample(self, label: int, prepared: Prepared) -> dict[str, Any]:
         """The values of one sample. Raises ImageError where the schema has no place for them."""
-        values: dict[str, Any] = {"image" if "image" in self.fields else "txt": prepared.image, "label": label}
+        values: dict[str, Any] = {_main(self.fields): prepared.image, "label": label}
         for ext, content in prepared.fields.items():
             if ext not in self.places:
                 raise ImageError(f"its field {ext} appeared after the source was listed")
@@ -60,6 +60,11 @@ class Schema:
         elif prepared.original:
             raise ImageError("its image changed after the source was listed")
         return values
+
+
+def _main(fields: dict[str, Field]) -> str:
+    """The field of the images, or of the texts."""
+    return "image" if "image" in fields and fields["image"].kind == "rgb" else "txt"
 
 
 class _Seen(NamedTuple):

@@ -16,7 +16,8 @@ from fastimg.conversion import print_report
 from fastimg.convert import convert
 from fastimg.errors import UsageError
 from fastimg.loaders import DataError, open_dataset
-from fastimg.loaders.beton import BetonReader
+from fastimg.loaders.beton import BetonReader, BetonWriter
+from fastimg.loaders.beton_fields import Field
 from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.shards import read_description
 from fastimg.loaders.tar import ShardWriter, index_path
@@ -249,6 +250,13 @@ def test_rows_that_are_no_texts_are_skipped_and_named(tmp_path, make, console):
     assert not (tmp_path / "fail").exists()
 
 
+def test_further_columns_that_are_not_utf_8(tmp_path, make):
+    src = write(tmp_path / "set.csv", b"text,label,by\ngood,1,Ren\xe9\nbad,0,Ren\xc3\xa9\nfine,1,x\n")
+    dst, report = make(src, no_shuffle=True)
+    assert texts(dst) == [("bad", "0"), ("fine", "1")]
+    assert report.skipped == [("set.csv:2", "not UTF-8 (column 'by')")]
+
+
 def test_values_that_are_no_texts(tmp_path, make):
     values = ["good", None, 5, ["x"], "\ud800", ""]
     src = write(tmp_path / "set.jsonl", "".join(json.dumps({"text": v, "label": "x"}) + "\n" for v in values))
@@ -350,6 +358,49 @@ def test_tars_of_others(tmp_path, make):
         shard.add("x", {"jpg": b"", "txt": b"a caption", "cls": b"0"})
     with pytest.raises(DataError, match=r"s0\.json: a sample without an image"):
         open_dataset(folder)
+
+
+def test_betons_of_others(tmp_path, make):
+    fields = {"text": Field("bytes"), "y": Field("int"), "original": Field("bytes"), "image": Field("bytes")}
+    with BetonWriter(tmp_path / "a.beton", fields) as beton:
+        for text, label in ROWS:
+            row = {"text": text.encode(), "y": int(label == "pos"), "original": b"raw", "image": b""}
+            beton.add(row)
+    numbers = [(text, str(int(label == "pos"))) for text, label in ROWS]
+    assert texts(tmp_path / "a.beton") == numbers
+    dst, _ = make(tmp_path / "a.beton")
+    assert texts(dst) == numbers
+    assert members(dst / "train-00000.tar")["000000000.original"] == b"raw"
+    with BetonWriter(tmp_path / "b.beton", {"note": Field("bytes"), "y": Field("int")}) as beton:
+        beton.add({"note": b"x", "y": 0})
+    with pytest.raises(DataError, match=r"\(note, y\) holds images, and none of bytes is called txt or text"):
+        open_dataset(tmp_path / "b.beton")
+    with BetonWriter(tmp_path / "c.beton", {"txt": Field("bytes"), "text": Field("bytes")}) as beton:
+        beton.add({"txt": b"x", "text": b"y"})
+    with pytest.raises(DataError, match="txt, text are both texts; rename one"):
+        open_dataset(tmp_path / "c.beton")
+
+
+def test_a_field_called_image_in_a_beton_of_texts(tmp_path, make):
+    with ShardWriter(tmp_path / "a.tar") as shard:
+        for i in range(3):
+            shard.add(f"{i}", {"txt": b"a text", "image": b"of bytes", "cls": b"0"})
+    first, _ = make(tmp_path / "a.tar", format="beton")
+    again, _ = make(first)
+    assert texts(first) == texts(again) == [("a text", "0")] * 3
+    assert members(again / "train-00000.tar")["000000002.image"] == b"of bytes"
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_a_description_of_another_content(container, tmp_path, make):
+    dst, _ = make(manifest(tmp_path, "csv"), format=container)
+    file, told = dst / "dataset.json", (dst / "dataset.json").read_text()
+    file.write_text(told.replace('"content": "text"', '"content": "images"', 1))
+    with pytest.raises(DataError, match=r"holds text where dataset\.json says images|a sample without an image"):
+        open_dataset(dst)
+    file.write_text(told.replace('"content": "text"', '"content": "sounds"', 1))
+    with pytest.raises(DataError, match=r"not a dataset description .*content 'sounds'"):
+        open_dataset(dst)
 
 
 def test_a_caption_beside_an_image_is_a_field(encode, tmp_path, make):

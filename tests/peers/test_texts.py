@@ -35,7 +35,8 @@ def manifest(tmp_path: Path) -> Path:
 
 @pipeline_def(batch_size=len(ROWS), num_threads=1, device_id=None)
 def pipeline(tar: str, index: str) -> Any:
-    return fn.readers.webdataset(paths=[tar], index_paths=[index], ext=["txt", "cls", "json"])
+    text, label, note = fn.readers.webdataset(paths=[tar], index_paths=[index], ext=["txt", "cls", "json"])
+    return text, label, note
 
 
 def test_dali_and_webdataset_read_our_tars(manifest: Path, tmp_path: Path) -> None:
