@@ -24,9 +24,12 @@ from .digests import DIGEST, NONE, of, sample_digests, stamp_of
 from .embedding import FORMAT, Encoder, backbone_digest
 from .loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from .loaders.arrays import ArrayDataset, Views, npy_bytes
+from .loaders.backends import Backend
+from .loaders.crop import Crop
+from .loaders.decode import MAX_PIXELS
 from .loaders.sample import Decoder
 from .loaders.scratch import Scratch
-from .models import Model
+from .models import Model, Preprocessing
 from .parallel import Ranks
 from .precision import Precision
 from .tokenizer import Tokenizer
@@ -172,6 +175,20 @@ class Encoding:
             yield encoder.rows(loader, len(part), tick)
         finally:
             loader.close()
+
+
+def pixels_of(
+    crop: Crop, preprocessing: Preprocessing, backend: Backend, decode: str, max_pixels: int | None
+) -> dict[str, Any]:
+    """What the pixels of an image depend on, beside the image."""
+    return {
+        "crop": repr(crop),
+        "mean": preprocessing.mean,
+        "std": preprocessing.std,
+        "loader": backend,
+        "decode": "gpu" if decode == "gpu" else "cpu",
+        "most pixels": max_pixels or MAX_PIXELS,
+    }
 
 
 def array_loader(part: Part, decoder: Decoder, config: LoaderConfig, device: torch.device) -> BatchSource:

@@ -27,11 +27,14 @@ _COMMANDS: dict[str, type] = {
     "train": config.Train,
     "eval": config.Eval,
     "predict": config.Predict,
+    "embed": config.Embed,
     "export": config.Export,
     "recipe": config.Recipe,
 }
-# A flag of `train` that may stand alone: what it means then, and the words that may follow it, any where there is none.
+# Flags of `train` that may stand alone: what they mean then, and the words that may follow, any where there is none.
 _ALONE: dict[str, tuple[str, tuple[str, ...]]] = {"--resume": ("auto", ()), "--compile": ("default", COMPILE_MODES)}
+# The same for numbers: whatever is none, and not `off`, is the next argument.
+_NUMBERS = {"--cache-embeddings": "1", "--knn": "20"}
 
 
 def main() -> None:
@@ -117,6 +120,11 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         from .export import export
 
         return export(settings, Console())
+    if command == "embed":
+        from .embed import embed
+
+        embed(settings, Console(), console)
+        return 0
     if command == "recipe":
         _recipe(settings, Console())
         return 0
@@ -134,6 +142,8 @@ def _parse(command: str, arguments: list[str]) -> Any:
     options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
     if not {"-h", "--help"}.isdisjoint(arguments):
         helptext.fold(kind)
+    for flag, meaning in _NUMBERS.items():
+        arguments = _with_number(arguments, flag, meaning)
     if kind is not config.Train:
         return tyro.cli(kind, args=arguments, **options)
     for flag, (meaning, words) in _ALONE.items():
@@ -165,6 +175,16 @@ def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection
             f"{nearest(arguments[at], words) or f'; where DATA follows, write {flag}={meaning}'}"
         )
     return arguments
+
+
+def _with_number(arguments: list[str], flag: str, meaning: str) -> list[str]:
+    """`flag` without a number behind it means `flag meaning`."""
+    if flag not in arguments:
+        return arguments
+    at = arguments.index(flag) + 1
+    if at < len(arguments) and (arguments[at].lstrip("-").isdecimal() or arguments[at] == "off"):
+        return arguments
+    return [*arguments[:at], meaning, *arguments[at:]]
 
 
 def _recipe(settings: config.Recipe, console: Console) -> None:

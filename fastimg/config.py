@@ -13,7 +13,19 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from . import flagtypes
 from .trainconfig import Augmenting, Inputs, Train
 
-__all__ = ["Augmenting", "Convert", "Demo", "Eval", "Inputs", "Inspect", "Predict", "Recipe", "Train", "Verify"]
+__all__ = [
+    "Augmenting",
+    "Convert",
+    "Demo",
+    "Embed",
+    "Eval",
+    "Inputs",
+    "Inspect",
+    "Predict",
+    "Recipe",
+    "Train",
+    "Verify",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +225,56 @@ class Inspect(Augmenting):
     """Images with more pixels than this count as unreadable."""
     seed: int = 0
     """Seed of what is shown; training with the same seed draws the same crops and augmentation."""
+    json: bool = False
+    """Print the result as json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """Run an encoder once over images or texts, and write an embedding of each, with its key and label."""
+
+    data: Positional[Annotated[Path, arg(metavar="DATA")]]
+    """Shards, .beton files, or a folder of images or texts."""
+    dst: Positional[Annotated[Path, arg(metavar="OUT")]]
+    """The folder to write to."""
+    arch: Annotated[str, arg(aliases=["-a", "--model"])] = "resnet50"
+    """Any timm model, torchvision's as torchvision/NAME, or for texts Hugging Face's encoders as hf:NAME or
+    hf:FOLDER."""
+    pretrained: bool = False
+    """With the model's published weights (downloaded)."""
+    weights: flagtypes.File = None
+    """With the weights in this file, or of a run directory."""
+    model_kwargs: tuple[str, ...] = ()
+    """Further arguments of the model, as name=value."""
+    img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
+    """Side of the model's square input in pixels. Default: the model's own."""
+    max_length: flagtypes.Int = None
+    """Tokens that a text is cut to. Default: the model's own."""
+    split: flagtypes.Str = None
+    """This split alone. Default: all of them."""
+    format: Literal["shards", "npy", "parquet"] = "shards"
+    """shards: tars of .npy, .cls and .json, as WebDataset and DALI read them; npy: one array for each split, with
+    labels and keys beside it; parquet: a file for each split, with the columns key, label, class and embedding."""
+    dtype: Literal["fp16", "fp32"] = "fp16"
+    """Type of the numbers."""
+    knn: Annotated[int | None, arg(metavar="[K]", help_behavior_hint="")] = None
+    """Print the accuracy of the K nearest neighbours by cosine, of val or test among train, or of each sample among all
+    others. --knn alone is 20."""
+    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    """Threads that read and decode: a number, or auto for one per core."""
+    max_pixels: int = 89_478_485
+    """Images with more pixels than this are not decoded."""
+    on_error: Literal["skip", "fail"] = "skip"
+    """What to do with a sample that cannot be decoded: leave it out, counted and named, or stop."""
+    amp: bool = True
+    """Mixed precision where the device gains by it."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """Where embeddings are kept while they are made, and for later runs. Default: .fastimg in a converted dataset that
+    can be written to, else the user's cache directory."""
+    overwrite: bool = False
+    """Replace the embeddings in OUT."""
     json: bool = False
     """Print the result as json."""
 

@@ -58,10 +58,11 @@ def captured(model: Model) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-def why_not(model: Model, example: torch.Tensor) -> str:
+def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
     """Why the embeddings of a model cannot stand for its backbone, empty where they can, by an `example` [1, ...].
 
-    The classifier alone, on what it was given, must answer as the model does; and nothing before it may draw.
+    The classifier alone, on what it was given, must answer as the model does; and where it trains on them, nothing
+    before it may draw.
     """
     if len(model.classifier) != 1:
         return f"{model.arch} has {len(model.classifier)} classifiers"
@@ -73,6 +74,8 @@ def why_not(model: Model, example: torch.Tensor) -> str:
             logits = module(example)
             if len(found) != 1 or not torch.equal(Head(module, model.classifier[0])(found[0]), logits):
                 return f"{model.arch} does more after its classifier"
+        if not trains:
+            return ""
         train_mode(module)
         module.get_submodule(model.classifier[0]).eval()
         with torch.inference_mode(), torch.random.fork_rng(devices=[]), captured(model) as found:

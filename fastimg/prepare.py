@@ -4,7 +4,7 @@ import math
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from . import augmentation, caching, effective, kornia_pass, rundir
 from .autobatch import find_batch_size
 from .blocks import repeated
-from .cached import BATCH, Encoding, Keeper, array_loader, views
+from .cached import BATCH, Encoding, Keeper, array_loader, pixels_of, views
 from .compilation import Compilation, compile_modules
 from .config import Train
 from .data import (
@@ -50,7 +50,7 @@ from .remat import checkpoint_blocks
 from .report import print_effective, shown
 from .run import Run
 from .saving import restore
-from .textmodel import PREFIX
+from .textmodel import PREFIX, short_name
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
@@ -71,7 +71,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)
     if model.text is not None:
         part, val_part = _tokenised(model.text, keeper, part, val_part, stack)
-    base = f"{display_name(data)}-{config.arch.replace('/', '-')}"
+    base = f"{display_name(data)}-{short_name(config.arch)}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
     directory = Path(ranks.broadcast(str(directory)))
     searched = config.batch_size == "auto"
@@ -196,8 +196,7 @@ def _embedded(
         def open_(some: Part) -> BatchSource:
             return _loader(alone, None, some, crop, "sequential", "zeros", model, scaling=view is not None)
 
-        reads: dict[str, Any] = {"crop": repr(crop), "mean": preprocessing.mean, "std": preprocessing.std}
-        reads |= {"loader": chosen_backend(config.loader), "decode": config.decode, "pixels": config.max_pixels}
+        reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
         encoding = Encoding(
             model=model,
             ranks=ranks,

@@ -54,6 +54,12 @@ class TextClassifier(nn.Module):
         return (states * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
 
 
+def short_name(arch: str) -> str:
+    """An architecture in the name of a run: of a folder its own name."""
+    name = arch.removeprefix(PREFIX)
+    return Path(name).name if name != arch else arch.replace("/", "-")
+
+
 def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple[nn.Module, Tokenizer, dict[str, Any]]:
     """Encoder, tokenizer and settings (`config`, `pooling`, `length`, `pad`) of `hf:NAME`. Raises UserError."""
     name = arch.removeprefix(PREFIX)

@@ -177,12 +177,21 @@ class ArrayDataset:
             raise ShardError(f"{self._shards[shard]}: byte {offset} is no array of {size} bytes: altered; start again")
         return view[BLOCK:]
 
+    @property
+    def present(self) -> int:
+        """How many samples have an array."""
+        return int((self._places["shard"] >= 0).sum())
+
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Nothing: arrays are small, and stay in the page cache."""
 
     def sample_name(self, index: int) -> str:
         """As the source calls it."""
         return self.source.sample_name(index)
+
+    def sample_key(self, index: int) -> str:
+        """As the source calls it."""
+        return self.source.sample_key(index)
 
     def files(self) -> Sequence[Path]:
         """The shards of arrays."""
@@ -241,6 +250,10 @@ class Views:
     def sample_name(self, index: int) -> str:
         """See ArrayDataset."""
         return self._current.sample_name(index)
+
+    def sample_key(self, index: int) -> str:
+        """See ArrayDataset."""
+        return self._current.sample_key(index)
 
     def files(self) -> Sequence[Path]:
         """See ArrayDataset."""

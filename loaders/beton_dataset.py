@@ -87,11 +87,20 @@ class BetonDataset:
 
     def sample_name(self, index: int) -> str:
         """`train.beton: sample 17 (cats/a.jpg)`, the last where a json field has kept its original path."""
+        path = self._path(index)
+        return f"{self.name}: sample {index}" + (f" ({path})" if path else "")
+
+    def sample_key(self, index: int) -> str:
+        """See Dataset."""
+        return self._path(index) or str(index)
+
+    def _path(self, index: int) -> str:
+        """What a json field has kept, empty where none has."""
         for name, field in self.reader.fields.items():
             if field.kind == "json":
                 with contextlib.suppress(ShardError, KeyError, TypeError):
-                    return f"{self.name}: sample {index} ({self.reader.value(name, index)['path']})"
-        return f"{self.name}: sample {index}"
+                    return str(self.reader.value(name, index)["path"])
+        return ""
 
     def files(self) -> Sequence[Path]:
         """The file."""

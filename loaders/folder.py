@@ -219,6 +219,10 @@ class FilesDataset:
         lines = (f"{label} {path}\n" for path, label in zip(self._paths, self.labels.tolist(), strict=True))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def sample_key(self, index: int) -> str:
+        """The file's path in the folder."""
+        return self._paths[index]
+
     def files(self) -> Sequence[Path]:
         """One for each sample."""
         return [self._root / path for path in self._paths]

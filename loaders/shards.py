@@ -62,6 +62,9 @@ class Dataset(Protocol):
     def sample_name(self, index: int) -> str:
         """What a person calls the sample."""
 
+    def sample_key(self, index: int) -> str:
+        """The path or key that the sample had where it came from, where that was kept; else what names it here."""
+
     def files(self) -> Sequence[Path]:
         """The files that hold the samples."""
 
@@ -319,16 +322,23 @@ class TarDataset:
 
         Where the tar can no longer be read, its place in it.
         """
-        record = self.records[index]
+        shard = self._shards[self.records[index]["shard"]]
         try:
-            return self._member_name(int(record["shard"]), int(record["offset"]), int(record["size"]))
+            member, path = self._member(index)
         except (OSError, ShardError):
-            return f"{self._shards[record['shard']]}: byte {record['offset']}"
+            return f"{shard}: byte {self.records[index]['offset']}"
+        return f"{shard}: {member}" + (f" ({path})" if path else "")
 
-    def _member_name(self, shard: int, at: int, size: int) -> str:
+    def sample_key(self, index: int) -> str:
+        """See Dataset."""
+        member, path = self._member(index)
+        return path or member
+
+    def _member(self, index: int) -> tuple[str, str]:
+        """The name of the sample's member, and the path in its note, empty where there is none."""
+        shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
         file = self._file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
-        label = f"{self._shards[shard]}: {name}"
         for _ in range(4):  # the members after it, while they are of the same stem
             at += size + -size % BLOCK + BLOCK
             header = os.pread(file, BLOCK, at - BLOCK)
@@ -338,10 +348,10 @@ class TarDataset:
                 break
             if member.endswith(".json"):
                 try:
-                    return f"{label} ({json.loads(os.pread(file, size, at))['path']})"
+                    return name, str(json.loads(os.pread(file, size, at))["path"])
                 except (ValueError, LookupError, TypeError, RecursionError):
                     break
-        return label
+        return name, ""
 
     def files(self) -> Sequence[Path]:
         """The shards."""

@@ -1,0 +1,246 @@
+"""`fastimg embed`: an embedding of every sample, with its key and its label, for any use.
+
+Embeddings are made into the cache that `train --freeze backbone` uses: an interrupted run goes on where it was, and
+what either of them made the other one takes. OUT/embeddings.json is written last.
+"""
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from . import effective, inference
+from .augment import Policy
+from .cached import BATCH, Encoding, Keeper, array_loader, pixels_of
+from .config import Embed, Train
+from .data import Part, build_loader, center_crop, worker_count
+from .embedding import cache_root, why_not
+from .errors import UsageError, UserError
+from .loaders import BatchSource, Dataset, LoaderConfig, list_splits, open_dataset
+from .loaders.arrays import MULTIPLE, TokenDecoder
+from .loaders.content import plural
+from .loaders.tar import replace_file
+from .models import Model, Preprocessing, build, check_input, parse_kwargs
+from .neighbours import knn_accuracy
+from .parallel import Ranks, start
+from .precision import Precision
+from .precision import choose as choose_precision
+from .vectors import Vectors, write_npy, write_parquet, write_tars
+
+DESCRIPTION, _BEGUN = "embeddings.json", ".embedding"
+_WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
+
+
+def embed(config: Embed, out: Console, err: Console) -> None:
+    """Embed, write and print. Raises UsageError, UserError and DataError, each a sentence."""
+    _check(config)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(start(config.device))
+        precision = choose_precision(ranks.device, config.amp, "auto")
+        names = [config.split] if config.split else list(list_splits(config.data))
+        datasets = {name: open_dataset(config.data, name) for name in names}
+        for dataset in datasets.values():
+            stack.callback(dataset.close)
+        model, preprocessing = _model(config, next(iter(datasets.values())))
+        model.module.to(ranks.device)
+        workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
+        keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err)
+        encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
+        _admit(config, encoding)
+        normalize = bool(model.text and model.text.settings.get("normalize"))
+        all_vectors, made = [], {}
+        for name, dataset in datasets.items():
+            part = Part(dataset, None, name)
+            if model.text is not None:
+                part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
+            arrays, _, made[name] = keeper.embeddings(part, encoding)
+            stack.callback(arrays.close)
+            all_vectors.append(Vectors(name, arrays, normalize))
+        if ranks.first:
+            _write(config, encoding, all_vectors, made, out, err)
+
+
+def _check(config: Embed) -> None:
+    inference.check_ranges(1, config.max_pixels)
+    texts = effective.reads_text(Train(arch=config.arch))
+    idle = [
+        (config.img_size is not None and texts, "--img-size", "on texts"),
+        (config.max_length is not None and not texts, "--max-length", "on images"),
+        (config.pretrained and texts, "--pretrained", f"with {config.arch}, which comes with its weights"),
+        (config.pretrained and config.weights is not None, "--pretrained", "with --weights"),
+    ]
+    for useless, flag, where in idle:
+        if useless:
+            raise UsageError(f"{flag} has no effect {where}; leave it out")
+    for flag, value in (("--knn", config.knn), ("--img-size", config.img_size)):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} {value}: give 1 or more")
+    if not texts and not config.pretrained and config.weights is None:
+        raise UsageError(f"--arch {config.arch}: an encoder needs weights; add --pretrained, or --weights FILE")
+
+
+def _model(config: Embed, dataset: Dataset) -> tuple[Model, Preprocessing]:
+    """The encoder, with a classifier that nobody asks."""
+    texts = dataset.content == "text"
+    if texts != effective.reads_text(Train(arch=config.arch)):
+        others = "--arch hf:NAME" if texts else "a model of timm's or torchvision's"
+        what = plural(dataset.content)
+        raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")
+    torch.manual_seed(0)
+    classes = max(1, len(dataset.classes))
+    model = build(
+        config.arch,
+        classes,
+        pretrained=config.pretrained,
+        weights=config.weights,
+        kwargs=parse_kwargs(config.model_kwargs),
+        img_size=config.img_size,
+        max_length=config.max_length,
+    )
+    preprocessing, size = model.preprocessing, MULTIPLE
+    if not texts:
+        preprocessing = effective.preprocessing(Train(img_size=config.img_size), model.preprocessing)
+        size = preprocessing.val_size
+        check_input(model, size, classes, "--img-size")
+    if reason := why_not(model, model.example(size), trains=False):
+        raise UsageError(f"--arch {config.arch}: {reason}, so that it has no one embedding; choose another model")
+    return model, preprocessing
+
+
+def _encoding(
+    config: Embed, model: Model, preprocessing: Preprocessing, precision: Precision, ranks: Ranks, workers: int
+) -> Encoding:
+    if model.convolutional:
+        model.module.to(memory_format=torch.channels_last)
+    settings = LoaderConfig(
+        batch_size=BATCH[ranks.device.type], order="sequential", workers=workers, on_error=config.on_error
+    )
+    crop = center_crop(preprocessing)
+
+    def open_(part: Part) -> BatchSource:
+        if model.text is not None:
+            return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
+        return build_loader(part, crop, settings, config.max_pixels, ranks.device)
+
+    return Encoding(
+        model=model,
+        ranks=ranks,
+        precision=precision,
+        policy=Policy(mean=preprocessing.mean, std=preprocessing.std),
+        dtype={"fp16": "float16", "fp32": "float32"}[config.dtype],
+        reads=pixels_of(crop, preprocessing, "native", "cpu", config.max_pixels),
+        open_=open_,
+    )
+
+
+def _admit(config: Embed, encoding: Encoding) -> None:
+    """Raises UsageError where OUT holds something else than what this run would write, finished or not."""
+    folder = config.dst
+    if config.overwrite or not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: a file; give a folder")
+    if (folder / _BEGUN).exists() or not any(folder.iterdir()):
+        return
+    try:
+        found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        same = found["encoder"] == _about(encoding) and found["format"] == config.format
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder}: holds something else; give an empty folder, or add --overwrite") from None
+    if not same:
+        raise UsageError(f"{folder}: holds embeddings of another make; give another folder, or add --overwrite")
+
+
+def _about(encoding: Encoding) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(json.dumps(encoding.about()))
+    return about
+
+
+def _write(
+    config: Embed,
+    encoding: Encoding,
+    all_vectors: list[Vectors],
+    made: dict[str, int],
+    out: Console,
+    err: Console,
+) -> None:
+    folder, splits = config.dst, {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _BEGUN).touch()
+        for vectors in all_vectors:
+            files = _WRITERS[config.format](folder, vectors)
+            for index, reason in list(vectors.left_out.items())[:5]:
+                err.print(f"left out {vectors.name_of(index)}: {reason}", markup=False, highlight=False, soft_wrap=True)
+            splits[vectors.split] = {
+                "samples": len(vectors),
+                "left out": len(vectors.left_out),
+                "made now": made[vectors.split],
+                "files": [file.name for file in files],
+            }
+        result: dict[str, Any] = {
+            "data": str(config.data.resolve()),
+            "format": config.format,
+            "dtype": config.dtype,
+            "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
+            "classes": list(all_vectors[0].classes),
+            "splits": splits,
+            "encoder": _about(encoding),
+        }
+        if not any(split["samples"] for split in splits.values()):
+            raise UserError(f"{config.data}: none of its samples could be decoded; see the lines above")
+        if config.knn is not None:
+            result["knn"] = _knn(config.knn, all_vectors)
+        replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
+        (folder / _BEGUN).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}; make room, or give another folder") from error
+    if config.json:
+        print(json.dumps(result))
+    else:
+        _print(result, folder, out)
+
+
+def _knn(k: int, all_vectors: list[Vectors]) -> dict[str, Any]:
+    """Of the validation split among the training split where there are both, else of each sample among all others."""
+    by_split = {vectors.split: vectors for vectors in all_vectors}
+    asked = next((name for name in ("val", "test") if name in by_split), None)
+    known = "train" if "train" in by_split else all_vectors[0].split
+    values, labels = _arrays(by_split[known])
+    others, answers = (None, labels) if asked in (None, known) else _arrays(by_split[str(asked)])
+    most = len(values) - (others is None)
+    if most < k or (labels < 0).any() or (answers < 0).any():
+        reason = f"there are {most} to choose from" if most < k else "not every sample has a label"
+        raise UserError(f"--knn {k}: {reason}; give a smaller number, or leave --knn out")
+    top1 = knn_accuracy(values, labels, others, answers, k)
+    return {"k": k, "known": known, "asked": known if others is None else asked, "n": len(answers), "top1": top1}
+
+
+def _arrays(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    rows = [(row.values.reshape(-1).astype(np.float32), row.label) for row in vectors]
+    return np.stack([values for values, _ in rows]), np.array([label for _, label in rows], np.int64)
+
+
+def _print(result: dict[str, Any], folder: Path, out: Console) -> None:
+    table = Table(title=f"embeddings in {folder}", title_justify="left")
+    for column in ("split", "samples", "left out", "made now", "files"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("split", "files") else "right")
+    for split, found in result["splits"].items():
+        files = found["files"]
+        names = ", ".join(files[:3]) + (f", ... ({len(files)})" if len(files) > 3 else "")
+        table.add_row(split, *(f"{found[key]:,}" for key in ("samples", "left out", "made now")), names)
+    out.print(table, highlight=False, markup=False)
+    if "knn" in result:
+        knn = result["knn"]
+        among = f"among {knn['known']}" if knn["asked"] != knn["known"] else "among all others"
+        out.print(
+            f"kNN (k {knn['k']}, cosine): top-1 {knn['top1']:.2%} of {knn['n']} of {knn['asked']}, {among}",
+            highlight=False,
+        )
