@@ -52,7 +52,6 @@ class Request:
             "tile": tile_px or 0,
             "on_error": self.flags.on_error,
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
-            **({} if source.content == "images" else {"content": source.content}),
         } | treatment
 
 

@@ -160,6 +160,13 @@ def test_a_tsv_without_a_header_is_lines_and_tabs(tmp_path, make, console):
     assert "quotes in it are text, as there is no header" in said(console)
 
 
+def test_a_byte_order_mark_and_the_ends_of_lines_are_no_text(tmp_path, make):
+    lines = [("x", text) for text in ("one", "two ", "three\r")] + [("y", "four")]
+    content = b"\xef\xbb\xbf" + b"".join(f"{label}\t{text}\r\n".encode() for label, text in lines)
+    dst, _ = make(write(tmp_path / "set.tsv", content), no_shuffle=True)
+    assert texts(dst) == [(text, label) for label, text in lines]
+
+
 def test_a_tsv_with_quotes_that_are_text(tmp_path, make, console):
     lines = [f"{text}\t{i % 2}" for i, text in enumerate(LINES) if text]
     dst, _ = make(write(tmp_path / "set.tsv", "\n".join(["sentence\tlabel", *lines])), no_shuffle=True)
