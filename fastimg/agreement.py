@@ -4,16 +4,22 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
 from . import inference
+from .cached import array_loader
 from .data import Part, build_loader, center_crop, is_plain_folder
 from .errors import UserError
 from .graph import Run, reason
 from .loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
+from .loaders.backends import Backend
+from .loaders.folder import find_texts
+from .models import Model
 from .predict import find_files
+from .tokenizer import TextDecoder
 
 BOUND = 1e-4  # of probabilities, in float32
 SAMPLES = 64
@@ -48,13 +54,16 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
             same += int((own.argmax(1) == expected.argmax(1)).sum())
             logits = torch.maximum(logits, _largest(own - theirs))
             probabilities = torch.maximum(probabilities, _largest(own.softmax(1) - expected))
-        unreadable = len(loader.unreadable)
+        unreadable = loader.unreadable
     if counted == 0:
-        raise UserError(f"--check-data {data}: none of {unreadable} images could be read; give others")
+        why = next(iter(unreadable.values()))
+        raise UserError(
+            f"--check-data {data}: none of its {len(unreadable)} samples could be read ({why}); give others"
+        )
     return Agreement(
         samples=counted,
         origin=origin,
-        unreadable=unreadable,
+        unreadable=len(unreadable),
         logits=_number(logits),
         probabilities=_number(probabilities),
         top1=same,
@@ -74,32 +83,65 @@ def _ask(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _samples(engine: inference.Inference, data: Path | None) -> Iterator[tuple[BatchSource, str]]:
     """Up to SAMPLES samples, spread over `data`, or noise; and what they are."""
-    dataset: Dataset
-    if data is None:
-        dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "images of noise"
-        loader = engine.loader(dataset, _BATCH, 1, None, None, "synthetic")
-    else:
-        dataset, origin = open_data(data)
+    with contextlib.ExitStack() as stack:
+        if data is not None:
+            dataset, origin = open_data(data, engine.model)
+        elif engine.model.text is None:
+            dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "images of noise"
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="fastimg-")))
+            dataset, origin = _random_texts(folder, engine.model.text.tokenizer.length), "texts of random letters"
+        stack.callback(dataset.close)
         indices = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(np.int64))
         settings = LoaderConfig(batch_size=min(_BATCH, len(indices)), order="sequential", workers=1)
         part = Part(dataset, indices, origin)
-        loader = build_loader(part, center_crop(engine.card.preprocessing), settings, None, engine.device)
-    try:
+        if engine.model.text is not None:
+            loader = array_loader(part, TextDecoder(engine.model.text.tokenizer), settings, engine.device)
+        else:
+            crop = center_crop(engine.card.preprocessing)
+            backend: Backend = "native" if data is not None else "synthetic"
+            loader = build_loader(part, crop, settings, None, engine.device, backend)
+        stack.callback(loader.close)
         yield loader, origin
-    finally:
-        loader.close()
-        dataset.close()
 
 
-def open_data(data: Path) -> tuple[Dataset, str]:
-    """A dataset as `eval` opens it, image files and folders as `predict` does; and what it is. Raises UserError."""
+def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
+    """A dataset as `eval` opens it, files and folders of them as `predict` does; and what it is. Raises UserError."""
     if not data.exists():
-        raise UserError(f"--check-data {data}: no such file or folder; give a dataset or a folder of images")
-    if not is_plain_folder(data):
-        splits = list_splits(data)
-        split = next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
-        return open_dataset(data, split), f"images of {data} ({split})"
-    return FilesDataset(Path(), [str(file) for file in find_files((data,))]), f"images of {data}"
+        raise UserError(f"--check-data {data}: no such file or folder; give a dataset, or samples of what it reads")
+    texts = model.text is not None
+    origin = f"{'texts' if texts else 'images'} of {data}"
+    if is_plain_folder(data):
+        found = [str(file) for file in (_find_texts(data) if texts else find_files((data,)))]
+        return FilesDataset(Path(), found, content="text" if texts else "images"), origin
+    splits = list_splits(data)
+    split = next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
+    dataset = open_dataset(data, split)
+    if (dataset.content == "text") != texts:
+        dataset.close()
+        held, read = ("texts", "images") if not texts else ("images", "texts")
+        raise UserError(f"--check-data {data}: holds {held}, and the checkpoint reads {read}; give other data")
+    return dataset, f"{origin} ({split})"
+
+
+def _find_texts(data: Path) -> list[str]:
+    """A text file, or those in a folder."""
+    if data.is_file():
+        return [str(data)]
+    found, others = find_texts(data)
+    if not found:
+        raise UserError(f"{data}: no .txt files in this folder ({others} other files); give another, or a dataset")
+    return found
+
+
+def _random_texts(folder: Path, length: int) -> Dataset:
+    """Words of random letters: texts of one word, and longer ones up to more than the model reads."""
+    drawn = np.random.default_rng(0)
+    names = [f"{i:02d}.txt" for i in range(NOISE)]
+    for name, words in zip(names, np.geomspace(1, length + 1, NOISE).astype(int), strict=True):
+        letters = [drawn.integers(ord("a"), ord("z") + 1, size).tolist() for size in drawn.integers(1, 9, words)]
+        (folder / name).write_bytes(b" ".join(bytes(word) for word in letters))
+    return FilesDataset(folder, names, content="text")
 
 
 @contextlib.contextmanager

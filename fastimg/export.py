@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,12 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from . import checkpoint, graph, inference
+from . import subject as subjects
 from .agreement import Agreement, compare, open_data
 from .checkpoint import MODEL, Card
 from .config import Export
 from .errors import UsageError, UserError, printable
-from .models import Model, Preprocessing
+from .models import Model
 from .precision import choose as choose_precision
+from .subject import Subject
 
 _PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # the extra `export`, but for --check
 
@@ -33,9 +35,9 @@ class Exported:
     checkpoint: str
     arch: str
     inputs: list[str]  # none where the file holds weights alone
-    normalisation: Literal["inside", "metadata"]
-    preprocessing: Preprocessing
+    preprocessing: dict[str, Any]  # as in the file's metadata
     classes: list[str]
+    beside: list[str]  # files that go with it
     check: Agreement | None
 
 
@@ -49,17 +51,18 @@ def export(config: Export, out: Console) -> int:
     _check_packages(config)
     source = checkpoint.find(config.checkpoint)
     file = _file(config, source)
-    if config.check_data is not None:
-        open_data(config.check_data)[0].close()  # before the work, not after it
     model, card = checkpoint.load_model(config.checkpoint)
-    subject = graph.subject(model, card)
+    subject = subjects.of(model, card)
+    _check_beside(file, subject)
+    if config.check_data is not None:
+        open_data(config.check_data, model)[0].close()  # before the work, not after it
     _write(config, file, source, model, subject)
     agreement = _check(config, file, subject) if config.check else None
     result = _result(config, file, source, card, subject, agreement)
     if config.json:
         print(printable(json.dumps(asdict(result), ensure_ascii=False)))
     else:
-        _print(result, out)
+        _print(result, subject, out)
     return 1 if agreement is not None and not agreement.agrees else 0
 
 
@@ -100,6 +103,14 @@ def _file(config: Export, source: Path) -> Path:
     return file
 
 
+def _check_beside(file: Path, subject: Subject) -> None:
+    """Raises UserError where what goes beside the file would take the place of something else."""
+    for name, content in subject.files.items():
+        beside = file.with_name(name)
+        if os.path.lexists(beside) and not (beside.is_file() and beside.read_bytes() == content):
+            raise UserError(f"{beside}: is not the checkpoint's; give an --output in another folder")
+
+
 def _default(source: Path, suffix: str) -> Path:
     """RUN/RUN.onnx for any checkpoint of a run, which goes when newer ones come; of a lone file, beside it."""
     folder = source.parent.absolute()
@@ -111,7 +122,7 @@ def _default(source: Path, suffix: str) -> Path:
     return file if source.is_absolute() else Path(os.path.relpath(file))
 
 
-def _write(config: Export, file: Path, source: Path, model: Model, subject: graph.Subject) -> None:
+def _write(config: Export, file: Path, source: Path, model: Model, subject: Subject) -> None:
     size = sum(tensor.nbytes for tensor in model.module.state_dict().values())
     if config.format == "onnx" and size >= graph.ONNX_LIMIT:
         raise UserError(
@@ -129,7 +140,7 @@ def _write(config: Export, file: Path, source: Path, model: Model, subject: grap
         ) from error
 
 
-def _check(config: Export, file: Path, subject: graph.Subject) -> Agreement:
+def _check(config: Export, file: Path, subject: Subject) -> Agreement:
     """The written file beside the checkpoint, on the CPU in float32."""
     cpu = torch.device("cpu")
     engine = inference.load(config.checkpoint, cpu, choose_precision(cpu, False, "auto"))
@@ -140,7 +151,7 @@ def _check(config: Export, file: Path, subject: graph.Subject) -> Agreement:
             case "pt2":
                 run = graph.open_pt2(file, subject)
             case "safetensors":
-                run = graph.open_module(graph.subject(*checkpoint.load_model(file)))
+                run = graph.open_module(subjects.of(*checkpoint.load_model(file)))
     except UserError:
         raise
     except Exception as error:
@@ -149,39 +160,41 @@ def _check(config: Export, file: Path, subject: graph.Subject) -> Agreement:
 
 
 def _result(
-    config: Export, file: Path, source: Path, card: Card, subject: graph.Subject, agreement: Agreement | None
+    config: Export, file: Path, source: Path, card: Card, subject: Subject, agreement: Agreement | None
 ) -> Exported:
-    inside = config.format != "safetensors"
+    graphed = config.format != "safetensors"
+    preprocessing = json.loads(subject.metadata["preprocessing"])
+    if not graphed and "normalisation" in preprocessing:
+        preprocessing["normalisation"] = "by the caller"
     return Exported(
         file=str(file),
         format=config.format,
         bytes=file.stat().st_size,
         checkpoint=str(source),
         arch=card.arch,
-        inputs=graph.inputs(subject) if inside else [],
-        normalisation="inside" if inside else "metadata",
-        preprocessing=card.preprocessing,
+        inputs=subject.inputs() if graphed else [],
+        preprocessing=preprocessing,
         classes=list(card.classes),
+        beside=[str(file.with_name(name)) for name in subject.files],
         check=agreement,
     )
 
 
-def _print(result: Exported, out: Console) -> None:
-    p, classes = result.preprocessing, len(result.classes)
-    mean, std = (" ".join(f"{value:g}" for value in values) for values in (p.mean, p.std))
+def _print(result: Exported, subject: Subject, out: Console) -> None:
+    classes = len(result.classes)
     rows = {
         "file": f"{result.file}, {result.bytes / 1e6:,.1f} MB",
         "of": f"{result.checkpoint} ({result.arch}, {classes} class{'es' if classes != 1 else ''})",
     }
-    normalisation = f"normalisation (mean {mean}, std {std})"
     if result.inputs:
-        crop = f"resized to {p.val_resize} ({p.interpolation}, antialiased) and cut to the centre {p.val_size}"
-        rows["input"] = f"{', '.join(result.inputs)}: {crop} by the caller"
+        rows["input"] = f"{', '.join(result.inputs)}; the caller's part: {subject.caller}"
         rows["output"] = f"logits float32 [batch, {classes}]"
-        rows["inside"] = f"{normalisation}; class names and preprocessing as metadata"
+        rows["inside"] = f"{subject.inside}; class names and preprocessing as metadata"
     else:
-        rows["inside"] = f"weights alone; {normalisation}, sizes and class names are metadata, which eval, predict and "
-        rows["inside"] += "train --weights read"
+        rows["inside"] = "weights alone; how to use them is metadata, which eval, predict and train --weights read: "
+        rows["inside"] += f"{subject.caller}; {subject.inside}"
+    if result.beside:
+        rows["beside"] = ", ".join(result.beside)
     if result.check is not None:
         rows["check"] = _told(result.check)
     table = Table(box=None, show_header=False, pad_edge=False)

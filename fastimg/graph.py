@@ -2,13 +2,11 @@
 
 import contextlib
 import io
-import json
 import logging
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -16,9 +14,8 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from .checkpoint import Card
-from .loaders.tar import sync_folder, temporary
-from .models import Model
+from .loaders.tar import replace_file, sync_folder, temporary
+from .subject import Subject
 
 Format = Literal["safetensors", "onnx", "pt2"]
 Run = Callable[[torch.Tensor], torch.Tensor]  # a loader's batch -> logits float32 [N, classes]
@@ -27,65 +24,10 @@ OUTPUT = "logits"
 ONNX_LIMIT = 2**31  # bytes of a protobuf message, which an ONNX file is
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What becomes a graph: a module that takes what callers have and answers with logits float32 [N, classes]."""
-
-    module: nn.Module
-    examples: dict[str, torch.Tensor]  # by the name of the input, of two samples: one would be taken for a constant
-    axes: dict[str, dict[int, str]]  # of each input, those of any size, and what they are called
-    feed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]  # a loader's batch -> the inputs
-    metadata: dict[str, str]
-
-
-class Pixels(nn.Module):
-    """uint8 images [N, 3, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's classes."""
-
-    mean: torch.Tensor
-    std: torch.Tensor
-
-    def __init__(self, model: nn.Module, card: Card) -> None:
-        super().__init__()
-        self.model = model
-        self.classes = len(card.classes)
-        for name, values in (("mean", card.preprocessing.mean), ("std", card.preprocessing.std)):
-            levels = torch.tensor(values, dtype=torch.float64) * 255
-            self.register_buffer(name, levels.float().view(1, 3, 1, 1))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        logits: torch.Tensor = self.model((images.float() - self.mean) / self.std)
-        return logits.float()[:, : self.classes]
-
-
-def subject(model: Model, card: Card) -> Subject:
-    """What a checkpoint's model takes, and what its file says of itself."""
-    size = card.preprocessing.val_size
-    return Subject(
-        module=Pixels(model.module, card).eval(),
-        examples={"images": torch.zeros(2, 3, size, size, dtype=torch.uint8)},
-        axes={"images": {0: "batch"}},
-        feed=lambda images: (images,),
-        metadata=metadata(card),
-    )
-
-
-def metadata(card: Card) -> dict[str, str]:
-    """JSON by name: `fastimg`, the whole card as in a checkpoint, and of it, for other programs, what callers need."""
-    p = card.preprocessing
-    steps = {"resize": p.val_resize, "crop": p.val_size, "interpolation": p.interpolation, "antialias": True}
-    inside = {"normalisation": "inside", "mean": p.mean, "std": p.std}
-    return {
-        "fastimg": card.to_json(),
-        "classes": json.dumps(card.classes),
-        "preprocessing": json.dumps({**steps, **inside}),
-    }
-
-
 def trace(subject: Subject) -> ExportedProgram:
     """The graph, for any size of the `axes`. Raises what torch.export does for a model that has none."""
     names = {name for axes in subject.axes.values() for name in axes.values()}
-    dims = {name: Dim(name) for name in sorted(names)}
+    dims = {name: Dim(name, max=subject.most.get(name)) for name in sorted(names)}
     shapes = {at: {axis: dims[name] for axis, name in axes.items()} for at, axes in subject.axes.items()}
     with torch.no_grad():
         return torch.export.export(subject.module, tuple(subject.examples.values()), dynamic_shapes=shapes)
@@ -107,33 +49,35 @@ def onnx_bytes(subject: Subject) -> bytes:
     return content
 
 
-def inputs(subject: Subject) -> list[str]:
-    """Name, type and shape of each input, in words: `images uint8 [batch, 3, 224, 224]`."""
-    told = []
-    for name, example in subject.examples.items():
-        shape = [subject.axes[name].get(axis, str(size)) for axis, size in enumerate(example.shape)]
-        told.append(f"{name} {str(example.dtype).removeprefix('torch.')} [{', '.join(shape)}]")
-    return told
-
-
 def write(format: Format, file: Path, source: Path, subject: Subject) -> None:
     """Write `file`, which appears complete or not at all. `source` is the checkpoint's model.safetensors.
 
-    Raises OSError, and whatever the exporter of that format raises.
+    What stands beside it comes first. Raises OSError, and whatever the exporter of that format raises.
     """
     with quiet():
-        match format:
-            case "onnx":
-                content = onnx_bytes(subject)
-                with whole(file) as part:
-                    part.write(content)
-            case "pt2":
-                program = trace(subject)
-                with whole(file) as part:
-                    torch.export.save(program, part, extra_files=subject.metadata)
-            case "safetensors":
-                with source.open("rb") as model, whole(file) as part:
-                    shutil.copyfileobj(model, part, 1 << 20)
+        save = _saver(format, source, subject)
+        for name, content in subject.files.items():
+            beside = file.with_name(name)
+            if not beside.is_file() or beside.read_bytes() != content:
+                replace_file(beside, content)
+        with whole(file) as part:
+            save(part)
+
+
+def _saver(format: Format, source: Path, subject: Subject) -> Callable[[BinaryIO], object]:
+    """What puts the content into a file, once it stands."""
+    if format == "onnx":
+        content = onnx_bytes(subject)
+        return lambda part: part.write(content)
+    if format == "pt2":
+        program = trace(subject)
+        return lambda part: torch.export.save(program, part, extra_files=subject.metadata)
+
+    def copy(part: BinaryIO) -> None:
+        with source.open("rb") as model:
+            shutil.copyfileobj(model, part, 1 << 20)
+
+    return copy
 
 
 @contextlib.contextmanager

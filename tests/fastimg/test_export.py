@@ -12,13 +12,18 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import transformers
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torchvision.transforms import v2
 
-from fastimg import agreement, graph, inference
-from fastimg.checkpoint import find, load_model, read_card
-from fastimg.models import build
+from fastimg import agreement, graph, inference, subject
+from fastimg.checkpoint import Card, find, load_model, read_card, save
+from fastimg.models import TextSide, build
 from fastimg.precision import Precision
+from fastimg.tokenizer import Tokenizer as TextTokens
 
 FORMATS = ("onnx", "pt2", "safetensors")
 GRAPHS = ("onnx", "pt2")
@@ -30,23 +35,24 @@ def exported(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     model, card = load_model(trained.run)
     for name in FORMATS:
-        graph.write(name, folder / f"model.{name}", find(trained.run), graph.subject(model, card))
+        graph.write(name, folder / f"model.{name}", find(trained.run), subject.of(model, card))
     return folder
 
 
 @pytest.fixture
 def written(monkeypatch):
     """Exports that take no time: an empty file of the right name."""
-    monkeypatch.setattr(graph, "write", lambda name, file, source, subject: file.write_bytes(b""))
+    monkeypatch.setattr(graph, "write", lambda name, file, source, what: file.write_bytes(b""))
 
 
 def opened(file):
-    """The file as somebody without fastimg would run it: uint8 [N, 3, H, W] -> float32 [N, classes]."""
+    """The file as somebody without fastimg would run it: its inputs -> float32 [N, classes]."""
     if file.suffix == ".pt2":
         module = torch.export.load(file).module()
-        return lambda images: module(torch.from_numpy(images)).detach().numpy()
+        return lambda *inputs: module(*map(torch.from_numpy, inputs)).detach().numpy()
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda images: session.run(["logits"], {"images": images})[0]
+    names = [value.name for value in session.get_inputs()]
+    return lambda *inputs: session.run(["logits"], dict(zip(names, inputs, strict=True)))[0]
 
 
 def prepared(files, stated):
@@ -133,7 +139,7 @@ def test_check(kind, trained, tmp_path, cli):
     ]
     assert told["bytes"] == os.path.getsize(told["file"])
     assert told["inputs"] == ([] if kind == "safetensors" else ["images uint8 [batch, 3, 32, 32]"])
-    assert told["normalisation"] == ("metadata" if kind == "safetensors" else "inside")
+    assert told["preprocessing"]["normalisation"] == ("by the caller" if kind == "safetensors" else "inside")
     check = told["check"]
     assert check["agrees"] and (check["samples"], check["top1"], check["unreadable"]) == (12, 12, 0)
     assert check["origin"] == f"images of {trained.shards} (val)"
@@ -153,11 +159,11 @@ def judged(trained, exported):
 
 @pytest.fixture
 def honest(trained):
-    return graph.open_module(graph.subject(*load_model(trained.run)))
+    return graph.open_module(subject.of(*load_model(trained.run)))
 
 
 def test_words(trained, tmp_path, written, honest, monkeypatch, cli):
-    monkeypatch.setattr(graph, "open_pt2", lambda file, subject: honest)
+    monkeypatch.setattr(graph, "open_pt2", lambda file, what: honest)
     ran = cli("export", trained.run, "--format", "pt2", "-o", tmp_path, "--check")
     assert ran.code == 0 and ran.err == ""
     for words in (
@@ -204,8 +210,8 @@ def test_samples_are_spread_and_at_most_64(judged, honest, tmp_path, encode):
 
 
 def test_a_file_that_disagrees(trained, tmp_path, monkeypatch, cli):
-    forward = graph.Pixels.forward
-    monkeypatch.setattr(graph.Pixels, "forward", lambda self, images: forward(self, images) * 1.01)
+    forward = subject.Pixels.forward
+    monkeypatch.setattr(subject.Pixels, "forward", lambda self, images: forward(self, images) * 1.01)
     flags = ("-o", tmp_path, "--check", "--check-data", trained.images)
     ran = cli("export", trained.run, "--format", "safetensors", *flags)
     assert ran.code == 1 and "does NOT agree with predict on 36 images" in ran.out and "Traceback" not in ran.err
@@ -213,13 +219,14 @@ def test_a_file_that_disagrees(trained, tmp_path, monkeypatch, cli):
 
 @pytest.mark.parametrize("content", [b"", b"no image"])
 def test_check_data_without_an_image(content, trained, written, monkeypatch, tmp_path, honest, cli):
-    monkeypatch.setattr(graph, "open_pt2", lambda file, subject: honest)
+    monkeypatch.setattr(graph, "open_pt2", lambda file, what: honest)
     data = tmp_path / "data"
     data.mkdir()
     if content:
         (data / "0.jpg").write_bytes(content)
     ran = cli("export", trained.run, "--format", "pt2", "-o", tmp_path, "--check", "--check-data", data)
-    assert ran.code == 1 and str(data) in ran.err and "image" in ran.err and "Traceback" not in ran.err
+    assert ran.code == 1 and str(data) in ran.err and "Traceback" not in ran.err
+    assert ("not an image" if content else "no images in this folder") in ran.err
     ran = cli(
         "export", trained.run, "--format", "pt2", "-o", tmp_path / "a.pt2", "--check", "--check-data", data / "no"
     )
@@ -304,7 +311,7 @@ class Fixed(torch.nn.Module):
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("module", [Exotic, Fixed])
 def test_models_that_have_no_graph(module, kind, trained, tmp_path, monkeypatch, cli):
-    monkeypatch.setattr(graph, "Pixels", lambda model, card: module())
+    monkeypatch.setattr(subject, "Pixels", lambda model, card: module())
     ran = cli("export", trained.run, "--format", kind, "-o", tmp_path)
     assert ran.code == 1 and "Traceback" not in ran.err and len(ran.err.splitlines()) == 1 and ran.out == ""
     assert f"test_resnet cannot be exported as {kind} (" in ran.err and "--format safetensors" in ran.err
@@ -333,9 +340,92 @@ def test_a_full_disk_leaves_what_was_there(kind, trained, tmp_path, monkeypatch,
 
 def test_classes_that_nobody_named_are_cut_off(trained):
     model, card = build("test_resnet", 7), read_card(find(trained.run))
-    subject = graph.subject(model, replace(card, num_classes=7))
-    assert not subject.module.training
-    assert graph.open_module(subject)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 3)
+    what = subject.of(model, replace(card, num_classes=7))
+    assert not what.module.training
+    assert graph.open_module(what)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 3)
+
+
+WORDS = ("[PAD]", "[UNK]", "good", "bad", "film", "the", "a", "was", "very", "not")
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory):
+    """A checkpoint that reads texts: a BERT of two layers and ten words, of random weights."""
+    engine = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    engine.pre_tokenizer = Whitespace()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=64, **sizes).to_dict()
+    settings = json.loads(json.dumps({"config": config, "pooling": "mean", "length": 12, "pad": 0}, default=str))
+    text = TextSide(tokenizer=TextTokens(engine.to_str(), 12), settings=settings)
+    torch.manual_seed(0)
+    model = build("hf:tiny", 3, head_init="he", text=text)
+    card = Card(
+        arch="hf:tiny",
+        kwargs={},
+        classes=("bad", "good"),
+        num_classes=3,
+        step=1,
+        epoch=1,
+        preprocessing=model.preprocessing,
+        metrics={},
+        text=settings,
+    )
+    return save(tmp_path_factory.mktemp("texts") / "run", card, model.module, {}, files=text.tokenizer.files())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_texts(kind, text_run, tmp_path, cli):
+    """Token ids and a mask of any size; the tokenizer beside the file; padding changes nothing."""
+    texts = ["good film", "the film was not very good", "bad", "a " * 30, "film the bad was a not"]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text)
+    out = tmp_path / "out"
+    out.mkdir()
+    arguments = ("export", text_run, "--format", kind, "-o", out)
+    ran = cli(*arguments, "--check", "--check-data", tmp_path, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    told = json.loads(ran.out)
+    assert told["check"]["origin"] == f"texts of {tmp_path}" and told["check"]["samples"] == 5
+    assert told["beside"] == [str(out / "tokenizer.json")] and told["preprocessing"]["length"] == 12
+    assert sorted(path.name for path in out.iterdir()) == sorted(["tokenizer.json", f"run.{kind}"])
+    if kind == "safetensors":
+        ran = cli(*arguments, "--check", "--overwrite")
+        assert ran.code == 0 and "texts of random letters" in ran.out and "tokenizer.json" in ran.out
+        assert load_model(out / "run.safetensors")[1] == read_card(find(text_run))
+        return
+    stated = json.loads(stated_in(out / f"run.{kind}")["preprocessing"])
+    engine = Tokenizer.from_file(str(out / stated["tokenizer"]))
+    engine.enable_truncation(stated["length"])
+    engine.enable_padding(pad_id=stated["pad"])
+    model, run = load_model(text_run)[0], opened(out / f"run.{kind}")
+    for chosen in (texts, texts[:1], texts[1:4]):
+        encoded = engine.encode_batch(chosen)
+        logits = run(*(np.array([getattr(e, name) for e in encoded]) for name in ("ids", "attention_mask")))
+        assert logits.shape == (len(chosen), 2)
+        for text, row in zip(chosen, logits, strict=True):
+            tokens = torch.from_numpy(model.text.tokenizer.tokens(text.encode()))[None]
+            assert row.tolist() == pytest.approx(model.module(tokens)[0, :2].tolist(), abs=1e-5)
+
+
+def test_another_tokenizer_is_not_replaced(text_run, tmp_path, cli):
+    (tmp_path / "tokenizer.json").write_text("another's")
+    ran = cli("export", text_run, "--format", "safetensors", "-o", tmp_path, "--overwrite")
+    assert ran.code == 1 and "tokenizer.json: is not the checkpoint's" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("reads", ["images", "texts"])
+def test_data_of_the_other_kind(reads, trained, text_run, tmp_path, cli):
+    rows = "".join(f"a film,{label}\n" for label in ("good", "bad") * 4)
+    (tmp_path / "set.csv").write_text("text,label\n" + rows)
+    assert cli("convert", tmp_path / "set.csv", tmp_path / "texts").code == 0
+    run, data = (trained.run, tmp_path / "texts") if reads == "images" else (text_run, trained.shards)
+    ran = cli("export", run, "--format", "safetensors", "-o", tmp_path, "--check", "--check-data", data)
+    assert ran.code == 1 and f"and the checkpoint reads {reads}" in ran.err
+    assert not (tmp_path / "run.safetensors").exists()
+    if reads == "texts":
+        ran = cli("export", run, "--format", "safetensors", "-o", tmp_path, "--check", "--check-data", trained.images)
+        assert ran.code == 1 and "no .txt files" in ran.err
 
 
 def test_not_a_checkpoint(tmp_path, cli):
