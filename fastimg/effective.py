@@ -458,12 +458,14 @@ def _learning_rate(config: Train, model: Model, global_batch: int, searched: boo
 def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
     """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
 
-    A new head on a frozen trunk: 1e-3 (benchmarks/heads.py). Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD
-    takes 50 times that, as its steps are not normalised.
+    A new head on a frozen trunk: 1e-3 (benchmarks/heads.py), but 1e-2 for a linear one on sentence embeddings, which
+    are smaller numbers. Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD takes more: its steps are not
+    normalised.
     """
     adam = config.opt == "adamw"
     if head_alone(config):
-        return (1e-3 if adam else 3e-3, 64)
+        rate = 1e-2 if reads_text(config) and config.head == "linear" else 1e-3
+        return (rate if adam else rate * 3, 64)
     if _tuned(config):
         rate = 3e-4 if model.convolutional else 5e-5
         return (rate if adam else rate * 50, 64)

@@ -1,6 +1,7 @@
 """Everything before the first step: data, model, the effective configuration, the run directory, the loaders."""
 
 import math
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,6 +130,8 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
         if not resuming:
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, final))
         run.log = rundir.Log(directory, run.step)
+        if parts.embedding is not None:
+            run.log.add("cache", step=run.step, made=parts.made, seconds=round(parts.seconds, 3))
     return run
 
 
@@ -141,6 +144,8 @@ class Parts:
     evaluated: Part | None  # the training split, cut like validation's
     embedding: tuple[int, ...] | None = None
     words: str | None = None
+    made: int = 0  # embeddings, just now
+    seconds: float = 0.0  # that it took to have them all
 
 
 def _check_content(config: Train, data: Path, part: Part) -> None:
@@ -213,7 +218,7 @@ def _embedded(
         stack.callback(dataset.close)
         return dataset
 
-    count = effective.views(config)
+    count, began = effective.views(config), time.perf_counter()
     augmented = not effective.plain(config)
     train = replace(parts.train, dataset=views([one(parts.train, v if augmented else None) for v in range(count)]))
     val = None if parts.val is None else replace(parts.val, dataset=one(parts.val, None))
@@ -222,7 +227,7 @@ def _embedded(
     seen = f"{count} augmented views of each" if augmented else "each sample once"
     made, where = sum(folders.values()), ", ".join(shown(folder) for folder in folders)
     words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
-    return Parts(train, val, evaluated, shape, words)
+    return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)
 
 
 def _set_backends(config: Train, ranks: Ranks) -> None:

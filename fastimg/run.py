@@ -1,6 +1,7 @@
 """A training run: what the loop touches."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class Run:
     best: Best | None = None
     stale: int = 0  # validations since the best
     seconds: float = 0.0  # of training, over all its parts
+    epoch_seconds: float = 0.0  # of training, of this epoch and this process
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.ranks.device)
@@ -119,6 +121,12 @@ class Run:
         """Whether --freeze holds in this epoch."""
         held = self.config.freeze_epochs
         return self.config.freeze is not None and (held is None or self.epoch < held)
+
+    def spend(self, began: float) -> float:
+        """Count the time since `began` as training. Returns the time."""
+        now = time.perf_counter()
+        self.seconds, self.epoch_seconds = self.seconds + now - began, self.epoch_seconds + now - began
+        return now
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Remember on the device whether the loss of this step is a number. Nobody waits for it."""

@@ -126,13 +126,13 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
             stop = _report(run, rate, display, interrupt.signal) or stop  # sync point: the meter is read
         if stop or due:
             _totals(run, 0)  # sync point: nothing is saved that has diverged
-            run.seconds, began = run.seconds + time.perf_counter() - began, time.perf_counter()
+            began = run.spend(began)
             save(run)
         if stop:
             return stop
         if ended:
             break
-    run.seconds += time.perf_counter() - began
+    run.spend(began)
     return 0
 
 
@@ -237,6 +237,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     """Validate, save, and stand at the beginning of the next epoch."""
     if display is not None:
         display.note("validating and saving")
+    ended = time.perf_counter()
     run.epoch += 1
     run.meter = Meter(run.ranks.device)
     agree_on_buffers(run.model.module, run.ranks)
@@ -251,7 +252,13 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
         _tell(run, display, "val", "validation", score, "  (best)" if is_best else "")
     if run.train_eval_loader is not None and due:
         _tell(run, display, "train_eval", "training split", _evaluate(run, run.train_eval_loader, "training"))
+    evaluated = time.perf_counter()
     save(run, best=is_best)
+    if run.log is not None:
+        spent = {"train": run.epoch_seconds, "val": evaluated - ended, "save": time.perf_counter() - evaluated}
+        seconds = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}
+        run.log.add("epoch", epoch=run.epoch, step=run.step, **seconds)
+    run.epoch_seconds = 0.0
 
 
 def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
