@@ -154,12 +154,14 @@ class Eval:
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """Classify images with a checkpoint."""
+    """Classify images, or texts, with a checkpoint."""
 
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
-    sources: Positional[tuple[Path, ...]]
-    """Image files, or folders to search for images."""
+    sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]", help_behavior_hint="")]] = ()
+    """Image files, or folders to search for images; of a checkpoint that reads texts .txt files."""
+    text: tuple[str, ...] = ()
+    """Texts to classify, each in quotes."""
     topk: int = 5
     """Classes to show for each image."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64

@@ -66,7 +66,7 @@ def demo(config: Demo, console: Console) -> int:
 
     files = _held_out(images, config.seed)
     _step(console, f"fastimg predict {checkpoint} {files[0]} ...")
-    answers = classify(Predict(checkpoint=checkpoint, sources=tuple(files)), files, console)
+    answers = classify(Predict(checkpoint=checkpoint, sources=tuple(files)), console)
     _show(console, files, answers, folder / "predictions.png")
 
     _step(console, "what lies where")

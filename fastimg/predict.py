@@ -1,13 +1,15 @@
-"""`fastimg predict`: the likeliest classes of images. A file that cannot be read gets its line, and the rest go on."""
+"""`fastimg predict`: the likeliest classes of images or texts. What cannot be read gets its line, the rest go on."""
 
 import csv
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -16,15 +18,55 @@ from . import inference
 from .config import Predict
 from .data import worker_count
 from .errors import UsageError, UserError, printable
-from .loaders import FilesDataset
-from .loaders.folder import find_images
+from .loaders import BatchSource, Dataset, FilesDataset
+from .loaders.content import Content
+from .loaders.folder import find_images, find_texts
+from .loaders.scratch import Scratch
 from .parallel import start
 from .precision import choose as choose_precision
 
 
+class GivenTexts:
+    """Texts of the command line as a dataset."""
+
+    content: Content = "text"
+    notes: Sequence[str] = ()
+    classes: tuple[str, ...] = ()
+    name, fingerprint = "--text", ""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.labels: npt.NDArray[np.int64] = np.full(len(texts), -1, np.int64)
+        self._texts = [text.encode("utf-8", "surrogateescape") for text in texts]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The text in UTF-8, if the command line was."""
+        return memoryview(self._texts[index])
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Nothing is to be fetched."""
+
+    def sample_name(self, index: int) -> str:
+        """Its beginning."""
+        return self._texts[index].decode("utf-8", "replace")[:60]
+
+    def sample_key(self, index: int) -> str:
+        """The same."""
+        return self.sample_name(index)
+
+    def files(self) -> Sequence[Path]:
+        """There are none."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """One file: its likeliest classes, likeliest first, or the reason why there are none."""
+    """One file or text: its likeliest classes, likeliest first, or the reason why there are none."""
 
     file: str
     classes: list[str]
@@ -38,11 +80,13 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         raise UsageError(f"--topk {config.topk}: give 1 or more")
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
-    if not config.sources:
-        raise UsageError("no images given: name image files, or folders to search for images")
+    if not config.sources and not config.text:
+        raise UsageError(
+            "nothing given: name image files, or folders to search for images; of a checkpoint that reads texts .txt "
+            "files, or --text '...'"
+        )
     inference.check_ranges(config.batch_size, config.max_pixels)
-    files = find_files(config.sources)
-    answers = classify(config, files, err)
+    answers = classify(config, err)
     if config.json:
         for answer in answers:
             print(printable(json.dumps(asdict(answer), ensure_ascii=False)))
@@ -52,54 +96,72 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         _print(answers, out)
     failed = sum(answer.error is not None for answer in answers)
     if failed:
-        what = f"{failed} of {len(answers)} files could not be read; check their paths, or replace them"
+        what = f"{failed} of {len(answers)} could not be read; check their paths, or replace them"
         err.print(what, style="yellow", highlight=False)
     return 1 if failed == len(answers) else 0
 
 
-def find_files(sources: tuple[Path, ...]) -> list[Path]:
-    """The files that are named, and the images in the folders that are named. Raises UserError for an empty folder.
+def find_files(sources: tuple[Path, ...], content: Content = "images") -> list[Path]:
+    """The files that are named, and the images or texts in the folders that are. Raises UserError for an empty folder.
 
     A file that is not there stays in the list: it gets its line.
     """
     files: list[Path] = []
     for source in sources:
         if source.is_dir():
-            found, others = find_images(source)
+            found, others = find_images(source) if content == "images" else find_texts(source)
             if not found:
-                raise UserError(f"{source}: no images in this folder ({others} other files); give another, or files")
+                what = "images" if content == "images" else ".txt files"
+                raise UserError(f"{source}: no {what} in this folder ({others} other files); give another, or files")
             files += [Path(name) for name in found]
         elif source.exists() and not source.is_file():
-            raise UserError(f"{source}: neither a file nor a folder; give image files")  # a pipe would block for ever
+            raise UserError(f"{source}: neither a file nor a folder; give files")  # a pipe would block for ever
         else:
             files.append(source)
     return files
 
 
-def classify(config: Predict, files: list[Path], err: Console) -> list[Answer]:
-    """An answer for each file, in their order."""
+def classify(config: Predict, err: Console) -> list[Answer]:
+    """An answer for each file, in their order, then for each text."""
     answers: list[Answer] = []
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
-        names = engine.card.classes
-        dataset = FilesDataset(Path(), [str(file) for file in files])
-        loader = engine.loader(
-            dataset, config.batch_size, worker_count(config.workers, ranks), config.max_pixels, "skip"
-        )
-        try:
-            for batch, shares in track(
-                engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
-            ):
-                for index, row in zip(batch.ids.tolist()[: len(files) - len(answers)], shares, strict=False):
-                    file, reason = str(files[index]), loader.unreadable.get(index)
-                    if reason is not None:
-                        answers.append(Answer(file, [], [], reason))
-                        continue
-                    best = np.argsort(-row, kind="stable")[: config.topk]
-                    answers.append(Answer(file, [names[i] for i in best], [round(float(row[i]), 6) for i in best]))
-        finally:
-            loader.close()
+        content: Content = "images" if engine.model.text is None else "text"
+        if config.text and content == "images":
+            raise UsageError(f"--text: {config.checkpoint} reads images; give image files, or leave it out")
+        datasets: list[tuple[Dataset, list[str]]] = []
+        if config.sources:
+            files = [str(file) for file in find_files(config.sources, content)]
+            datasets.append((FilesDataset(Path(), files, content=content), files))
+        if config.text:
+            datasets.append((GivenTexts(config.text), list(config.text)))
+        workers = worker_count(config.workers, ranks)
+        for dataset, names in datasets:
+            loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, "skip")
+            try:
+                answers += _answers(engine, loader, names, config.topk, err)
+            finally:
+                loader.close()
+    return answers
+
+
+def _answers(
+    engine: inference.Inference, loader: BatchSource, names: list[str], topk: int, err: Console
+) -> list[Answer]:
+    """An answer for each sample of a loader, which `names` names."""
+    answers: list[Answer] = []
+    classes = engine.card.classes
+    for batch, shares in track(
+        engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
+    ):
+        for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], shares, strict=False):
+            name, reason = names[index], loader.unreadable.get(index)
+            if reason is not None:
+                answers.append(Answer(name, [], [], reason))
+                continue
+            best = np.argsort(-row, kind="stable")[:topk]
+            answers.append(Answer(name, [classes[i] for i in best], [round(float(row[i]), 6) for i in best]))
     return answers
 
 
