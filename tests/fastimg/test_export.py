@@ -178,8 +178,9 @@ def test_words(trained, tmp_path, written, honest, monkeypatch, cli):
 def test_what_the_check_counts(judged, honest, trained):
     right = judged(honest, trained.shards)
     assert right.agrees and right.top1 == right.samples == 12 and right.logits < 1e-5
-    shifted = judged(lambda batch: honest(batch) + 3, trained.shards)  # the same probabilities
-    assert shifted.agrees and shifted.logits == pytest.approx(3, abs=1e-4) and shifted.probabilities < 1e-5
+    for by in (3, -3):  # the same probabilities
+        shifted = judged(lambda batch, by=by: honest(batch) + by, trained.shards)
+        assert shifted.agrees and shifted.logits == pytest.approx(3, abs=1e-4) and shifted.probabilities < 1e-5
     wrong = judged(lambda batch: honest(batch).roll(1, 1), trained.shards)
     assert not wrong.agrees and wrong.top1 == 0 and wrong.probabilities > 0.01
     scaled = judged(lambda batch: honest(batch) * 1.01, trained.shards)
