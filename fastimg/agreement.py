@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ from .errors import UserError
 from .graph import Run, reason
 from .loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
 from .loaders.backends import Backend
-from .loaders.folder import find_texts
+from .loaders.content import Content, plural
 from .models import Model
-from .predict import find_files
+from .predict import GivenTexts, find_files
 from .tokenizer import TextDecoder
 
 BOUND = 1e-4  # of probabilities, in float32
@@ -89,8 +88,8 @@ def _samples(engine: inference.Inference, data: Path | None) -> Iterator[tuple[B
         elif engine.model.text is None:
             dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "images of noise"
         else:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="fastimg-")))
-            dataset, origin = _random_texts(folder, engine.model.text.tokenizer.length), "texts of random letters"
+            texts = _random_texts(engine.model.text.tokenizer.length)
+            dataset, origin = GivenTexts(texts), "texts of random letters"
         stack.callback(dataset.close)
         indices = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(np.int64))
         settings = LoaderConfig(batch_size=min(_BATCH, len(indices)), order="sequential", workers=1)
@@ -109,39 +108,29 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     """A dataset as `eval` opens it, files and folders of them as `predict` does; and what it is. Raises UserError."""
     if not data.exists():
         raise UserError(f"--check-data {data}: no such file or folder; give a dataset, or samples of what it reads")
-    texts = model.text is not None
-    origin = f"{'texts' if texts else 'images'} of {data}"
+    content: Content = "images" if model.text is None else "text"
+    origin = f"{plural(content)} of {data}"
     if is_plain_folder(data):
-        found = [str(file) for file in (_find_texts(data) if texts else find_files((data,)))]
-        return FilesDataset(Path(), found, content="text" if texts else "images"), origin
+        found = [str(file) for file in find_files((data,), content)]
+        return FilesDataset(Path(), found, content=content), origin
     splits = list_splits(data)
     split = next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
     dataset = open_dataset(data, split)
-    if (dataset.content == "text") != texts:
+    if dataset.content != content:
         dataset.close()
-        held, read = ("texts", "images") if not texts else ("images", "texts")
+        held, read = plural(dataset.content), plural(content)
         raise UserError(f"--check-data {data}: holds {held}, and the checkpoint reads {read}; give other data")
     return dataset, f"{origin} ({split})"
 
 
-def _find_texts(data: Path) -> list[str]:
-    """A text file, or those in a folder."""
-    if data.is_file():
-        return [str(data)]
-    found, others = find_texts(data)
-    if not found:
-        raise UserError(f"{data}: no .txt files in this folder ({others} other files); give another, or a dataset")
-    return found
-
-
-def _random_texts(folder: Path, length: int) -> Dataset:
+def _random_texts(length: int) -> list[str]:
     """Words of random letters: texts of one word, and longer ones up to more than the model reads."""
     drawn = np.random.default_rng(0)
-    names = [f"{i:02d}.txt" for i in range(NOISE)]
-    for name, words in zip(names, np.geomspace(1, length + 1, NOISE).astype(int), strict=True):
-        letters = [drawn.integers(ord("a"), ord("z") + 1, size).tolist() for size in drawn.integers(1, 9, words)]
-        (folder / name).write_bytes(b" ".join(bytes(word) for word in letters))
-    return FilesDataset(folder, names, content="text")
+
+    def word() -> str:
+        return bytes(drawn.integers(ord("a"), ord("z") + 1, drawn.integers(1, 9)).tolist()).decode()
+
+    return [" ".join(word() for _ in range(round(words))) for words in np.geomspace(1, length + 1, NOISE)]
 
 
 @contextlib.contextmanager
