@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .digests import DIGEST, NONE
+from .digests import BYTES, DIGEST, NONE
 from .errors import UserError
 from .loaders.arrays import PLACE, ArrayDataset, npy_bytes
+from .loaders.errors import ImageError
+from .loaders.scratch import Scratch
 from .loaders.shards import Dataset
 from .loaders.tar import ShardWriter, index_path, parse_index, replace_file, split_name, sync_folder
 from .parallel import Ranks
@@ -63,6 +65,7 @@ class ArrayCache:
         self._reasons: dict[bytes, str] = {}
         self._numbers: set[int] = set()
         self._sound: list[Shard] = []  # whose files hold what was written
+        self._told: set[tuple[int, str]] = set()
 
     def load(self) -> None:
         """Take stock. Shards whose bytes are not those that were written are told of, and count no more."""
@@ -72,11 +75,13 @@ class ArrayCache:
         self._sound = []
         for shard in self._lines():
             if fault := self._fault(shard):
-                self._say(f"{self._path(shard.number)}: {fault}; its {shard.samples} arrays are made again")
+                if (shard.number, fault) not in self._told:
+                    self._say(f"{self._path(shard.number)}: {fault}; its {shard.samples} arrays are made again")
+                self._told.add((shard.number, fault))
                 continue
             self._numbers.add(shard.number)
             self._sound.append(shard)
-            self._reasons |= {bytes.fromhex(digest): reason for digest, reason in shard.failed.items()}
+            self._reasons |= _reasons(shard)
             if not shard.samples:
                 continue
             for (member,) in parse_index(index_path(self._path(shard.number)), shard.bytes):
@@ -111,24 +116,27 @@ class ArrayCache:
     ) -> ArrayDataset:
         """`source` with its arrays."""
         places = self.places(digests)
-        reasons = {
-            int(i): self._reasons.get(digests[i].tobytes(), "it cannot be read")
-            for i in np.flatnonzero(places["shard"] < 0)
-        }
+        reasons: dict[int, str] = {}
+        for index in np.flatnonzero(places["shard"] < 0).tolist():
+            digest = digests[index].tobytes()
+            if digest in self._reasons:
+                reasons[index] = self._reasons[digest]
+            elif digest == NONE:
+                reasons[index] = _unreadable(source, index)
         return ArrayDataset(source, self._shards, places, self.key, reasons, lengths)
 
     def fill(
         self,
         digests: npt.NDArray[np.void],
         ranks: Ranks,
-        make: Callable[[npt.NDArray[np.int64]], Iterator[Made]],
+        make: Callable[[npt.NDArray[np.int64]], Generator[Made, None, None]],
         arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = lambda ids: ids,
     ) -> int:
         """Make what is missing, with all ranks, and take stock of it. Returns how many samples that were.
 
         `make` gives what becomes of samples, in their order; a rank asks it once, for whole shards. `arrange` puts the
-        samples of a shard in order. The bytes depend on what is missing, not on ranks, and interruptions that end
-        between two shards change none.
+        samples of a shard in order. The bytes depend on what is missing, not on ranks, and interruptions change none.
+        Raises UserError where they cannot be written, and what `make` raises.
         """
         self.load()
         if ranks.agree(not len(self.missing(digests))):  # a cache that is complete need not be writable
@@ -137,7 +145,8 @@ class ArrayCache:
             with ranks.first_goes_first():
                 self.load()
                 if ranks.first:  # a line that was cut short would swallow the next
-                    self._rewrite()
+                    with self._writing():
+                        self._rewrite()
             todo = self.missing(digests)
             if not len(todo):
                 return 0
@@ -148,13 +157,17 @@ class ArrayCache:
             ]
             mine = plan[ranks.rank :: ranks.world_size]
             made = make(np.concatenate([ids for _, ids in mine]) if mine else todo[:0])
-            for turn in range(-(-len(plan) // ranks.world_size)):
-                line = ""
-                if turn < len(mine):
-                    line = msgspec.json.encode(self._write(*mine[turn], digests, made)).decode()
-                lines = [text for text in ranks.gather(line) if text]
-                if ranks.first:
-                    self._append(lines)
+            try:
+                for turn in range(-(-len(plan) // ranks.world_size)):
+                    line = ""
+                    if turn < len(mine):
+                        line = msgspec.json.encode(self._write(*mine[turn], digests, made)).decode()
+                    lines = [text for text in ranks.gather(line) if text]
+                    if ranks.first:
+                        with self._writing():
+                            self._append(lines)
+            finally:
+                made.close()  # what it has open
             ranks.barrier()
             self.load()
             return len(todo)
@@ -162,18 +175,19 @@ class ArrayCache:
     def _write(
         self, number: int, ids: npt.NDArray[np.int64], digests: npt.NDArray[np.void], made: Iterator[Made]
     ) -> Shard:
+        kept: dict[str, bytes] = {}
         failed: dict[str, str] = {}
-        with contextlib.suppress(_Empty), ShardWriter(self._path(number)) as writer:
-            for index in ids.tolist():
-                array, digest = next(made), digests[index].tobytes().hex()
-                if isinstance(array, str):
-                    failed[digest] = array
-                else:
-                    writer.add(digest, {"npy": npy_bytes(array)})
-            if not writer.count:
-                raise _Empty
-        if not writer.count:
+        for index in ids.tolist():
+            array, digest = next(made), digests[index].tobytes().hex()
+            if isinstance(array, str):
+                failed[digest] = array
+            else:
+                kept[digest] = npy_bytes(array)
+        if not kept:
             return Shard(number=number, samples=0, failed=failed)
+        with self._writing(), ShardWriter(self._path(number)) as writer:
+            for digest, data in kept.items():
+                writer.add(digest, {"npy": data})
         return Shard(
             number=number,
             samples=writer.count,
@@ -195,17 +209,18 @@ class ArrayCache:
             os.fsync(file.fileno())
 
     def _lines(self) -> list[Shard]:
-        """The shards that the journal knows; a line that a crash cut short is none, and the last of a number counts."""
+        """The shards that the journal knows; a line that is cut short or damaged is none, a number's last counts."""
         try:
             lines = (self.folder / _JOURNAL).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
         shards: dict[int, Shard] = {}
         for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError):
+            with contextlib.suppress(ValueError):  # msgspec's own errors, text that is not utf-8, digests that are none
                 if line.endswith(b"\n"):
                     shard = msgspec.json.decode(line, type=Shard)
-                    shards[shard.number] = shard
+                    if shard.number >= 0 and all(len(digest) == BYTES for digest in _reasons(shard)):
+                        shards[shard.number] = shard
         return [shards[number] for number in sorted(shards)]
 
     def _fault(self, shard: Shard) -> str | None:
@@ -237,16 +252,12 @@ class ArrayCache:
                 os.close(handle)
 
     def _lock(self) -> int:
-        try:
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             if not (self.folder / _ABOUT).exists():
                 replace_file(self.folder / _ABOUT, (json.dumps(self._about, indent=1) + "\n").encode())
                 sync_folder(self.folder.parent)
             handle = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: {error.strerror}; give a place that can be written to with --cache-dir"
-            ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -256,6 +267,27 @@ class ArrayCache:
             pass
         return handle
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A disk that is full or must not be written to becomes a sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be written ({error.strerror or error}); make room, or give another place with "
+                "--cache-dir"
+            ) from error
 
-class _Empty(Exception):
-    """No sample of a shard has an array."""
+
+def _unreadable(source: Dataset, index: int) -> str:
+    """Why the content of a sample is not known."""
+    try:
+        source.read(index, Scratch())
+    except ImageError as error:
+        return str(error)
+    return "it could not be read a moment ago"
+
+
+def _reasons(shard: Shard) -> dict[bytes, str]:
+    """Why samples have no array, by digest. Raises ValueError for a digest that is none."""
+    return {bytes.fromhex(digest): reason for digest, reason in shard.failed.items()}

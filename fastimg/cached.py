@@ -3,7 +3,7 @@
 digests of the samples' content -> ArrayCache -> ArrayDataset: the same samples, with arrays for content
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,7 @@ from .precision import Precision
 from .tokenizer import Tokenizer
 
 _HEAD = len(npy_bytes(np.zeros(1, np.int32))) - 4  # bytes before the tokens of a text
+_TEXTS = 4096  # that wait to be tokenised
 BATCH = {"cpu": 64, "cuda": 256}  # samples that are encoded together: a divisor of a shard
 
 
@@ -46,7 +47,7 @@ class Keeper:
     ranks: Ranks
     workers: int
     console: Console  # hears rank 0
-    _digests: dict[int, npt.NDArray[np.void]] = field(default_factory=dict)
+    _digests: dict[int, tuple[Dataset, npt.NDArray[np.void]]] = field(default_factory=dict)  # by the dataset's id()
 
     def say(self, text: str) -> None:
         """A sentence for a person."""
@@ -59,16 +60,16 @@ class Keeper:
             stamp = stamp_of(dataset)
             keep = self.root / "digests" / f"{stamp[:32]}.bin"
             with self.ranks.first_goes_first(), self.progress("reading", len(dataset)) as tick:
-                known = sample_digests(dataset, stamp, keep, self.workers, tick)
+                known = dataset, sample_digests(dataset, stamp, keep, self.workers, self.say, tick)
             self._digests[id(dataset)] = known
-        return known
+        return known[1]
 
     def tokens(self, dataset: Dataset, tokenizer: Tokenizer) -> ArrayDataset:
         """The texts of a dataset as tokens."""
         about = {"kind": "tokens", "format": FORMAT, "tokenizer": tokenizer.digest, "length": tokenizer.length}
         cache, digests = ArrayCache(self.root / "tokens", about, self.say), self.digests(dataset)
 
-        def make(ids: npt.NDArray[np.int64]) -> Iterator[Made]:
+        def make(ids: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
             def one(index: int) -> Made:
                 try:
                     return tokenizer.tokens(dataset.read(index, Scratch()))
@@ -79,9 +80,12 @@ class Keeper:
                 ThreadPoolExecutor(self.workers, "tokens") as pool,
                 self.progress("tokenising", len(ids)) as tick,
             ):
-                for made in pool.map(one, ids.tolist()):
-                    tick(1)
-                    yield made
+                for start in range(
+                    0, len(ids), _TEXTS
+                ):  # a pool holds what it was given
+                    for made in pool.map(one, ids[start : start + _TEXTS].tolist()):
+                        tick(1)
+                        yield made
 
         made = cache.fill(digests, self.ranks, make)
         if made:
@@ -98,7 +102,7 @@ class Keeper:
         lengths = dataset.lengths if isinstance(dataset, ArrayDataset) else None
         cache = ArrayCache(self.root / "embeddings", encoding.about(), self.say)
 
-        def make(places: npt.NDArray[np.int64]) -> Iterator[Made]:
+        def make(places: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
             if not len(places):
                 return
             with (

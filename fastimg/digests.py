@@ -32,11 +32,17 @@ def of(data: bytes | memoryview, more: bytes = b"") -> bytes:
 
 
 def sample_digests(
-    dataset: Dataset, stamp: str, keep: Path, workers: int, tick: Callable[[int], object] = lambda count: None
+    dataset: Dataset,
+    stamp: str,
+    keep: Path,
+    workers: int,
+    say: Callable[[str], object] = lambda text: None,
+    tick: Callable[[int], object] = lambda count: None,
 ) -> npt.NDArray[np.void]:
     """The digest of every sample [N] of DIGEST, from the file `keep` where that has this stamp, else by reading all.
 
-    A sample that cannot be read has NONE. `tick` is told how many more were read. Raises DataError.
+    A sample that cannot be read has NONE; it is tried again each time. `tick` is told how many more were read, `say`
+    where they could not be kept. Raises DataError.
     """
     head = _HEAD + stamp.encode() + b"\n"
     try:
@@ -44,28 +50,34 @@ def sample_digests(
     except OSError:
         kept = b""
     body = kept[len(head) : -BYTES]
-    if kept.startswith(head) and len(body) == BYTES * len(dataset) and kept[-BYTES:] == of(body):
-        tick(len(dataset))
-        return np.frombuffer(body, DIGEST)
     found = np.zeros(len(dataset), DIGEST)
+    if kept.startswith(head) and len(body) == BYTES * len(dataset) and kept[-BYTES:] == of(body):
+        found = np.frombuffer(body, DIGEST).copy()
+    unknown = np.flatnonzero(found == np.void(NONE))
+    tick(len(dataset) - len(unknown))
+    if not len(unknown):
+        return found
 
     def read(start: int) -> int:
-        scratch, stop = Scratch(), min(start + _CHUNK, len(dataset))
-        ids = np.arange(start, stop)
+        scratch, ids = Scratch(), unknown[start : start + _CHUNK]
         dataset.will_need(ids)
         for index in ids.tolist():
             try:
                 found[index] = of(dataset.read(index, scratch))
             except ImageError:
                 found[index] = NONE
-        return stop - start
+        return len(ids)
 
     with ThreadPoolExecutor(workers, "digests") as pool:
-        for count in pool.map(read, range(0, len(dataset), _CHUNK)):
+        for count in pool.map(read, range(0, len(unknown), _CHUNK)):
             tick(count)
-    body = found.tobytes()
-    keep.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(keep, head + body + of(body))
+    if found.tobytes() != body:
+        body = found.tobytes()
+        try:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(keep, head + body + of(body))
+        except OSError as error:
+            say(f"{keep}: cannot be written ({error.strerror or error}); the next run reads all samples again")
     return found
 
 
@@ -73,9 +85,10 @@ def stamp_of(dataset: Dataset) -> str:
     """Changes when the samples or the files that hold them do: their sizes, and when they were last written."""
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for file in dataset.files():
+        name = printable(os.path.abspath(file))
         try:
             status = os.stat(file)
-            digest.update(f"{printable(str(file))} {status.st_size} {status.st_mtime_ns}\n".encode())
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
         except OSError:
-            digest.update(f"{printable(str(file))} is not there\n".encode())
+            digest.update(f"{name} is not there\n".encode())
     return digest.hexdigest()
