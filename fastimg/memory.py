@@ -1,11 +1,16 @@
 """Memory that runs out: how it is recognised, how much there is, and what a person can change."""
 
+import contextlib
+import ctypes
 import gc
 from pathlib import Path
 
 import torch
 
 from .config import Train
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_KEPT, _MAPPED = 2**31 - 1, 2**30  # bytes
 
 _CPU_WORDS = ("can't allocate memory", "cannot allocate memory", "std::bad_alloc")
 
@@ -17,11 +22,25 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _CPU_WORDS)
 
 
+def keep_freed() -> None:
+    """Let glibc keep up to 2 GiB that were freed, rather than map every activation anew, page by page.
+
+    On a CPU four forward passes of MobileNetV2 (64 images of 224 px) then take 9.2 s of processor time, not 14.8
+    (benchmarks/malloc.py, n = 3). Nothing where there is no glibc.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, _MAPPED)
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
 def release(device: torch.device) -> None:
     """Give back what nobody refers to any more: after an error, tensors hang in cycles of frames."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available() -> int:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .errors import UsageError
 from .loaders.cpus import available_cpus
+from .memory import keep_freed
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def start(device: str) -> Iterator[Ranks]:
         torch.cuda.set_device(chosen)
     else:
         torch.set_num_threads(ranks.cpus)
+        keep_freed()
     if backend is not None:
         _join(ranks, backend)
     try:
@@ -258,11 +260,18 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> torch
 def agree_on_buffers(model: nn.Module, ranks: Ranks, averages: Mapping[str, torch.Tensor] | None = None) -> None:
     """Average floating-point buffers (running statistics) over ranks, so that all evaluate and save the same model.
 
-    So are their moving averages, which `averages` holds by name.
+    So are their moving averages, which `averages` holds by name. Those of frozen modules are the same everywhere, and a
+    mean would round them.
     """
     if ranks.world_size == 1:
         return
-    named = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    still = {
+        id(buffer)
+        for module in model.modules()
+        if (own := list(module.parameters())) and not any(p.requires_grad for p in own)
+        for buffer in module.buffers()
+    }
+    named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and id(b) not in still]
     floating = [buffer for _, buffer in named]
     if averages is not None:
         floating += [averages[name] for name, _ in named if name in averages]

@@ -20,6 +20,7 @@ COMMANDS = {
     "train": config.Train,
     "verify": config.Verify,
     "eval": config.Eval,
+    "embed": config.Embed,
     "predict": config.Predict,
     "export": config.Export,
     "recipe": config.Recipe,
