@@ -192,6 +192,7 @@ def pixels_of(
         "loader": backend,
         "decode": "gpu" if decode == "gpu" else "cpu",
         "most pixels": max_pixels or MAX_PIXELS,
+        "scaled": False,  # whether a crop may be decoded smaller than it is
     }
 
 

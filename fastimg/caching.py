@@ -56,6 +56,8 @@ def _reason(config: Train, model: Model, preprocessing: Preprocessing) -> str:
         return "what Kornia draws belongs to a batch"
     if config.progressive is not None:
         return "--progressive changes the images from epoch to epoch"
+    if config.tta:
+        return "--tta answers to mirror images too, of which no embeddings are kept"
     return why_not(model, _example(model, preprocessing))
 
 

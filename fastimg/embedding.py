@@ -61,30 +61,40 @@ def captured(model: Model) -> Iterator[list[torch.Tensor]]:
 def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
     """Why the embeddings of a model cannot stand for its backbone, empty where they can, by an `example` [1, ...].
 
-    The classifier alone, on what it was given, must answer as the model does; and where it trains on them, nothing
-    before it may draw.
+    What the classifier answers must be the model's answer; and where it trains on them, nothing before it may draw.
     """
     if len(model.classifier) != 1:
         return f"{model.arch} has {len(model.classifier)} classifiers"
-    module = model.module
-    was_training = module.training
+    module, head = model.module, model.module.get_submodule(model.classifier[0])
+    was_training, answers = module.training, list[torch.Tensor]()
+
+    def answer(_: nn.Module, __: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Other logits than the classifier's own, which may be zeros, that the model shall give as they are."""
+        answers.append(torch.rand_like(logits) + 1)
+        return answers[-1]
+
+    handle = head.register_forward_hook(answer)
+    devices = [] if example.device.type == "cpu" else [example.device]
     try:
-        module.eval()
-        with torch.inference_mode(), captured(model) as found:
+        with torch.inference_mode(), torch.random.fork_rng(devices=devices), captured(model) as found:
+            torch.manual_seed(0)
+            if example.is_floating_point():  # what is blank may be zeros in every layer
+                example = torch.rand_like(example)
+            module.eval()
             logits = module(example)
-            if len(found) != 1 or not torch.equal(Head(module, model.classifier[0])(found[0]), logits):
+            if len(found) != 1 or not torch.equal(logits, answers[0]):
                 return f"{model.arch} does more after its classifier"
-        if not trains:
-            return ""
-        train_mode(module)
-        module.get_submodule(model.classifier[0]).eval()
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]), captured(model) as found:
+            if not trains:
+                return ""
+            train_mode(module)
+            head.eval()
             for seed in range(2):
                 torch.manual_seed(seed)
                 module(example)
-            if not torch.equal(found[0], found[1]):
+            if not torch.equal(found[1], found[2]):
                 return f"{model.arch} has dropout before its classifier"
     finally:
+        handle.remove()
         module.train(was_training)
     return ""
 
@@ -119,7 +129,8 @@ class Encoder:
             for batch in loader:
                 with torch.inference_mode(), captured(self.model) as found, self.autocast():
                     module(self.feed(batch))
-                arrays = found[0].float().cpu().numpy().astype(self.dtype)
+                with np.errstate(over="ignore"):  # told of below
+                    arrays = found[0].float().cpu().numpy().astype(self.dtype)
                 counted = batch.weight.tolist()
                 real = min(len(counted), left)  # what is left of the last batch is padding
                 left -= real

@@ -52,6 +52,7 @@ from .report import print_effective, shown
 from .run import Run
 from .saving import restore
 from .textmodel import PREFIX, short_name
+from .tokenizer import TextDecoder
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
@@ -70,7 +71,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     model, preprocessing = _build_model(config, ranks, part.dataset.classes)
     root = cache_root(data, config.cache_dir)
     keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)
-    if model.text is not None:
+    if model.text is not None and not config.dry_run:
         part, val_part = _tokenised(model.text, keeper, part, val_part, stack)
     base = f"{display_name(data)}-{short_name(config.arch)}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
@@ -194,14 +195,16 @@ def _embedded(
     )
     policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
     folders: dict[Path, int] = {}
+    scales = effective.scales(config)
 
     def one(each: Part, view: int | None) -> ArrayDataset:
         crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config.scale, config.ratio)
 
         def open_(some: Part) -> BatchSource:
-            return _loader(alone, None, some, crop, "sequential", "zeros", model, scaling=view is not None)
+            return _loader(alone, None, some, crop, "sequential", "zeros", model, scaling=view is not None and scales)
 
         reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
+        reads["scaled"] = scales and view is not None
         encoding = Encoding(
             model=model,
             ranks=ranks,
@@ -432,10 +435,10 @@ def _loader(
 ) -> BatchSource:
     """The loader of a part: of embeddings where there are `arrays`; without `ranks`, of all of it."""
     assert config.batch_size != "auto"
-    texts = model.text is not None and arrays is None
+    tokenised = isinstance(part.dataset, ArrayDataset) and arrays is None  # not in a dry run, which keeps nothing
     settings = LoaderConfig(
         batch_size=config.batch_size,
-        order="length" if texts and order == "sequential" and ranks is not None else order,
+        order="length" if tokenised and order == "sequential" and ranks is not None else order,
         window=config.order_window or WINDOW,
         together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),
         padding=padding,
@@ -450,7 +453,8 @@ def _loader(
     if arrays is not None:
         return array_loader(part, arrays, settings, device)
     if model.text is not None:
-        return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, device)
+        tokens = TokenDecoder(model.text.tokenizer.length) if tokenised else TextDecoder(model.text.tokenizer)
+        return array_loader(part, tokens, settings, device)
     backend = chosen_backend(config.loader)
     decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
     return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling)

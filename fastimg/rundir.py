@@ -20,6 +20,7 @@ _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
         *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
+        "cache_dir",
         *("batch_size", "grad_accum_steps"),  # their product is compared
     }
 )

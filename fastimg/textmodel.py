@@ -23,7 +23,7 @@ class TextClassifier(nn.Module):
     """tokens [B, L], negative ones being padding -> logits [B, classes].
 
     The encoder's last hidden states are pooled into an embedding [B, D]: their `mean` over real tokens, the first
-    (`cls`) or the `last`.
+    (`cls`) or the `last`. A row that is all padding counts as one token, so that it is a number.
     """
 
     def __init__(self, encoder: nn.Module, width: int, classes: int, pooling: Pooling, pad: int) -> None:
@@ -35,7 +35,8 @@ class TextClassifier(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """See the class."""
         real = tokens >= 0
-        return self.read(tokens.masked_fill(~real, self.pad).long(), real.long())
+        ids = tokens.masked_fill(~real, self.pad).long()
+        return self.read(ids, torch.cat([torch.ones_like(ids[:, :1]), real[:, 1:].long()], dim=1))
 
     def read(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The same with what Hugging Face's models take: ids [B, L], and a mask [B, L] of ones for real tokens."""
@@ -71,30 +72,38 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
     pooling, limit = kwargs.pop("pooling", None), None
     try:
         with _quiet():
-            encoder = transformers.AutoModel.from_pretrained(str(folder) if local else name, **kwargs)
+            encoder, loading = transformers.AutoModel.from_pretrained(
+                str(folder) if local else name, output_loading_info=True, **kwargs
+            )
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder) if local else name, use_fast=True)
             stated = _sentence_transformer(str(folder) if local else name)
     except TypeError as error:
         raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
     except Exception as error:
         raise UserError(_reason(arch, error, local)) from error
-    if getattr(encoder.config, "is_encoder_decoder", False):
-        encoder = encoder.get_encoder()
+    encoder = _without_rest(encoder)
+    config: Any = encoder.config
+    own = encoder.state_dict()
+    if absent := sorted(name for name in loading["missing_keys"] if name in own):
+        raise UserError(
+            f"--arch {arch}: its weights lack {len(absent)} of the encoder's {len(own)} tensors ({absent[0]}, say); "
+            "give a model with all of them"
+        )
     if not tokenizer.is_fast:
         raise UserError(f"--arch {arch}: has no compiled tokenizer (tokenizer.json); choose a model that has one")
     if pooling is None:
-        pooling = stated.get("pooling") or ("last" if _causal(encoder.config) else "mean")
+        pooling = stated.get("pooling") or ("last" if _causal(config) else "mean")
     if pooling not in ("mean", "cls", "last"):
         raise UsageError(f"--model-kwargs pooling={pooling}: give mean, cls or last")
     limit = stated.get("length") or min(int(tokenizer.model_max_length), _SANE)
-    positions = getattr(encoder.config, "max_position_embeddings", None) or _SANE
+    positions = getattr(config, "max_position_embeddings", None) or _SANE
     most = min(int(tokenizer.model_max_length), positions)
     limit = DEFAULT_LENGTH if limit >= _SANE else limit
     if length is not None and length > most:
         raise UsageError(f"--max-length {length}: {arch} takes texts of up to {most} tokens; give that or less")
     pad = tokenizer.pad_token_id
     settings = {
-        "config": encoder.config.to_dict(),
+        "config": config.to_dict(),
         "pooling": pooling,
         "length": length or min(limit, most),
         "pad": 0 if pad is None else int(pad),
@@ -111,8 +120,14 @@ def empty_encoder(settings: dict[str, Any]) -> nn.Module:
     with _quiet():
         config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
         encoder = transformers.AutoModel.from_config(config, dtype=torch.float32)
-        if getattr(config, "is_encoder_decoder", False):
-            encoder = encoder.get_encoder()
+    return _without_rest(encoder)
+
+
+def _without_rest(model: Any) -> nn.Module:
+    """The encoder alone: no decoder, and no pooler of its own, whose weights would never learn."""
+    encoder: Any = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    if isinstance(getattr(encoder, "pooler", None), nn.Module):
+        encoder.pooler = None
     module: nn.Module = encoder
     return module
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from .errors import UserError
-from .loaders.arrays import longest, put_tokens
+from .loaders.arrays import PAD, longest, put_tokens
 from .loaders.errors import ImageError
 from .loaders.sample import Field, Row
 from .loaders.scratch import Scratch
@@ -50,7 +50,10 @@ class Tokenizer:
             raise ImageError(f"not UTF-8 text ({error.reason} at byte {error.start})") from error
         if not text.strip():
             raise ImageError("an empty text")
-        return np.array(self._engine.encode(text).ids, np.int32)
+        tokens = np.array(self._engine.encode(text).ids, np.int32)
+        if not len(tokens):  # characters that the tokenizer drops, and none that it adds
+            raise ImageError("a text of no tokens")
+        return tokens
 
     def cuts(self, count: int) -> bool:
         """Whether a text of so many tokens may have been cut."""
@@ -81,7 +84,7 @@ class TextDecoder:
     @property
     def fields(self) -> tuple[Field, ...]:
         """See `Decoder`."""
-        return (Field("inputs", (self.tokenizer.length,), np.dtype(np.int32)),)
+        return (Field("inputs", (self.tokenizer.length,), np.dtype(np.int32), PAD),)
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Nothing is drawn."""

@@ -95,7 +95,7 @@ class TokenDecoder:
     @property
     def fields(self) -> tuple[Field, ...]:
         """See `Decoder`."""
-        return (Field("inputs", (self.length,), np.dtype(np.int32)),)
+        return (Field("inputs", (self.length,), np.dtype(np.int32), PAD),)
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Nothing is drawn."""

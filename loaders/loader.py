@@ -163,7 +163,7 @@ class Loader(Epochs):
         slot.rerouted.clear()
         slot.carried[decoded:] = [None] * (len(ids) - decoded)
         for field in job.decoder.fields:
-            slot.arrays[field.name][decoded:] = 0
+            slot.arrays[field.name][decoded:] = field.blank
         for soon in reading.soon(step):
             self.dataset.will_need(soon)
         pool.fill(slot, job, job.decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])

@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, decoder: Decoder | RingDecoder) -> None:
         self.decoder = decoder
-        self.fields = [field.name for field in decoder.fields]
+        self.fields = {field.name: field.blank for field in decoder.fields}
         self.group = decoder if isinstance(decoder, GroupDecoder) else None
         self.fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self.cancelled = False
@@ -251,8 +251,8 @@ class Pool:
             slot = chunk.slot
             slot.carried[row] = None
             slot.arrays["weight"][row] = 0
-            for array in chunk.job.view(slot, row).values():
-                array[...] = 0
+            for name, array in chunk.job.view(slot, row).items():
+                array[...] = chunk.job.fields[name]
             return
         if isinstance(error, DataError):
             raise error

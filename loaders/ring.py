@@ -27,7 +27,7 @@ class Layout:
         self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
         self.nbytes = 0
-        for name, shape, dtype in fields:
+        for name, shape, dtype, _ in fields:
             shape = (batch_size, *shape)
             size = int(np.prod(shape)) * dtype.itemsize
             self.fields[name] = (self.nbytes, size, shape, dtype)

@@ -19,11 +19,12 @@ Row = Mapping[str, npt.NDArray[Any]]  # one sample's view of every field
 
 
 class Field(NamedTuple):
-    """A field of a batch: its shape per sample, without the batch's dimension."""
+    """A field of a batch: its shape per sample, without the batch's dimension. A row without a sample is `blank`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    blank: int = 0
 
 
 # What every batch has beside the decoder's fields.
