@@ -39,7 +39,7 @@ PLACE = np.dtype([("shard", "<i4"), ("size", "<u4"), ("offset", "<u8")])
 def npy_bytes(array: npt.NDArray[Any]) -> bytes:
     """An array as a .npy file (format 1.0)."""
     buffer = io.BytesIO()
-    numpy.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+    numpy.lib.format.write_array(buffer, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
     return buffer.getvalue()
 
 
