@@ -75,21 +75,19 @@ class Card:
 def save(
     run: Path,
     card: Card,
-    module: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
     training: dict[str, Any],
     averages: Mapping[str, torch.Tensor] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write checkpoint `card.step` of a run: to a temporary name, synced, then renamed. Returns its directory.
 
-    `files` stand beside the weights.
-
-    Where there are `averages` of weights, by name, they are the model's; the weights that training goes on from are
-    `training["weights"]`.
+    `tensors` are a model's state, `files` stand beside its weights. Where there are `averages` of weights, by name,
+    they are the model's; the weights that training goes on from are `training["weights"]`.
     """
     final = _unused(run, card.step)
     part = _begin(final)
-    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if averages is not None:
         training = {**training, "weights": weights}
         weights = {name: averages.get(name, tensor).detach().cpu().contiguous() for name, tensor in weights.items()}

@@ -105,6 +105,8 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     run = _assemble(final, ranks, directory, model, preprocessing, precision, parts)
     for loader in run.loaders:
         stack.callback(loader.close)
+    if parts.embedding is not None and ranks.device.type == "cpu" and _is_small(run):
+        torch.set_num_threads(1)  # two would spend their time on waiting for each other
     print_effective(console, run, part, val_part, effective.rate_words(config, model, run.global_batch, searched))
     if note := augmentation.order_note(config):
         console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
@@ -134,6 +136,9 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
         if parts.embedding is not None:
             run.log.add("cache", step=run.step, made=parts.made, seconds=round(parts.seconds, 3))
     return run
+
+
+_SMALL = 2**25  # multiplications of a forward pass: about a millisecond of one core
 
 
 @dataclass(frozen=True)
@@ -231,6 +236,12 @@ def _embedded(
     made, where = sum(folders.values()), ", ".join(shown(folder) for folder in folders)
     words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
     return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)
+
+
+def _is_small(run: Run) -> bool:
+    """Whether a step of the classifier is over before threads have met."""
+    weights = sum(parameter.numel() for parameter in run.trained.parameters())
+    return weights * run.batch_size < _SMALL
 
 
 def _set_backends(config: Train, ranks: Ranks) -> None:

@@ -1,17 +1,20 @@
 """A training run: what the loop touches."""
 
+import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from . import rundir
 from .augment import Policy
+from .checkpoint import Card
 from .compilation import Compilation
 from .config import Train
 from .ema import Ema
@@ -31,6 +34,23 @@ class Best:
 
     score: Score
     epoch: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """A checkpoint that is not written yet."""
+
+    card: Card
+    weights: Mapping[str, torch.Tensor]
+    training: dict[str, Any]
+    averages: Mapping[str, torch.Tensor] | None
+    files: Mapping[str, bytes] | None
+
+    def copied(self, learning: Collection[str]) -> "Held":
+        """One that further steps do not change: with copies of all that learns, by the names of weights."""
+        weights = {name: value.clone() if name in learning else value for name, value in self.weights.items()}
+        averages = None if self.averages is None else {name: value.clone() for name, value in self.averages.items()}
+        return Held(self.card, weights, copy.deepcopy(self.training), averages, self.files)
 
 
 @dataclass
@@ -70,6 +90,8 @@ class Run:
     stale: int = 0  # validations since the best
     seconds: float = 0.0  # of training, over all its parts
     epoch_seconds: float = 0.0  # of training, of this epoch and this process
+    held: dict[str, Held] = field(default_factory=dict)  # what `last` and `best` will be, where they wait
+    saved_at: float = -math.inf  # when a checkpoint was written, by the monotonic clock
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.ranks.device)

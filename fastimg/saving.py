@@ -1,5 +1,7 @@
 """How a run is saved and restored."""
 
+import contextlib
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,16 @@ from .errors import UserError
 from .metrics import Score
 from .models import read_weights
 from .parallel import agree_on_buffers
-from .run import Best, Run
+from .run import Best, Held, Run
+
+PAUSE = 10.0  # seconds between checkpoints that may wait
 
 
-def save(run: Run, best: bool = False) -> None:
+def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
     """Write a checkpoint of this step, with what going on needs; all ranks call it.
 
-    Rank 0 writes it, and with --strategy fsdp each rank its shards.
+    Rank 0 writes it, and with --strategy fsdp each rank its shards. On embeddings an epoch takes less time than a
+    checkpoint: one that `may_wait` is held, soon after another, until the next is written.
     """
     averages = run.ema.tensors if run.ema else None
     agree_on_buffers(run.model.module, run.ranks, averages)
@@ -58,12 +63,15 @@ def save(run: Run, best: bool = False) -> None:
             )
         elif run.ranks.first:
             training["optimizer"] = run.optimizer.state_dict()
-            saved = checkpoint.save(run.directory, card, run.model.module, training, averages, files)
+            held = Held(card, run.model.module.state_dict(), training, averages, files)
+            if may_wait and run.embedding is not None and time.monotonic() - run.saved_at < PAUSE:
+                held = held.copied(run.trained.state_dict())
+                run.held = {**run.held, "last": held} | ({"best": held} if best else {})
+            else:
+                run.held = {**run.held, "last": held} | ({"best": held} if best else {})
+                _write_held(run)
         if saved is not None and run.ranks.first:
-            checkpoint.point(run.directory, "last", saved)
-            if best:
-                checkpoint.point(run.directory, "best", saved)
-            checkpoint.prune(run.directory, run.config.checkpoint_hist)
+            _point(run, saved, ["last", "best"] if best else ["last"])
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # a full disk, as each library says
         reason = checkpoint.reason_of(error)
         raise UserError(
@@ -71,6 +79,25 @@ def save(run: Run, best: bool = False) -> None:
             "on from the one before it with --resume auto"
         ) from error
     run.ranks.barrier()
+
+
+def write_held(run: Run) -> None:
+    """Write what was held, before a run ends by an error."""
+    with contextlib.suppress(OSError, RuntimeError, SafetensorError):
+        _write_held(run)
+
+
+def _write_held(run: Run) -> None:
+    for held in sorted({id(one): one for one in run.held.values()}.values(), key=lambda one: one.card.step):
+        saved = checkpoint.save(run.directory, held.card, held.weights, held.training, held.averages, held.files)
+        _point(run, saved, [name for name, one in run.held.items() if one is held])
+    run.held, run.saved_at = {}, time.monotonic()
+
+
+def _point(run: Run, saved: Path, links: list[str]) -> None:
+    for link in links:
+        checkpoint.point(run.directory, link, saved)
+    checkpoint.prune(run.directory, run.config.checkpoint_hist)
 
 
 def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def forward_backward(
             images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
             smoothing = 0.0
     beside.keep(batch, images, targets)
-    torch.manual_seed(seed)
+    seed_generators(seed, run.ranks.device)
     with sync or nullcontext():
         with precision.autocast():
             logits = run.parallel(images)
@@ -45,6 +45,13 @@ def forward_backward(
         run.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     run.note_loss(total.detach())
     run.meter.add(logits.detach(), loss.detach(), targets, batch.weight)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """What dropout draws from. `torch.manual_seed` notes a stack for every device that was never used, at each call."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def seed_of(seed: int, step: int, micro: int, rank: int) -> int:

@@ -33,7 +33,7 @@ from .prepare import compiled, prepare, wrapped
 from .progress import Display, Line, Rate
 from .report import print_summary
 from .run import Best, Run
-from .saving import save
+from .saving import save, write_held
 from .step import forward_backward, passes, seed_of
 
 
@@ -57,6 +57,7 @@ def train(config: Train, console: Console) -> Result:
             _compile(run, partial(console.print, highlight=False) if ranks.first else _silent)
             signal = _all_epochs(run, console)
         except Exception as error:
+            write_held(run)
             if ran_out(error):
                 raise _out_of_memory(run) from error
             raise
@@ -253,7 +254,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     if run.train_eval_loader is not None and due:
         _tell(run, display, "train_eval", "training split", _evaluate(run, run.train_eval_loader, "training"))
     evaluated = time.perf_counter()
-    save(run, best=is_best)
+    save(run, best=is_best, may_wait=run.epoch < run.epochs and not _out_of_patience(run))
     if run.log is not None:
         spent = {"train": run.epoch_seconds, "val": evaluated - ended, "save": time.perf_counter() - evaluated}
         seconds = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}

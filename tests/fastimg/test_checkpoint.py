@@ -42,7 +42,7 @@ def step_of(folder):
 
 
 def write(run, module, step):
-    made = save(run, card(step), module, {"step": step})
+    made = save(run, card(step), module.state_dict(), {"step": step})
     point(run, "last", made)
     return made
 
@@ -54,7 +54,7 @@ def test_a_card_survives_its_json():
 
 def test_a_model_survives_its_file(tmp_path):
     model = build("test_resnet", 4)
-    folder = save(tmp_path, card(kwargs={}), model.module, {"step": 7, "x": torch.arange(3)})
+    folder = save(tmp_path, card(kwargs={}), model.module.state_dict(), {"step": 7, "x": torch.arange(3)})
     loaded, found = load_model(folder)
     assert found == card(kwargs={}) and not loaded.module.training
     own, there = model.module.state_dict(), loaded.module.state_dict()
@@ -71,7 +71,7 @@ def test_a_card_of_before_there_was_blurpool():
 
 def test_a_card_says_that_strides_are_blurred(tmp_path):
     built = build("torchvision/resnet18", 4, blurpool=True)
-    folder = save(tmp_path, card(arch="torchvision/resnet18", kwargs={}, blurpool=True), built.module, {})
+    folder = save(tmp_path, card(arch="torchvision/resnet18", kwargs={}, blurpool=True), built.module.state_dict(), {})
     loaded, _ = load_model(folder)
     image = torch.randn(1, 3, 64, 64)
     assert loaded.module(image).equal(built.module.eval()(image))
@@ -80,7 +80,7 @@ def test_a_card_says_that_strides_are_blurred(tmp_path):
 def test_averages_are_the_model_and_the_weights_go_on(tmp_path, module):
     own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     averages = {"weight": torch.full((3,), 0.5), "no_longer_saved": torch.ones(2)}
-    folder = save(tmp_path, card(), module, {"step": 7}, averages)
+    folder = save(tmp_path, card(), module.state_dict(), {"step": 7}, averages)
     tensors, _ = read_weights(folder / "model.safetensors")
     assert tensors.keys() == own.keys() and tensors["weight"].equal(averages["weight"])
     kept = load_training(folder)["weights"]
@@ -110,7 +110,7 @@ def test_a_crash_while_saving_leaves_the_last_one_whole(fails, tmp_path, module,
 def test_the_same_step_saved_again_replaces_the_link_only(tmp_path, module):
     """`last` may point at the first one: it stays whole until the link has moved."""
     first = write(tmp_path, module, 5)
-    again = save(tmp_path, card(5, epoch=3), module, {"step": 5})
+    again = save(tmp_path, card(5, epoch=3), module.state_dict(), {"step": 5})
     assert again != first and (tmp_path / "last").resolve() == first and step_of(first) == 5
     point(tmp_path, "last", again)
     prune(tmp_path, 0)

@@ -371,7 +371,7 @@ def text_run(tmp_path_factory):
         metrics={},
         text=settings,
     )
-    return save(tmp_path_factory.mktemp("texts") / "run", card, model.module, {}, files=text.tokenizer.files())
+    return save(tmp_path_factory.mktemp("texts") / "run", card, model.module.state_dict(), {}, files=text.tokenizer.files())
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -19,7 +19,7 @@ from fastimg import cli, rundir, train
 from fastimg.config import Convert
 from fastimg.convert import convert
 
-TIMING = ("images_per_second", "wait_share")
+TIMING = ("images_per_second", "wait_share", "train_seconds", "val_seconds", "save_seconds")
 
 
 @pytest.fixture
