@@ -371,7 +371,8 @@ def text_run(tmp_path_factory):
         metrics={},
         text=settings,
     )
-    return save(tmp_path_factory.mktemp("texts") / "run", card, model.module.state_dict(), {}, files=text.tokenizer.files())
+    run, weights = tmp_path_factory.mktemp("texts") / "run", model.module.state_dict()
+    return save(run, card, weights, {}, files=text.tokenizer.files())
 
 
 @pytest.mark.parametrize("kind", FORMATS)
