@@ -20,6 +20,7 @@ from torch import nn
 
 from .arraycache import Made
 from .errors import UserError
+from .journal import CACHE
 from .loaders import BatchSource
 from .models import Model, train_mode
 
@@ -166,7 +167,7 @@ def cache_root(data: Path, given: Path | None) -> Path:
     if given is not None:
         return given
     if (data / "dataset.json").exists() and os.access(data, os.W_OK):
-        return data / ".fastimg"
+        return data / CACHE
     key = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key
 

@@ -25,6 +25,7 @@ from fastimg.loaders.shards import FORMAT
 from fastimg.loaders.tar import index_path, replace_file, sync_folder, temporary
 
 JOURNAL_FORMAT = "fastimg conversion"
+CACHE = ".fastimg"  # derived: tokens and embeddings of what was here, by content
 
 SPLIT = "(?:train|val|test)"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
@@ -143,7 +144,7 @@ def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
 
 def state_of(folder: Path) -> State:
     """What is in `folder`. A journal that was never completed is nothing."""
-    names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part"} if folder.exists() else set()
+    names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part", CACHE} if folder.exists() else set()
     if not names:
         return State.EMPTY
     if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:

@@ -365,6 +365,13 @@ def test_an_empty_folder_is_used_and_kept(config, image_folder, console):
     assert contents(config.dst) == {}
 
 
+def test_a_cache_of_embeddings_alone_is_an_empty_folder(config, console):
+    cache = config.dst / ".fastimg" / "embeddings"
+    cache.mkdir(parents=True)
+    convert(config, console)
+    assert cache.exists() and list_splits(config.dst)
+
+
 def test_overwrite_deletes_what_a_conversion_made_and_nothing_else(config, tmp_path, console):
     convert(replace(config, shard_size="2KB", val_fraction=0.3), console)
     (config.dst / "notes.txt").write_text("mine")
