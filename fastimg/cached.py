@@ -117,7 +117,7 @@ class Keeper:
             return places[np.argsort(-lengths[own[places]], kind="stable")]
 
         made = cache.fill(digests[own], self.ranks, make, by_length)
-        return cache.dataset(source, digests), cache.folder, made
+        return cache.dataset(source, digests, lengths), cache.folder, made  # batches are those of the texts
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], object]]:
