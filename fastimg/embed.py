@@ -5,7 +5,9 @@ what either of them made the other one takes. OUT/embeddings.json is written las
 """
 
 import json
-from contextlib import ExitStack
+import re
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,8 @@ from .cached import BATCH, Encoding, Keeper, array_loader, pixels_of
 from .config import Embed, Train
 from .data import Part, build_loader, center_crop, worker_count
 from .embedding import cache_root, why_not
-from .errors import UsageError, UserError
-from .loaders import BatchSource, Dataset, LoaderConfig, list_splits, open_dataset
+from .errors import UsageError, UserError, printable
+from .loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from .loaders.arrays import MULTIPLE, TokenDecoder
 from .loaders.content import plural
 from .loaders.tar import replace_file
@@ -53,8 +55,10 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err)
         encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
-        _admit(config, encoding)
+        before = _before(config, encoding)
         normalize = bool(model.text and model.text.settings.get("normalize"))
+        for remark in {remark for dataset in datasets.values() for remark in dataset.notes} if ranks.first else ():
+            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
         all_vectors, made = [], {}
         for name, dataset in datasets.items():
             part = Part(dataset, None, name)
@@ -62,9 +66,11 @@ def embed(config: Embed, out: Console, err: Console) -> None:
                 part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
             arrays, _, made[name] = keeper.embeddings(part, encoding)
             stack.callback(arrays.close)
+            if config.on_error == "fail" and (fault := arrays.first_fault()):
+                raise DataError(f"{fault[0]}: {fault[1]}; repair or remove it, or use --on-error skip")
             all_vectors.append(Vectors(name, arrays, normalize))
         if ranks.first:
-            _write(config, encoding, all_vectors, made, out, err)
+            _write(config, encoding, all_vectors, made, before, out, err)
 
 
 def _check(config: Embed) -> None:
@@ -140,27 +146,48 @@ def _encoding(
     )
 
 
-def _admit(config: Embed, encoding: Encoding) -> None:
-    """Raises UsageError where OUT holds something else than what this run would write, finished or not."""
+def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
+    """What OUT says of the splits in it, for those that this run leaves as they are.
+
+    Raises UsageError where it holds something else than what this run would write, finished or not.
+    """
     folder = config.dst
-    if config.overwrite or not folder.exists():
-        return
+    if not folder.exists():
+        return {}
     if not folder.is_dir():
         raise UsageError(f"{folder}: a file; give a folder")
-    if (folder / _BEGUN).exists() or not any(folder.iterdir()):
-        return
+    if config.overwrite or not any(folder.iterdir()):
+        return {}
+    begun = (folder / _BEGUN).exists()
     try:
-        found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        same = found["encoder"] == _about(encoding) and found["format"] == config.format
+        found = json.loads((folder / (_BEGUN if begun else DESCRIPTION)).read_text(encoding="utf-8"))
+        same = all(found[name] == value for name, value in _make(config, encoding).items())
+        splits: dict[str, Any] = dict(found["splits"])
     except (OSError, ValueError, KeyError, TypeError):
+        if begun:
+            return {}
         raise UsageError(f"{folder}: holds something else; give an empty folder, or add --overwrite") from None
-    if not same:
+    if not same and not begun:
         raise UsageError(f"{folder}: holds embeddings of another make; give another folder, or add --overwrite")
+    return splits if same else {}
 
 
-def _about(encoding: Encoding) -> dict[str, Any]:
+def _make(config: Embed, encoding: Encoding) -> dict[str, Any]:
+    """What tells two folders of embeddings apart."""
     about: dict[str, Any] = json.loads(json.dumps(encoding.about()))
-    return about
+    return {"data": str(config.data.resolve()), "format": config.format, "encoder": about}
+
+
+def _clear(folder: Path, made: Collection[str], kept: Collection[str]) -> None:
+    """Take out what an earlier run wrote of the splits that are not kept, and its description."""
+    file = folder / DESCRIPTION
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        made = {*made, *json.loads(file.read_text(encoding="utf-8"))["splits"]} - set(kept)
+    file.unlink(missing_ok=True)
+    names = "|".join(re.escape(split) for split in made)
+    for path in sorted(folder.iterdir()):
+        if re.fullmatch(rf"({names})(-[0-9]{{5}}\.(tar|idx)|(\.labels)?\.npy|\.keys\.json|\.parquet)", path.name):
+            path.unlink()
 
 
 def _write(
@@ -168,17 +195,20 @@ def _write(
     encoding: Encoding,
     all_vectors: list[Vectors],
     made: dict[str, int],
+    before: dict[str, Any],
     out: Console,
     err: Console,
 ) -> None:
-    folder, splits = config.dst, {}
+    folder, splits = config.dst, {name: told for name, told in before.items() if name not in made}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _BEGUN).touch()
+        replace_file(folder / _BEGUN, json.dumps({**_make(config, encoding), "splits": splits}).encode())
+        _clear(folder, made, splits)
         for vectors in all_vectors:
             files = _WRITERS[config.format](folder, vectors)
             for index, reason in list(vectors.left_out.items())[:5]:
-                err.print(f"left out {vectors.name_of(index)}: {reason}", markup=False, highlight=False, soft_wrap=True)
+                words = printable(f"left out {vectors.name_of(index)}: {reason}")
+                err.print(words, markup=False, highlight=False, soft_wrap=True)
             splits[vectors.split] = {
                 "samples": len(vectors),
                 "left out": len(vectors.left_out),
@@ -186,13 +216,11 @@ def _write(
                 "files": [file.name for file in files],
             }
         result: dict[str, Any] = {
-            "data": str(config.data.resolve()),
-            "format": config.format,
+            **_make(config, encoding),
             "dtype": config.dtype,
             "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
             "classes": list(all_vectors[0].classes),
             "splits": splits,
-            "encoder": _about(encoding),
         }
         if not any(split["samples"] for split in splits.values()):
             raise UserError(f"{config.data}: none of its samples could be decoded; see the lines above")

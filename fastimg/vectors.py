@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,19 +66,15 @@ class Vectors:
 def write_tars(folder: Path, vectors: Vectors) -> list[Path]:
     """`train-00000.tar` with `000000017.npy`, `.cls` and `.json`, the key as `path` in it, and DALI's index."""
     files: list[Path] = []
-    rows, more = iter(vectors), True
-    while more:
+    rows = iter(vectors)
+    while first := next(rows, None):
         path = folder / f"{vectors.split}-{len(files) // 2:05d}.tar"
         with ShardWriter(path) as writer:
-            more = False
-            for row in rows:
+            for row in chain([first], islice(rows, _SHARD - 1)):
                 fields = {"npy": npy_bytes(row.values)}
                 if row.label >= 0:
                     fields["cls"] = str(row.label).encode()
                 writer.add(f"{row.number:09d}", fields | {"json": json.dumps({"path": row.key}).encode()})
-                if writer.count == _SHARD:
-                    more = True
-                    break
         files += [path, index_path(path)]
     return files
 
@@ -86,18 +83,19 @@ def write_npy(folder: Path, vectors: Vectors) -> list[Path]:
     """`train.npy` [N, ...], `train.labels.npy` [N] int64, and `train.keys.json`, a list."""
     paths = [folder / f"{vectors.split}.{end}" for end in ("npy", "labels.npy", "keys.json")]
     keys: list[str] = []
-    labels = np.empty(len(vectors), np.int64)
-    whole = None
-    for place, row in enumerate(vectors):
-        if whole is None:
-            shape = (len(vectors), *row.values.shape)
-            whole = np.lib.format.open_memmap(temporary(paths[0]), "w+", row.values.dtype, shape)
-        whole[place], labels[place] = row.values, row.label
-        keys.append(row.key)
-    if whole is None:
+    labels: list[int] = []
+    rows = iter(vectors)
+    if (first := next(rows, None)) is None:
         return []
-    whole.flush()
-    replace_file(paths[1], npy_bytes(labels))
+    # Written piece by piece: through mapped memory a full disk would end the process, not raise an error.
+    with temporary(paths[0]).open("wb") as file:
+        shape, kind = (len(vectors), *first.values.shape), np.lib.format.dtype_to_descr(first.values.dtype)
+        np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+        for row in chain([first], rows):
+            file.write(row.values.tobytes())
+            labels.append(row.label)
+            keys.append(row.key)
+    replace_file(paths[1], npy_bytes(np.array(labels, np.int64)))
     replace_file(paths[2], json.dumps(keys).encode())
     temporary(paths[0]).replace(paths[0])
     return paths

@@ -182,6 +182,13 @@ class ArrayDataset:
         """How many samples have an array."""
         return int((self._places["shard"] >= 0).sum())
 
+    def first_fault(self) -> tuple[str, str] | None:
+        """(name, reason) of the first sample that has no array; None where all have one."""
+        absent = np.flatnonzero(self._places["shard"] < 0)
+        if not len(absent):
+            return None
+        return self.sample_name(int(absent[0])), self._reasons.get(int(absent[0]), "it was left out")
+
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Nothing: arrays are small, and stay in the page cache."""
 

@@ -336,7 +336,9 @@ def test_padding_changes_nothing_and_a_row_of_it_is_a_number(bert):
         torch.testing.assert_close(logits[1:2], model(tokens[1:, :3]))
 
 
-def test_sentence_transformers_say_how_they_pool(bert, tmp_path):
+@pytest.fixture
+def sentence(bert, tmp_path):
+    """The same model as a sentence-transformers folder: the first token's state, cut at 20, of length 1."""
     folder = shutil.copytree(bert, tmp_path / "sentence")
     modules = [
         {"type": f"sentence_transformers.models.{name}", "path": path}
@@ -346,6 +348,20 @@ def test_sentence_transformers_say_how_they_pool(bert, tmp_path):
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+    return folder
+
+
+def test_embeddings_of_texts_are_of_length_1_where_the_model_says_so(sentence, bert, texts, tmp_path, cli):
+    for folder, name in ((sentence, "unit"), (bert, "plain")):
+        cache = ("--cache-dir", tmp_path / "cache", "--format", "npy", "--dtype", "fp32", "--json")
+        ran = cli("embed", texts, tmp_path / name, "--arch", f"hf:{folder}", "--no-amp", *cache)
+        assert ran.code == 0 and json.loads(ran.out)["normalized"] == (name == "unit"), ran.err
+    lengths = [np.linalg.norm(np.load(tmp_path / name / "val.npy"), axis=1) for name in ("unit", "plain")]
+    assert lengths[0].shape == (20,) and np.abs(lengths[0] - 1).max() < 1e-6 < np.abs(lengths[1] - 1).min()
+
+
+def test_sentence_transformers_say_how_they_pool(sentence, bert):
+    folder = sentence
     settings = build(f"hf:{folder}", 2).text.settings
     assert (settings["pooling"], settings["length"], settings["normalize"]) == ("cls", 20, True)
     assert build(f"hf:{folder}", 2, max_length=24).text.tokenizer.length == 24
