@@ -284,7 +284,7 @@ def test_a_complete_cache_is_only_read(fill, monkeypatch):
         fill([*WORDS, "ten"])
 
 
-def test_a_full_disk_is_a_sentence_and_what_was_written_stands(fill, monkeypatch):
+def test_a_full_disk_is_a_sentence_and_what_was_written_stands(fill, tmp_path, monkeypatch):
     written = []
 
     class Full(arraycache.ShardWriter):
@@ -296,8 +296,10 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stands(fill, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(arraycache, "ShardWriter", Full)
-        with pytest.raises(UserError, match=r"No space left on device\); make room"):
-            fill()
+        words, maker = Words(), Maker(Words())
+        with pytest.raises(UserError, match=r"No space left on device\); make room") as caught:
+            ArrayCache(tmp_path / "cache", ABOUT, print).fill(words.digests(), ONE, maker)
+        assert maker.closed and caught  # with its loader and threads, while the error is held
     cache, maker = fill()
     assert len(maker.made) == 6 and words_of(cache) == SPELT
 
