@@ -25,6 +25,7 @@ from .embedding import FORMAT, Encoder, backbone_digest
 from .loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from .loaders.arrays import ArrayDataset, Views, npy_bytes
 from .loaders.backends import Backend
+from .loaders.content import plural
 from .loaders.crop import Crop
 from .loaders.decode import MAX_PIXELS
 from .loaders.sample import Decoder
@@ -80,9 +81,7 @@ class Keeper:
                 ThreadPoolExecutor(self.workers, "tokens") as pool,
                 self.progress("tokenising", len(ids)) as tick,
             ):
-                for start in range(
-                    0, len(ids), _TEXTS
-                ):  # a pool holds what it was given
+                for start in range(0, len(ids), _TEXTS):  # a pool holds what it was given
                     for made in pool.map(one, ids[start : start + _TEXTS].tolist()):
                         tick(1)
                         yield made
@@ -105,6 +104,7 @@ class Keeper:
         def make(places: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
             if not len(places):
                 return
+            self.say(f"encoding    {len(places):,} {plural(dataset.content)} with {encoding.model.arch}, once")
             with (
                 self.progress(f"encoding with {encoding.model.arch}", len(places)) as tick,
                 encoding.rows(replace(part, indices=own[places]), tick) as rows,

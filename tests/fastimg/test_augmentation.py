@@ -16,9 +16,9 @@ from fastimg.augment import Policy, apply, draw, mix
 from fastimg.augmentation import effective, listed, model_input, order_note, policy_of, sentence
 from fastimg.config import Augmenting, Train
 from fastimg.configfile import load
-from fastimg.effective import check
 from fastimg.errors import UsageError
 from fastimg.metrics import Meter
+from fastimg.refusals import check
 
 KORNIA = importlib.util.find_spec("kornia") is not None
 needs_kornia = pytest.mark.skipif(not KORNIA, reason="kornia is not installed: pip install '.[kornia]'")

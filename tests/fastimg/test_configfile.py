@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from fastimg.config import Train
 from fastimg.configfile import _AUGMENTING, combined, dump, load
-from fastimg.effective import check
 from fastimg.errors import UsageError
 from fastimg.loaders.backends import IDLE
+from fastimg.refusals import check
 
 
 def test_what_is_dumped_is_read_back(tmp_path):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from fastimg import effective
+from fastimg import refusals
 from fastimg.config import Train
 from fastimg.configfile import load
 from fastimg.errors import UsageError
@@ -21,11 +21,11 @@ def test_a_gpu_is_needed(trained, tmp_path, fast, cli):
 def test_the_extra_is_needed(monkeypatch):
     monkeypatch.setattr(nvcodec, "installed", lambda: False)
     with pytest.raises(UsageError, match=r'needs nvImageCodec.*pip install "fastimg\[gpu\]"'):
-        effective.check_device(Train(decode="gpu"), "cuda")
+        refusals.check_device(Train(decode="gpu"), "cuda")
     for decode in ("auto", "cpu"):
-        effective.check_device(Train(decode=decode), "cuda")
+        refusals.check_device(Train(decode=decode), "cuda")
     monkeypatch.setattr(nvcodec, "installed", lambda: True)
-    effective.check_device(Train(decode="gpu"), "cuda")
+    refusals.check_device(Train(decode="gpu"), "cuda")
 
 
 def test_auto_is_the_cpu_and_is_written_down(trained, tmp_path, fast, cli):
@@ -63,7 +63,7 @@ def test_images_that_the_gpu_refuses_are_trained_on_and_named(image_folder, tmp_
     def on(device, images):
         return gpu_decode.DeviceDecode(images, Refusing())
 
-    monkeypatch.setattr(effective, "check_device", lambda config, device: None)
+    monkeypatch.setattr(refusals, "check_device", lambda config, device: None)
     monkeypatch.setattr(nvcodec, "installed", lambda: True)
     monkeypatch.setattr(gpu_decode.DeviceDecode, "on", on)
     monkeypatch.setattr(ragged_ring, "resize", lambda places, tables, out: None)

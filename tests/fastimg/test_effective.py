@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fastimg.config import Train
-from fastimg.effective import check, preprocessing, resolve
+from fastimg.effective import preprocessing, resolve
 from fastimg.errors import UsageError
 from fastimg.models import Model, Preprocessing
 from fastimg.parallel import Ranks
+from fastimg.refusals import check
 
 OWN = Preprocessing(
     train_size=160, val_size=224, val_resize=256, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)

@@ -12,9 +12,9 @@ from fastimg import recipes
 from fastimg.config import Train
 from fastimg.configfile import combined, load
 from fastimg.duration import parse
-from fastimg.effective import check
 from fastimg.errors import UsageError
 from fastimg.models import build, check_input, parse_kwargs
+from fastimg.refusals import check
 
 NAMES = [*recipes.RECIPES, *(f"resnet50-short:{epochs}" for epochs in (16, 24, 32, 40, 56, 88))]
 
