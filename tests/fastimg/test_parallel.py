@@ -33,7 +33,7 @@ def arguments(data: Path, output: Path, arch: str, batch_size: int) -> list[str]
 
 
 def losses(run: Path) -> list[tuple[str, int, float, int]]:
-    return [(r["kind"], r["step"], r["loss"], r["samples"]) for r in rundir.read_log(run)]
+    return [(r["kind"], r["step"], r["loss"], r["samples"]) for r in rundir.read_log(run) if "loss" in r]
 
 
 MIXED = (
