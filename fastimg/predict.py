@@ -82,7 +82,7 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         raise UsageError("--json and --csv: choose one of them")
     if not config.sources and not config.text:
         raise UsageError(
-            "nothing given: name image files, or folders to search for images; of a checkpoint that reads texts .txt "
+            "no images given: name image files, or folders to search for images; of a checkpoint that reads texts .txt "
             "files, or --text '...'"
         )
     inference.check_ranges(config.batch_size, config.max_pixels)
@@ -96,7 +96,8 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         _print(answers, out)
     failed = sum(answer.error is not None for answer in answers)
     if failed:
-        what = f"{failed} of {len(answers)} could not be read; check their paths, or replace them"
+        given = "files" if not config.text else "texts" if not config.sources else "files and texts"
+        what = f"{failed} of {len(answers)} {given} could not be read; check them, or replace them"
         err.print(what, style="yellow", highlight=False)
     return 1 if failed == len(answers) else 0
 

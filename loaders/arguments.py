@@ -22,6 +22,7 @@ class Settings(TypedDict, total=False):
     order: Order
     block: int
     window: int
+    together: int | None
     padding: Padding | None
     seed: int
     workers: int | None
