@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, config, configfile, helptext, recipes
+from . import __version__, benchconfig, config, configfile, helptext, recipes
 from .errors import UsageError, UserError, nearest, printable
 from .trainconfig import COMPILE_MODES
 
@@ -29,6 +29,8 @@ _COMMANDS: dict[str, type] = {
     "predict": config.Predict,
     "embed": config.Embed,
     "export": config.Export,
+    "bench": benchconfig.Bench,
+    "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
 }
 # Flags of `train` that may stand alone: what they mean then, and the words that may follow, any where there is none.
@@ -125,6 +127,15 @@ def _dispatch(arguments: list[str], console: Console) -> int:
 
         embed(settings, Console(), console)
         return 0
+    if command == "bench":
+        from .bench import bench
+
+        bench(settings, Console(), console)
+        return 0
+    if command == "doctor":
+        from .doctor import doctor
+
+        return doctor(settings, Console())
     if command == "recipe":
         _recipe(settings, Console())
         return 0
