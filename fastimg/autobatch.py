@@ -16,7 +16,7 @@ from .memory import advice, available, ran_out, release
 from .models import train_mode
 from .parallel import Ranks
 from .run import Run
-from .step import forward_backward, seed_of
+from .step import whole_step
 
 START, SHARE = 8, 0.2  # the first batch; the largest, as a share of the dataset (Ludwig's)
 WARM, STEPS, SECONDS = 2, 8, 4.0  # steps before the clock runs; steps on the clock, fewer where they take longer
@@ -97,20 +97,13 @@ def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
 
 def _rate(run: Run) -> float:
     """Images per second of whole steps, after a few that warm up. The clock waits for the device."""
-    parameters = [p for p in run.trained.parameters() if p.requires_grad]
     train_mode(run.trained)
     beside, began, timed = Beside(run.ranks.device), 0.0, 0
-    for step, batch in enumerate(_batches(run.loader), start=-WARM):
+    for step, batch in enumerate(batches(run.loader), start=-WARM):
         if step == 0:
             _synchronise(run.ranks)
             began = time.perf_counter()
-        seed = seed_of(run.config.seed, step + WARM, 0, run.ranks.rank)
-        forward_backward(run, batch, beside, seed)
-        if run.config.clip_grad is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, run.config.clip_grad)
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-        run.optimizer.zero_grad(set_to_none=True)
+        whole_step(run, batch, beside, step + WARM)
         if step >= 0:
             timed += 1
             if timed >= 2 and (timed == STEPS or time.perf_counter() - began > SECONDS):
@@ -119,7 +112,7 @@ def _rate(run: Run) -> float:
     return timed * run.batch_size / (time.perf_counter() - began)
 
 
-def _batches(loader: BatchSource) -> Iterator[Batch]:
+def batches(loader: BatchSource) -> Iterator[Batch]:
     """Epoch after epoch."""
     for epoch in count():
         loader.set_epoch(epoch)

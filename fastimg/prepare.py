@@ -54,7 +54,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     refusals.check_device(config, ranks.device.type)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn)
-    _set_backends(config, ranks)
+    set_backends(config, ranks)
     part, val_part, data = open_data(config, ranks, console, stack)
     check_content(config, data, part)
     model, preprocessing = build_model(config, ranks, part.dataset.classes)
@@ -85,13 +85,13 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     def trial(batch_size: int) -> Run:
         alone = replace(resolved(batch_size), strategy="auto", compile=None, val_fraction=0.0)
         only = replace(parts, val=None, evaluated=None)
-        return _assemble(alone, ranks, directory, model, preprocessing, precision, only, wrapping=False)
+        return assemble(alone, ranks, directory, model, preprocessing, precision, only, wrapping=False)
 
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(trial, len(part), config.ghost_bn, ranks, console))
     assert config.batch_size != "auto"
     final = resolved(config.batch_size)
-    run = _assemble(final, ranks, directory, model, preprocessing, precision, parts)
+    run = assemble(final, ranks, directory, model, preprocessing, precision, parts)
     for loader in run.loaders:
         stack.callback(loader.close)
     if parts.embedding is not None and ranks.device.type == "cpu" and _is_small(run):
@@ -136,14 +136,15 @@ def _is_small(run: Run) -> bool:
     return weights * run.batch_size < _SMALL
 
 
-def _set_backends(config: Train, ranks: Ranks) -> None:
+def set_backends(config: Train, ranks: Ranks) -> None:
+    """Torch's switches for a run."""
     if ranks.device.type == "cuda":
         torch.backends.cudnn.benchmark = not config.deterministic
         torch.set_float32_matmul_precision("high")
     torch.use_deterministic_algorithms(config.deterministic)
 
 
-def _assemble(
+def assemble(
     config: Train,
     ranks: Ranks,
     directory: Path,

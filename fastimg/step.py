@@ -47,6 +47,17 @@ def forward_backward(
     run.meter.add(logits.detach(), loss.detach(), targets, batch.weight)
 
 
+def whole_step(run: Run, batch: Batch, beside: Beside, step: int) -> None:
+    """Gradients of one batch, and the optimiser's step: a step of training without its bookkeeping, on one process."""
+    forward_backward(run, batch, beside, seed_of(run.config.seed, step, 0, run.ranks.rank))
+    if run.config.clip_grad is not None:
+        parameters = [p for p in run.trained.parameters() if p.requires_grad]
+        torch.nn.utils.clip_grad_norm_(parameters, run.config.clip_grad)
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+    run.optimizer.zero_grad(set_to_none=True)
+
+
 def seed_generators(seed: int, device: torch.device) -> None:
     """What dropout draws from. `torch.manual_seed` notes a stack for every device that was never used, at each call."""
     torch.default_generator.manual_seed(seed)
