@@ -98,7 +98,7 @@ def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
 def _rate(run: Run) -> float:
     """Images per second of whole steps, after a few that warm up. The clock waits for the device."""
     train_mode(run.trained)
-    beside, began, timed = Beside(run.ranks.device), 0.0, 0
+    beside, began, timed = Beside(run.ranks.device, run.config.augment_stream), 0.0, 0
     for step, batch in enumerate(batches(run.loader), start=-WARM):
         if step == 0:
             _synchronise(run.ranks)

@@ -13,10 +13,12 @@ from .loaders import Batch
 
 
 class Beside:
-    """On a CPU, and for batches that do not say when they stand, nothing differs."""
+    """On a CPU, with `stream` step, and for batches that do not say when they stand, nothing differs."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, stream: str = "own") -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda" and stream != "step":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from . import augmentation, caching, effective, kornia_pass, refusals, rundir
+from . import augmentation, caching, effective, kornia_pass, machine, refusals, rundir
 from .autobatch import find_batch_size
 from .blocks import repeated
 from .cached import Keeper
@@ -52,6 +52,9 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     console = console if ranks.first else Console(quiet=True)
     refusals.check(config)
     refusals.check_device(config, ranks.device.type)
+    config, profile = machine.applied(config, ranks)
+    if profile:
+        console.print(f"profile     {profile}", soft_wrap=True, highlight=False, markup=False)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn)
     set_backends(config, ranks)
@@ -88,7 +91,11 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
         return assemble(alone, ranks, directory, model, preprocessing, precision, only, wrapping=False)
 
     if config.batch_size == "auto":
-        config = replace(config, batch_size=find_batch_size(trial, len(part), config.ghost_bn, ranks, console))
+        tuned = machine.batch_size(config, preprocessing.train_size, len(part), ranks)
+        if tuned is not None:
+            console.print(tuned[1], soft_wrap=True, highlight=False, markup=False)
+        found = find_batch_size(trial, len(part), config.ghost_bn, ranks, console) if tuned is None else tuned[0]
+        config = replace(config, batch_size=found)
     assert config.batch_size != "auto"
     final = resolved(config.batch_size)
     run = assemble(final, ranks, directory, model, preprocessing, precision, parts)
@@ -104,9 +111,9 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     if config.dry_run:
         return None
     _tell_of_compilation(run, part, console)
-    found = rundir.last_checkpoint(directory, final, run.global_batch) if resuming else None
-    if found is not None:
-        restore(run, *found)
+    last = rundir.last_checkpoint(directory, final, run.global_batch) if resuming else None
+    if last is not None:
+        restore(run, *last)
         console.print(
             f"resuming {directory} after step {run.step} of {run.steps}", soft_wrap=True, highlight=False, markup=False
         )

@@ -1,6 +1,5 @@
 """What a person sees while it runs: one live line on a terminal, plain lines elsewhere."""
 
-import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -89,24 +88,3 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
-
-
-class Rate:
-    """Images per second, and the share of time waited, since it was last asked."""
-
-    def __init__(self, waited: float) -> None:
-        self._since = time.perf_counter()
-        self._images = 0
-        self._waited = waited
-
-    def add(self, images: int) -> None:
-        """Some images were processed."""
-        self._images += images
-
-    def read(self, waited: float) -> tuple[float, float]:
-        """(images per second, share of time waiting); `waited` is the total of seconds waited so far."""
-        now = time.perf_counter()
-        elapsed = max(now - self._since, 1e-9)
-        result = self._images / elapsed, min(1.0, (waited - self._waited) / elapsed)
-        self._since, self._images, self._waited = now, 0, waited
-        return result

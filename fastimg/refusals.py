@@ -207,6 +207,8 @@ def check_device(config: Train, device: str) -> None:
         raise UsageError(
             f"--compile reduce-overhead: has no effect on {device}, it is CUDA graphs; use --compile default"
         )
+    if config.augment_stream != "auto" and device != "cuda":
+        raise UsageError(f"--augment-stream has no effect on {device}, which has one stream; leave it out")
     if config.decode != "gpu":
         return
     if device != "cuda":

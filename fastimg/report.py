@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import checkpoint, rundir
+from .accounting import Window, overall
 from .augmentation import sentence
 from .config import Train
 from .data import Part
@@ -183,10 +184,10 @@ def _devices(ranks: Ranks) -> str:
     return f"{ranks.world_size} x {ranks.device.type} ({ranks.backend})" if ranks.backend else str(ranks.device)
 
 
-def print_summary(run: Run, console: Console, unreadable: list[int], signal: int) -> None:
+def print_summary(run: Run, console: Console, unreadable: list[int], signal: int, verdict: str | None) -> None:
     """The closing words: what could not be read, the curves, a table; how to go on after an interruption.
 
-    `unreadable` counts over all ranks, of training, then of validation.
+    `unreadable` counts over all ranks, of training, then of validation; `verdict` is that on waiting for data.
     """
     records = rundir.read_log(run.directory)
     if records:
@@ -232,13 +233,25 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     if steps:
         speed = median(record[f"{run.unit}_per_second"] for record in steps)
         table.add_row("speed", f"{speed:,.1f} {UNITS[run.unit]} (median)")
-        table.add_row("waited for data", f"{median(record['wait_share'] for record in steps):.1%} of the time (median)")
+        table.add_row("time", _time(overall(steps), run.ranks))
+    if verdict is not None:
+        table.add_row("verdict", verdict)
     if run.compilation is not None:
         table.add_row("compiled", run.compilation.describe())
     table.add_row("best checkpoint", shown(run.directory / "best" / checkpoint.MODEL))
     table.add_row("last checkpoint", shown(run.directory / "last" / checkpoint.MODEL))
     table.add_row("curves, records", f"{shown(run.directory / rundir.CURVES)}, {rundir.METRICS}")
     console.print(table, highlight=False, markup=False)
+
+
+def _time(window: Window, ranks: Ranks) -> str:
+    """Where it went. On a GPU copies run beside the rest."""
+    waiting, computing = f"{window.wait_share:.1%} waiting for data", f"{window.compute_share:.1%} computing"
+    if ranks.device.type == "cpu":
+        return f"{waiting}, {window.copy_share or 0.0:.1%} copying, {computing}"
+    if window.copy_share is None:
+        return f"{waiting} and its copies, which are not told apart, {computing}"
+    return f"{waiting}, {computing}; copying, beside both, {window.copy_share:.1%}"
 
 
 def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ranks) -> None:

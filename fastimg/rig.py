@@ -123,7 +123,7 @@ def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter) -> float:
 
 
 def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock) -> float:
-    run, beside, count, began, timed = rig.run, Beside(rig.run.ranks.device), 0, 0.0, 0
+    run, beside, count, began, timed = rig.run, Beside(rig.run.ranks.device, rig.run.config.augment_stream), 0, 0.0, 0
     for number in itertools.count(-warm):
         if number == 0:
             synchronise(run.ranks.device)

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from . import rundir
+from .accounting import Account
 from .augment import Policy
 from .checkpoint import Card
 from .compilation import Compilation
 from .config import Train
 from .ema import Ema
+from .hints import Probe
 from .kornia_pass import KorniaPass
 from .loaders import BatchSource
 from .metrics import Meter, Score
@@ -90,11 +92,15 @@ class Run:
     stale: int = 0  # validations since the best
     seconds: float = 0.0  # of training, over all its parts
     epoch_seconds: float = 0.0  # of training, of this epoch and this process
+    account: Account = field(init=False)  # of this process
+    told: bool = False  # that it waits for data
+    probed: Probe | None = None  # what the native loader would do with the data, where that was asked
     held: dict[str, Held] = field(default_factory=dict)  # what `last` and `best` will be, where they wait
     saved_at: float = -math.inf  # when a checkpoint was written, by the monotonic clock
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.ranks.device)
+        self.account = Account(self.loader.spent, self.loader.workers)
         self.bad_step = torch.full((), math.inf, dtype=torch.float64, device=self.ranks.device)
 
     @property

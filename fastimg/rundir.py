@@ -20,7 +20,7 @@ _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
         *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
-        "cache_dir",
+        *("cache_dir", "augment_stream"),
         *("batch_size", "grad_accum_steps"),  # their product is compared
     }
 )
@@ -150,6 +150,11 @@ class Log:
         """Append a record."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+
+def train_records(run: Path) -> list[dict[str, Any]]:
+    """Those of the progress lines."""
+    return [record for record in read_log(run) if record["kind"] == "train"]
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -30,11 +30,12 @@ from .models import train_mode
 from .optim import set_lr
 from .parallel import Ranks, agree_on_buffers, start
 from .prepare import compiled, prepare, wrapped
-from .progress import Display, Line, Rate
+from .progress import Display, Line
 from .report import print_summary
 from .run import Best, Run
 from .saving import save, write_held
 from .step import forward_backward, passes, seed_of
+from .waiting import tell, verdict
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def train(config: Train, console: Console) -> Result:
             raise
         unreadable = [_total(len(loader.unreadable), ranks) for loader in run.loaders]
         if ranks.first:
-            print_summary(run, console, unreadable, signal)
+            print_summary(run, console, unreadable, signal, None if signal else verdict(run))
         return Result(run.directory, signal, run.best.score if run.best else None)
 
 
@@ -102,13 +103,14 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     if run.step_in_epoch == 0:
         run.loader.set_epoch(run.epoch)
     train_mode(run.trained)
-    rows, rate, began, beside = 0, Rate(run.loader.wait_seconds), time.perf_counter(), Beside(ranks.device)
+    run.account.begin()
+    rows, began, beside = 0, time.perf_counter(), Beside(ranks.device, config.augment_stream)
     for number, batch in enumerate(run.loader, start=1):
         last = number % accumulate == 0 or number == batches
         seed = seed_of(config.seed, run.step, number % accumulate, ranks.rank)
         forward_backward(run, batch, beside, seed, parallel.accumulate(run.parallel, last))
         rows += batch.samples
-        rate.add(batch.samples)
+        run.account.add(batch.samples)
         if not last:
             continue
         stop = _settle(run, parameters, rows, interrupt.signal)
@@ -124,7 +126,7 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
         ended = run.step_in_epoch == run.steps_of_epoch
         due = run.step % config.save_interval == 0 and not ended
         if run.step_in_epoch % config.log_interval == 0 or ended:
-            stop = _report(run, rate, display, interrupt.signal) or stop  # sync point: the meter is read
+            stop = _report(run, display, interrupt.signal) or stop  # sync point: the meter is read
         if stop or due:
             _totals(run, 0)  # sync point: nothing is saved that has diverged
             began = run.spend(began)
@@ -181,21 +183,22 @@ def _agreed(total: int) -> int:
     return 0 if total == 0 else 15 if total % 15 == 0 else 2
 
 
-def _report(run: Run, rate: Rate, display: Display | None, signal: int) -> int:
+def _report(run: Run, display: Display | None, signal: int) -> int:
     """Show and log the state of the epoch, over all ranks. Returns the signal that some rank has heard."""
     ranks, lr = run.ranks, run.schedule(run.step - 1)
     score, signal = _totals(run, signal)
     if score.samples == 0 and run.step_in_epoch == run.steps_of_epoch:
         fault = _first_fault(run.loader)
         raise UserError(f"{run.config.data}: no training {run.unit[:-1]} could be decoded ({fault}); replace them")
-    speed, waited = rate.read(run.loader.wait_seconds)
-    speed *= ranks.world_size
+    window = run.account.read()
+    speed, waited = window.speed * ranks.world_size, window.wait_share
     if display is not None and run.log is not None:
         eta = (run.steps - run.step) * run.global_batch / max(speed, 1e-9)
         display.show(Line(run.epoch, run.step_in_epoch, score.loss, score.top1, lr, speed, waited, eta, run.unit))
         values = score.as_dict(len(run.classes))
-        speeds = {"lr": lr, f"{run.unit}_per_second": round(speed, 1), "wait_share": round(waited, 4)}
+        speeds = {"lr": lr, f"{run.unit}_per_second": round(speed, 1), **window.record()}
         run.log.add("train", epoch=run.epoch + 1, step=run.step, **values, **speeds)
+        tell(run, display)
     return signal
 
 

@@ -89,6 +89,8 @@ class Inputs:
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs. gpu: by nvImageCodec, from the extra `gpu`, whose pixels differ a
     little from the CPU's. auto: cpu."""
+    augment_stream: Literal["auto", "own", "step"] = "auto"
+    """On a GPU, the CUDA stream that augments: its own, beside the step before, or the step's. auto: own."""
     dct_scaling: Literal["auto", "off"] = "auto"
     """auto: a training crop of at least twice the output's size is decoded at 1/2, 1/4 or 1/8 where the JPEG is tiled
     and the CPU decodes: faster, and a little other pixels. Validation never does."""

@@ -4,13 +4,10 @@ A store of arrays is a folder of tar shards whose members are named by what they
 dataset's samples over it: same ids, labels and names, another content.
 """
 
-import errno
 import hashlib
 import io
 import math
 import os
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,12 +20,14 @@ import numpy.typing as npt
 import torch
 
 from .errors import ImageError, ShardError
+from .handles import Handles
 from .sample import Field, Row
 from .scratch import Scratch
 from .shards import Dataset
 from .ustar import BLOCK, stated_size
 from .watch import Watch, fill
 
+HELD = 1 << 28  # bytes of arrays that are kept in memory, of each dataset: 256 MiB
 PAD = -1  # a token that is none: padding
 MULTIPLE = 8  # a batch of tokens is as long as its longest text, rounded up to this
 
@@ -70,6 +69,16 @@ class ArrayDecoder:
         if len(data) != len(head) + out.nbytes or data[: len(head)] != head:
             raise ShardError(f"an array that is not {self.dtype.name} {list(self.shape)}; delete the cache it is from")
         out[...] = np.frombuffer(data[len(head) :], self.dtype).reshape(self.shape)
+
+    def at_once(self, dataset: Dataset) -> bool:
+        """See `RowsDecoder`."""
+        return isinstance(dataset, ArrayDataset | Views) and dataset.held
+
+    def fill_rows(self, dataset: Dataset, ids: Sequence[int], rows: Row) -> list[int]:
+        """See `RowsDecoder`."""
+        if not isinstance(dataset, ArrayDataset | Views):
+            return list(range(len(ids)))
+        return dataset.read_rows(ids, self._head, rows["inputs"])
 
     @cached_property
     def _head(self) -> bytes:
@@ -153,10 +162,9 @@ class ArrayDataset:
         self.fingerprint = hashlib.sha256(f"{source.fingerprint} {key}".encode()).hexdigest()
         self._shards = list(shards)
         self._places, self._reasons = places, reasons
-        self._files: dict[int, int] = {}
-        self._close = weakref.finalize(self, _close_all, self._files)
-        self._lock = threading.Lock()
         self._watch = Watch(self._shards)
+        self._handles = Handles(self._shards, self._watch, "start again")
+        self._table: tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None = None  # all arrays; which there are
 
     def __len__(self) -> int:
         return len(self._places)
@@ -168,7 +176,7 @@ class ArrayDataset:
             raise ImageError(self._reasons.get(index, "it was left out"))
         view = scratch.encoded(BLOCK + size)
         try:
-            fill(self._file(shard), view, offset - BLOCK)
+            fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
             self._watch.look(shard)  # it may tell more
             raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); start again") from error
@@ -176,6 +184,47 @@ class ArrayDataset:
         if stated_size(view[:BLOCK]) != size:
             raise ShardError(f"{self._shards[shard]}: byte {offset} is no array of {size} bytes: altered; start again")
         return view[BLOCK:]
+
+    @property
+    def held(self) -> bool:
+        """Whether all arrays are kept in memory from the first epoch on: up to HELD bytes."""
+        return int(self._places["size"].sum(dtype=np.int64)) <= HELD
+
+    def read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
+        """Read arrays of one shape and type into rows `out` [k, ...]; `head` is what their .npy files begin with.
+
+        Returns the places of those that are not so, or could not be read: `read` says why.
+        """
+        if not self.held:
+            return self._read_rows(ids, head, out)
+        if self._table is None or self._table[0].dtype != out.dtype or self._table[0].shape[1:] != out.shape[1:]:
+            table, whole = np.empty((len(self), *out.shape[1:]), out.dtype), np.ones(len(self), np.bool_)
+            whole[self._read_rows(range(len(self)), head, table)] = False
+            self._table = table, whole
+        table, whole = self._table
+        out[...] = table[ids]
+        return [] if whole.all() else np.flatnonzero(~whole[ids]).tolist()
+
+    def _read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
+        """The same from the shards."""
+        others: list[int] = []
+        before = memoryview(bytearray(BLOCK + len(head)))
+        flat = memoryview(out.reshape(-1).view(np.uint8))
+        nbytes = len(flat) // max(1, len(ids))
+        size = len(head) + nbytes
+        stated = b"%011o" % size
+        for row, (shard, stored, offset) in enumerate(self._places[ids].tolist()):
+            if shard >= 0 and stored == size:
+                into = [before, flat[row * nbytes : (row + 1) * nbytes]]
+                try:
+                    got = os.preadv(self._handles.file(shard), into, offset - BLOCK)
+                except OSError:
+                    got = 0
+                self._watch.read(shard)
+                if got == BLOCK + size and before[124:135] == stated and before[BLOCK:] == head:
+                    continue
+            others.append(row)
+        return others
 
     @property
     def present(self) -> int:
@@ -206,27 +255,7 @@ class ArrayDataset:
 
     def close(self) -> None:
         """Close the shards; the source is its owner's. Reading on opens them anew."""
-        with self._lock:
-            _close_all(self._files)
-
-    def _file(self, shard: int) -> int:
-        file = self._files.get(shard)
-        if file is not None:
-            return file
-        with self._lock:
-            if shard not in self._files:
-                try:
-                    file = os.open(self._shards[shard], os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "start again"
-                    raise ShardError(f"{self._shards[shard]}: {error.strerror}; {remedy}") from error
-                try:
-                    self._watch.opened(shard, file)
-                except BaseException:
-                    os.close(file)
-                    raise
-                self._files[shard] = file
-            return self._files[shard]
+        self._handles.close()
 
 
 class Views:
@@ -251,6 +280,15 @@ class Views:
         """See ArrayDataset."""
         return self._current.read(index, scratch)
 
+    @property
+    def held(self) -> bool:
+        """See ArrayDataset."""
+        return all(one.held for one in self._all)
+
+    def read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
+        """See ArrayDataset."""
+        return self._current.read_rows(ids, head, out)
+
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """See ArrayDataset."""
 
@@ -270,8 +308,3 @@ class Views:
         """See ArrayDataset."""
         for one in self._all:
             one.close()
-
-
-def _close_all(files: dict[int, int]) -> None:
-    while files:
-        os.close(files.popitem()[1])

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .arrays import Views
 from .batch import Batch
@@ -19,6 +20,7 @@ from .errors import DataError
 from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
 from .readahead import WholeBlocks
 from .shards import Dataset
+from .spent import Spent, Waits
 
 Padding = Literal["samples", "zeros"]  # in training batch norms see real ones; an evaluation has no use for them
 
@@ -53,7 +55,6 @@ class BatchSource(Protocol):
     dataset: Dataset
     config: LoaderConfig
     workers: int  # threads or processes
-    wait_seconds: float  # time that the consumer has waited for data
     slot_bytes: int  # of one batch in host memory
 
     def __iter__(self) -> Iterator[Batch]:
@@ -65,6 +66,17 @@ class BatchSource(Protocol):
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or was read last."""
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64] | None:
+        """The part of the dataset that is read; None: all of it."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the consumer's thread has waited for data."""
+
+    def spent(self) -> Spent:
+        """Where the time went since the loader was made. Asked by the consumer; nothing waits for it."""
 
     @property
     def unreadable(self) -> dict[int, str]:
@@ -163,12 +175,18 @@ class Epochs:
     """
 
     def __init__(
-        self, dataset: Dataset, config: LoaderConfig, indices: npt.NDArray[np.int64] | None, workers: int
+        self,
+        dataset: Dataset,
+        config: LoaderConfig,
+        indices: npt.NDArray[np.int64] | None,
+        workers: int,
+        device: torch.device,
     ) -> None:
         self.dataset = dataset
         self.config = config
         self.workers = workers
-        self.wait_seconds = 0.0
+        self.device = device
+        self.waits = Waits(device)
         self.faults = Faults(dataset, config.on_error)
         self._indices = np.sort(indices) if indices is not None and config.order == "quasi-random" else indices
         self._n = len(dataset) if indices is None else len(indices)
@@ -193,6 +211,20 @@ class Epochs:
     def epoch(self) -> int:
         """The epoch that is being read, or was read last."""
         return max(self._epoch, 0)
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64] | None:
+        """The part of the dataset that is read; None: all of it."""
+        return self._indices
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the consumer's thread has waited for data."""
+        return self.waits.host
+
+    def spent(self) -> Spent:
+        """See `BatchSource`. Of another library's copies and threads nothing is known."""
+        return Spent(self.waits.seconds, None if self.device.type == "cuda" else 0.0, None, None)
 
     @property
     def unreadable(self) -> dict[int, str]:

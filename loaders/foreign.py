@@ -1,6 +1,5 @@
 """Another library's decoder behind our face: our ids in our order, its pixels."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple, Self
@@ -39,10 +38,9 @@ class Foreign(Epochs, ABC):
         indices: npt.NDArray[np.int64] | None,
         workers: int | None = None,
     ) -> None:
-        super().__init__(dataset, config, indices, workers or config.workers or available_cpus())
         if device.type == "cuda" and device.index is None:  # as tensors name it
             device = torch.device("cuda", torch.cuda.current_device())
-        self.device = device
+        super().__init__(dataset, config, indices, workers or config.workers or available_cpus(), device)
         self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
         self.slot_bytes = config.batch_size * (3 * crop.size**2 + 20)  # pixels, target, id, weight
         self._reading: Reading | None = None
@@ -55,23 +53,23 @@ class Foreign(Epochs, ABC):
         decoded = self._decoded = self._decode(reading)
         try:
             for step in range(reading.steps):
-                began = time.perf_counter()
+                self.waits.begin()
                 made = next(decoded)
                 ids, weight, _ = reading.rows(step)
                 for row, reason in made.failed.items():
                     self.faults.add(int(ids[row]), reason)
                     weight[row] = 0
                 self.rerouted.update({int(ids[row]): reason for row, reason in made.rerouted.items()})
-                inputs = self._moved(made.images).permute(0, 3, 1, 2)
-                self.wait_seconds += time.perf_counter() - began
-                self.passed(reading, step)
-                yield Batch(
-                    inputs=inputs,
+                batch = Batch(
+                    inputs=self._moved(made.images).permute(0, 3, 1, 2),
                     targets=self._moved(torch.from_numpy(self.dataset.labels[ids])),
                     ids=torch.from_numpy(ids),
                     weight=self._moved(torch.from_numpy(weight)),
                     samples=int(weight.sum()),
                 )
+                self.waits.end()  # on a GPU with the copies: they are the consumer's stream's own
+                self.passed(reading, step)
+                yield batch
                 if self._reading is not reading:
                     raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
         finally:

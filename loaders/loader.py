@@ -5,7 +5,6 @@
 A worker that fails ends the run with its own error; a consumer that stops early leaves nothing running behind.
 """
 
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from os import PathLike
@@ -24,6 +23,7 @@ from .pool import Job, Pool
 from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
 from .sample import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
 from .shards import Dataset
+from .spent import Spent, Tally
 
 
 class Loader(Epochs):
@@ -54,18 +54,19 @@ class Loader(Epochs):
         max_pixels: int | None = None,
         **settings: Unpack[Settings],
     ) -> None:
-        self.device = torch.device(device)
-        if self.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device {self.device}: the loader feeds cpu and cuda")
+        device = torch.device(device)
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device {device}: the loader feeds cpu and cuda")
         dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, dict(settings))
         self._opened = weakref.finalize(self, dataset.close) if opened else None  # after the threads: last made, first
-        super().__init__(dataset, config, indices, config.workers or available_cpus())
+        super().__init__(dataset, config, indices, config.workers or available_cpus(), device)
         self._decoder = self._next = decoder  # of the largest pictures, and of the next iteration
         layout = self._layout(decoder)
         self._ring = _ring(decoder, layout, self.device)
         pinned = self.device.type == "cuda"
         self._slots = [Slot(layout, pinned) for _ in range(config.prefetch)]
         self.slot_bytes = layout.nbytes
+        self._tally = Tally(self.workers)
         self._pool: Pool | None = None
         self._stop: Callable[[], object] = lambda: None
 
@@ -85,10 +86,10 @@ class Loader(Epochs):
                 self._dispatch(pool, job, reading, step)
             for step in range(reading.steps):
                 slot = self._slots[step % len(self._slots)]
-                began = time.perf_counter()
+                self.waits.begin()
                 pool.wait(slot, job)
                 tensors = self._ring.hand_over(slot)
-                self.wait_seconds += time.perf_counter() - began
+                self.waits.end()
                 self._collect(slot)
                 self.passed(reading, step)
                 yield Batch(
@@ -106,6 +107,10 @@ class Loader(Epochs):
         finally:
             if pool.cancel(job):  # else another iteration has the slots by now
                 self._ring.release()
+
+    def spent(self) -> Spent:
+        """See `BatchSource`."""
+        return Spent(self.waits.seconds, self._ring.copy_seconds, sum(self._tally.read), sum(self._tally.busy))
 
     def set_size(self, size: int) -> None:
         """See `BatchSource`: views of the same slots, filled by the same threads."""
@@ -146,7 +151,7 @@ class Loader(Epochs):
     def _ready_pool(self) -> Pool:
         if self._pool is None or not self._pool.usable:
             self._stop()
-            self._pool = Pool(self.dataset, self.faults, self.workers, self._ring.begin)
+            self._pool = Pool(self.dataset, self.faults, self.workers, self._ring.begin, self._tally)
             self._stop = weakref.finalize(self, _end, self._pool, self._ring)
         return self._pool
 

@@ -10,6 +10,7 @@ was forked off there are no threads: there the pool is not usable, and nothing w
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,21 +20,23 @@ import numpy.typing as npt
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import RingDecoder, Slot
-from .sample import Decoder, GroupDecoder, Row
+from .sample import Decoder, GroupDecoder, Row, RowsDecoder
 from .scratch import Scratch
 from .shards import Dataset
+from .spent import Tally
 from .tiled import GROUP
 
 
 class Job:
     """One iteration, and what decodes in it: its rows are dropped once it is cancelled."""
 
-    __slots__ = ("cancelled", "decoder", "failure", "fields", "fill", "group")
+    __slots__ = ("bulk", "cancelled", "decoder", "failure", "fields", "fill", "group")
 
     def __init__(self, decoder: Decoder | RingDecoder) -> None:
         self.decoder = decoder
         self.fields = {field.name: field.blank for field in decoder.fields}
         self.group = decoder if isinstance(decoder, GroupDecoder) else None
+        self.bulk = decoder if isinstance(decoder, RowsDecoder) else None
         self.fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self.cancelled = False
         self.failure: BaseException | None = None
@@ -68,14 +71,16 @@ class Pool:
         faults: Faults,
         workers: int,
         on_full: Callable[[Slot], None],
+        tally: Tally,
     ) -> None:
-        self._dataset, self._faults, self._on_full = dataset, faults, on_full
+        self._dataset, self._faults, self._on_full, self._tally = dataset, faults, on_full, tally
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._job: Job | None = None  # the newest
         self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
+        self._scratch = Scratch()  # of the consumer
         self._died = False  # a thread did, and nothing is taken on any more
         self._loss: WorkerError | None = None  # why, until it is told
         self._process = os.getpid()
@@ -106,6 +111,9 @@ class Pool:
         """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
         self._check_process()
         rows = len(draws)
+        if job.bulk is not None and rows and job.bulk.at_once(self._dataset):
+            self._fill_here(_Chunk(slot, job, 0, rows, draws))
+            return
         size = max(rows // (4 * len(self._threads)), min(GROUP, -(-rows // len(self._threads))), 1)
         chunks = [_Chunk(slot, job, i, min(i + size, rows), draws[i : i + size]) for i in range(0, rows, size)]
         with self._lock:
@@ -115,6 +123,13 @@ class Pool:
                 self._queue.put(chunk)
             if not chunks:  # all of it is padding
                 self._on_full(slot)
+
+    def _fill_here(self, chunk: _Chunk) -> None:
+        """Fill rows on the consumer's thread: another one would cost more, by taking turns with it, than it saves."""
+        chunk.job.check()
+        chunk.job.failure = self._try_rows(0, chunk, self._scratch)
+        if chunk.job.failure is None:
+            self._on_full(chunk.slot)
 
     def wait(self, slot: Slot, job: Job) -> None:
         """Return when `slot` is full. Raises what a worker raised."""
@@ -170,7 +185,7 @@ class Pool:
             scratch = Scratch()
             while (chunk := self._queue.get()) is not None:
                 if self._take(number, chunk.job):
-                    self._settle(number, chunk, self._try_rows(chunk, scratch))
+                    self._settle(number, chunk, self._try_rows(number, chunk, scratch))
                 del chunk  # a thread that waits holds nothing of the last iteration
         except BaseException as error:  # noqa: BLE001 - what no sample is to blame for: told to the consumer
             self._lose(number, error)
@@ -202,27 +217,39 @@ class Pool:
             self._died, self._loss = True, loss
             self._changed.notify_all()
 
-    def _try_rows(self, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
+    def _try_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
+        began = time.perf_counter()
         try:
-            self._fill_rows(chunk, scratch)
+            self._fill_rows(number, chunk, scratch)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
             return error
+        finally:
+            self._tally.busy[number] += time.perf_counter() - began
         return None
 
-    def _fill_rows(self, chunk: _Chunk, scratch: Scratch) -> None:
+    def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot, job, noted = chunk.slot, chunk.job, _Noted()
+        clock, reading = time.perf_counter, self._tally.read
         scratch.tiled.clear()
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
-        for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
+        rows: Sequence[tuple[int, int, list[float]]]
+        rows = list(zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True))
+        if job.bulk is not None:
+            began = clock()
+            into = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.fields}
+            rows = [rows[place] for place in job.bulk.fill_rows(self._dataset, ids, into)]
+            reading[number] += clock() - began
+        for row, index, draws in rows:
             if job.cancelled:
                 return
             try:
+                room = scratch if job.group is None else scratch.other(len(noted))
+                began = clock()
+                data = self._dataset.read(index, room)
+                reading[number] += clock() - began
                 if job.group is None:
-                    data = self._dataset.read(index, scratch)
                     slot.carried[row] = job.fill(data, draws, job.view(slot, row), scratch)
-                    continue
-                data = self._dataset.read(index, scratch.other(len(noted)))
-                if job.group.note(data, draws, row, scratch):
+                elif job.group.note(data, draws, row, scratch):
                     noted[row] = (index, data, draws)
                 else:
                     job.fill(data, draws, job.view(slot, row), scratch)

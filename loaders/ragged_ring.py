@@ -10,9 +10,9 @@ its own.
 import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from .errors import ImageError, WorkerError
 from .nvcodec import BatchDecoder, Decoded
 from .ragged import LEFT_ALONE, Box, place, resize
 from .ring import Layout, Slot
+from .spent import Spans
 
 
 class Cut(NamedTuple):
@@ -53,6 +54,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.copies = Spans()  # the ring's thread begins and settles them
         self._stream = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -69,6 +71,16 @@ class SideStream:
     def enter(self) -> AbstractContextManager[Any]:
         """What is enqueued in this context goes to the stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """What is enqueued in this context counts as copying."""
+        if self._stream is None:
+            yield
+            return
+        self.copies.begin(self._stream)
+        yield
+        self.copies.end(self._stream)
 
     def wait(self, event: Any) -> None:
         """What is enqueued from now on comes after the event."""
@@ -121,6 +133,11 @@ class RaggedRing:
         self._thread: threading.Thread | None = None
         self._held: tuple[_Lane, Any] | None = None  # what the consumer has, and its stream
         self._hosts: ThreadPoolExecutor | None = None
+
+    @property
+    def copy_seconds(self) -> float:
+        """See `Ring`."""
+        return self._side.copies.seconds
 
     def begin(self, slot: Slot) -> None:
         """See `Ring`."""
@@ -224,11 +241,12 @@ class RaggedRing:
             self._decode(slot, self._codec)
         with self._side.enter():
             self._side.wait(lane.consumed)  # the step that read these buffers last is over
-            lane.fields[: used - self._sent].copy_(slot.buffer[self._sent : used], non_blocking=True)
-            if self._codec is not None:
-                made = self._layout.tensors(slot.buffer)["inputs"]
-                for start, stop in _runs(slot.arrays["table"][:, 0] == LEFT_ALONE):
-                    out[start:stop].copy_(made[start:stop], non_blocking=True)
+            with self._side.copying():
+                lane.fields[: used - self._sent].copy_(slot.buffer[self._sent : used], non_blocking=True)
+                if self._codec is not None:
+                    made = self._layout.tensors(slot.buffer)["inputs"]
+                    for start, stop in _runs(slot.arrays["table"][:, 0] == LEFT_ALONE):
+                        out[start:stop].copy_(made[start:stop], non_blocking=True)
             resize(tensors["place"], tensors["table"], out)
             self._side.record(lane.ready)
 

@@ -9,6 +9,7 @@ import torch
 
 from .sample import Field, Row
 from .scratch import Scratch
+from .spent import Spans
 
 _ALIGN = 256
 _TORCH = {
@@ -72,6 +73,10 @@ class Ring(Protocol):
 
     ready: torch.cuda.Event | None  # of the batch handed over last: when it stands
 
+    @property
+    def copy_seconds(self) -> float:
+        """How long copies to the device were under way. Asked by the consumer; of the last ones it may not know yet."""
+
     def begin(self, slot: Slot) -> None:
         """`slot` is full. Called once for each slot, before `hand_over`, by whoever filled it; returns at once."""
 
@@ -120,16 +125,21 @@ class HostRing:
     """The consumer computes on the host: it reads the slot itself."""
 
     ready: torch.cuda.Event | None = None
+    copy_seconds = 0.0  # nothing is copied
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._tensors: dict[int, dict[str, torch.Tensor]] = {}  # by the slot's buffer
 
     def begin(self, slot: Slot) -> None:
         """Nothing is done ahead."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields, valid until `reclaim`."""
-        return self._layout.tensors(slot.buffer)
+        found = self._tensors.get(slot.buffer.data_ptr())
+        if found is None:
+            found = self._tensors[slot.buffer.data_ptr()] = self._layout.tensors(slot.buffer)
+        return found
 
     def reclaim(self) -> None:
         """The consumer is done with the batch that it got last: its slot may be filled again."""
@@ -140,6 +150,7 @@ class HostRing:
     def view(self, layout: Layout) -> None:
         """See `Ring`."""
         self._layout = layout
+        self._tensors.clear()
 
 
 class CudaRing:
@@ -156,10 +167,17 @@ class CudaRing:
         self._buffers = [torch.empty(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(depth)]
         self._copied = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+        self._copies = Spans()
         self._last = depth - 1
         self._held: torch.cuda.Stream | None = None  # the consumer's, as long as it has a batch
         self.ready: torch.cuda.Event | None = None
         self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    @property
+    def copy_seconds(self) -> float:
+        """See `Ring`."""
+        self._copies.settle()
+        return self._copies.seconds
 
     def begin(self, slot: Slot) -> None:
         """Nothing is done ahead: the consumer's kernels are, and a copy is enqueued long before they end."""
@@ -170,7 +188,9 @@ class CudaRing:
         used = self._layout.nbytes
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._consumed[at])  # the step that read this buffer last is over
+            self._copies.begin(self._stream)
             self._buffers[at][:used].copy_(slot.buffer[:used], non_blocking=True)
+            self._copies.end(self._stream)
             self._copied[at].record(self._stream)
         self._held, self.ready = torch.cuda.current_stream(self._device), self._copied[at]
         self._held.wait_event(self._copied[at])  # sync point: the step waits for its data

@@ -14,6 +14,7 @@ from .decode import MAX_PIXELS, decode_box, read_header
 from .errors import ImageError
 from .resample import resample
 from .scratch import Scratch
+from .shards import Dataset
 
 Row = Mapping[str, npt.NDArray[Any]]  # one sample's view of every field
 
@@ -77,6 +78,17 @@ class GroupDecoder(Decoder, Protocol):
 
     def fill_noted(self, rows: Row, scratch: Scratch) -> list[int]:
         """Fill the rows [B, ...] of what was noted: those that are for `fill`, after all."""
+
+
+@runtime_checkable
+class RowsDecoder(Decoder, Protocol):
+    """A decoder that fills many rows straight from the dataset: where a sample is small, Python's share is most."""
+
+    def at_once(self, dataset: Dataset) -> bool:
+        """Whether the samples are in memory, so that filling rows is a copy: then the consumer's own thread does it."""
+
+    def fill_rows(self, dataset: Dataset, ids: Sequence[int], rows: Row) -> list[int]:
+        """Fill rows [k, ...] with the samples `ids`. Returns the places of those that are for `read` and `fill`."""
 
 
 @dataclass(frozen=True)

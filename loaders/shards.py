@@ -5,14 +5,11 @@ classes, splits, counts, sizes and checksums of every shard, and the options tha
 (compact.py). Tars without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
 """
 
-import errno
 import hashlib
 import json
 import os
 import re
 import stat
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
@@ -25,6 +22,7 @@ from .beton_dataset import BetonDataset
 from .content import Content
 from .errors import DataError, ShardError
 from .folder import SPLIT_FOLDERS, FilesDataset, is_class_folder, list_folder
+from .handles import Handles
 from .readahead import ask, pieces
 from .scratch import Scratch
 from .tar import index_path, split_name
@@ -271,11 +269,9 @@ class TarDataset:
     ) -> None:
         self.name = name
         self._shards = shards
-        self._files: dict[int, int] = {}
-        self._close = weakref.finalize(self, _close_all, self._files)
-        self._lock = threading.Lock()
         self.fingerprint = _fingerprint(shards, checksums)
         self._watch = Watch(shards)  # before their indexes are read
+        self._handles = Handles(shards, self._watch, "copy it again, or convert again")
         self.notes: Sequence[str]
         self.records, self.notes, self.content = compact.records(
             shards, self.fingerprint, cache_name, checksums, content
@@ -297,7 +293,7 @@ class TarDataset:
         offset, size, shard, *_ = self.records[index].item()
         view = scratch.encoded(BLOCK + size)
         try:
-            fill(self._file(shard), view, offset - BLOCK)
+            fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
             self._watch.look(shard)  # it may tell more
             raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); copy it again and --resume") from error
@@ -315,7 +311,7 @@ class TarDataset:
         chosen = self.records[indices]
         shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
         for shard, offset, size in pieces(shards, offsets - BLOCK, sizes + BLOCK):
-            ask(self._file(shard), offset, size)
+            ask(self._handles.file(shard), offset, size)
 
     def sample_name(self, index: int) -> str:
         """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path.
@@ -337,7 +333,7 @@ class TarDataset:
     def _member(self, index: int) -> tuple[str, str]:
         """The name of the sample's member, and the path in its note, empty where there is none."""
         shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
-        file = self._file(shard)
+        file = self._handles.file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
         for _ in range(4):  # the members after it, while they are of the same stem
             at += size + -size % BLOCK + BLOCK
@@ -359,32 +355,7 @@ class TarDataset:
 
     def close(self) -> None:
         """Close the shards. Reading on opens them anew."""
-        with self._lock:
-            _close_all(self._files)
-
-    def _file(self, shard: int) -> int:
-        file = self._files.get(shard)
-        if file is not None:
-            return file
-        with self._lock:
-            if shard not in self._files:
-                try:
-                    file = os.open(self._shards[shard], os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else "copy it again, or convert again"
-                    raise ShardError(f"{self._shards[shard]}: {error.strerror}; {remedy}") from error
-                try:
-                    self._watch.opened(shard, file)
-                except BaseException:
-                    os.close(file)
-                    raise
-                self._files[shard] = file
-            return self._files[shard]
-
-
-def _close_all(files: dict[int, int]) -> None:
-    while files:
-        os.close(files.popitem()[1])
+        self._handles.close()
 
 
 def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:

@@ -19,7 +19,8 @@ from fastimg import cli, rundir, train
 from fastimg.config import Convert
 from fastimg.convert import convert
 
-TIMING = ("images_per_second", "wait_share", "train_seconds", "val_seconds", "save_seconds")
+SHARES = ("wait_share", "copy_share", "compute_share", "loader_busy_share", "loader_read_share")
+TIMING = ("images_per_second", "seconds", *SHARES, "train_seconds", "val_seconds", "save_seconds")
 
 
 @pytest.fixture

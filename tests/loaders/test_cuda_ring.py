@@ -73,8 +73,8 @@ class Stream:
 class Event:
     """A place in a stream's work; one that was never recorded has happened."""
 
-    def __init__(self):
-        self.mark = (None, 0)
+    def __init__(self, enable_timing=False):
+        self.mark, self.timing = (None, 0), enable_timing
 
     def record(self, stream):
         self.mark = (stream, len(stream.work))
@@ -83,6 +83,14 @@ class Event:
         stream, position = self.mark
         while stream is not None and stream.done < position:
             assert DEVICE.run(), "deadlock: what the host waits for cannot happen"
+
+    def query(self):
+        stream, position = self.mark
+        return stream is None or stream.done >= position
+
+    def elapsed_time(self, other):
+        assert self.timing and other.timing and self.query() and other.query() and self.mark[0] is other.mark[0]
+        return other.mark[1] - self.mark[1]  # a millisecond for each thing that was done between the two
 
 
 class Buffer:
@@ -235,6 +243,7 @@ def test_every_kernel_reads_its_own_batch(device, stop_early):
         while DEVICE.run():
             pass
         assert len(seen) >= 4 and all(found == [wanted] for wanted, found in seen), (seed, seen)
+        assert ring.copy_seconds == pytest.approx(len(seen) / 1000)  # every copy was timed, and nothing else
 
 
 @pytest.mark.parametrize("forgotten", ["_settle", "wait for consumed", "wait for copied"])
@@ -288,6 +297,9 @@ def test_every_kernel_reads_what_was_decoded_for_it(decoding, stop_early):
         while DEVICE.run():
             pass
         assert len(seen) >= 4 and all(found == [wanted] for wanted, found in seen), (seed, seen)
+        ring._side.copies.settle()  # as its thread would with the next copy
+        copies = round(1000 * ring.copy_seconds)
+        assert copies >= len(seen) if stop_early else copies == len(seen)
 
 
 @pytest.mark.parametrize("forgotten", ["finish", "release"])

@@ -1,0 +1,88 @@
+"""A run that waits for its data is told so: in one line while it trains, and in the summary."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.markup import escape
+
+from . import accounting, effective, rundir
+from .accounting import Window, overall
+from .data import center_crop, chosen_backend, is_plain_folder, train_crop
+from .hints import LIMIT, Facts, Hint, hint, started_slowly
+from .loaders import ImageDecoder, LoaderConfig, nvcodec
+from .loaders.crop import sized
+from .loaders.decode import MAX_PIXELS
+from .probe import probe
+from .progress import Display
+from .report import shown
+from .run import Run
+
+
+def tell(run: Run, display: Display) -> None:
+    """Say the verdict, once, as soon as the run is seen to wait. Rank 0 calls it after each window."""
+    evidence = run.account.evidence()
+    if evidence is None or run.told:
+        return
+    found = _judged(run, evidence)
+    if found is not None:
+        run.told = True
+        display.say(escape(found.text))
+        run.account.skip()  # it took a moment to find out
+
+
+def verdict(run: Run) -> str | None:
+    """On all of the run. None where it waited little, or not long enough to tell."""
+    whole, steady = overall(rundir.train_records(run.directory)), run.account.steady
+    if whole.seconds < accounting.SETTLED or whole.wait_share <= LIMIT:
+        return None
+    if steady.wait_share <= LIMIT:
+        facts = replace(_facts(run, steady), wait=whole.wait_share)
+        return None if facts.backend == "synthetic" else started_slowly(facts, run.seconds / max(1, run.epoch)).text
+    found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
+    return found and found.text
+
+
+def _judged(run: Run, window: Window) -> Hint | None:
+    facts = _facts(run, window)
+    found = hint(facts)
+    if found is None or not facts.encoded:
+        return found
+    if run.probed is None:
+        run.probed = probe(run.loader, _images(run), run.config.seed)
+    return hint(replace(facts, probe=run.probed))
+
+
+def _facts(run: Run, window: Window) -> Facts:
+    config, data = run.config, run.config.data or Path()
+    encoded = run.embedding is None and run.model.text is None
+    return Facts(
+        wait=window.wait_share,
+        speed=window.speed,
+        data=shown(data),
+        backend=chosen_backend(config.loader) if encoded else "native",
+        unit=run.unit,
+        encoded=encoded,
+        ranks=run.ranks.world_size,
+        workers=run.loader.workers,
+        cores=run.ranks.cpus,
+        threads=torch.get_num_threads(),
+        prefetch=config.prefetch or LoaderConfig.prefetch,
+        cuda=run.ranks.device.type == "cuda",
+        folder=is_plain_folder(data),
+        order=config.order,
+        decode="gpu" if config.decode == "gpu" else "cpu",
+        gpu_decoder=nvcodec.installed(),
+        busy=window.busy_share,
+        read=window.read_share,
+        copy=window.copy_share,
+    )
+
+
+def _images(run: Run) -> ImageDecoder:
+    """As the native loader would decode what this run trains on now."""
+    config, pre = replace(run.config, loader="native"), run.preprocessing
+    crop = center_crop(pre) if config.no_aug else train_crop(pre, config.scale, config.ratio)
+    if run.progressive is not None:
+        crop = sized(crop, run.progressive.size(run.epoch))
+    return ImageDecoder(crop, config.max_pixels or MAX_PIXELS, effective.scales(config))

@@ -1,0 +1,100 @@
+"""Where a loader's time goes: seconds, counted while it runs, at a cost that does not show.
+
+A thread reads the clock twice a sample and twice a chunk, and adds to numbers of its own. On a GPU pairs of events are
+recorded, and looked at when they have happened. Nobody waits for anybody on account of this
+(`benchmarks/accounting.py` measures it).
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds since the loader was made. None for what it cannot tell apart."""
+
+    wait: float  # the consumer had no batch: on a CPU its thread waited, on a GPU its stream stood still
+    copy: float | None  # copies to the device were under way, beside the waiting and the computing
+    read: float | None  # of all threads together: in `Dataset.read`
+    busy: float | None  # of all threads together: at rows, reading them included
+
+
+class Tally:
+    """Seconds of several threads. Each adds to its own places, so there is no lock."""
+
+    def __init__(self, threads: int) -> None:
+        self.read = [0.0] * threads
+        self.busy = [0.0] * threads
+
+
+class Spans:
+    """Seconds between pairs of events on CUDA streams. One thread begins, ends and settles them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # of the spans that were settled
+        self._began: torch.cuda.Event | None = None
+        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._free: list[torch.cuda.Event] = []
+
+    def begin(self, stream: torch.cuda.Stream) -> None:
+        """From here on what `stream` does is in the span. One that was begun and not ended counts nothing."""
+        if self._began is None:
+            self._began = self._free.pop() if self._free else _event()
+        self._began.record(stream)
+
+    def end(self, stream: torch.cuda.Stream) -> None:
+        """Up to here."""
+        if self._began is None:
+            return
+        ended = self._free.pop() if self._free else _event()
+        ended.record(stream)
+        self._under_way.append((self._began, ended))
+        self._began = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Count what is over by now. The device is asked, not waited for."""
+        while self._under_way and self._under_way[0][1].query():
+            began, ended = self._under_way.popleft()
+            self.seconds += began.elapsed_time(ended) / 1000
+            self._free += (began, ended)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class Waits:
+    """How long a consumer waits for batches; it calls `begin` and `end`.
+
+    On a GPU the host runs ahead: while its thread waits for the next batch, the device may still compute. There what
+    counts is the time from the end of all work that was enqueued before to the moment when the batch is there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.host = 0.0  # seconds of the thread
+        self._device, self._began = device, 0.0
+        self._spans = Spans() if device.type == "cuda" else None
+
+    def begin(self) -> None:
+        """The consumer has enqueued what it had, and asks for a batch."""
+        if self._spans is not None:
+            self._spans.begin(torch.cuda.current_stream(self._device))
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """The batch is handed out; what is enqueued from now on may read it."""
+        self.host += time.perf_counter() - self._began
+        if self._spans is not None:
+            self._spans.end(torch.cuda.current_stream(self._device))
+
+    @property
+    def seconds(self) -> float:
+        """In which nothing was computed for want of data. On a GPU the last few batches may not be in it yet."""
+        if self._spans is None:
+            return self.host
+        self._spans.settle()
+        return self._spans.seconds
