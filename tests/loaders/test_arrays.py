@@ -1,14 +1,17 @@
 """Arrays as samples: read at their places, padded to texts of one length, and batched by length."""
 
 import io
+import threading
 from itertools import chain, pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastimg.loaders import DataError, ImageError, Loader, LoaderConfig
+from fastimg.loaders import arrays as arrays_module
 from fastimg.loaders.arrays import (
     MULTIPLE,
     PAD,
@@ -55,6 +58,14 @@ def store(tmp_path, numbers):
     return write
 
 
+@pytest.fixture(params=["in memory", "from the shards"])
+def where(request, monkeypatch):
+    """Arrays are kept in memory, as few are, or read by threads each time, as many are."""
+    if request.param == "from the shards":
+        monkeypatch.setattr(arrays_module, "HELD", -1)
+    return request.param
+
+
 @pytest.fixture
 def texts(store):
     """`texts(n, most)`: tokens of n texts, 1 to `most` each: text i is i, i, i, ..."""
@@ -91,7 +102,7 @@ def test_npy_of_objects_is_refused():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_arrays_arrive_as_they_were_with_their_samples(store, dtype):
+def test_arrays_arrive_as_they_were_with_their_samples(store, dtype, where):
     arrays = [np.random.default_rng(i).normal(0, 50, (3, 2)).astype(dtype) for i in range(23)]
     dataset = store(arrays)
     with Loader(dataset, ArrayDecoder((3, 2), np.dtype(dtype)), LoaderConfig(batch_size=4, workers=2)) as loader:
@@ -102,8 +113,37 @@ def test_arrays_arrive_as_they_were_with_their_samples(store, dtype):
     dataset.close()
 
 
+def test_what_is_in_memory_is_read_once_and_filled_by_nobody_else(store, where, monkeypatch):
+    arrays = [np.full(3, i, np.float32) for i in range(12)]
+    dataset, threads = store(arrays), set()
+    read = dataset._read_rows
+
+    def seen(ids, head, out):
+        threads.add(threading.current_thread().name.rpartition("-")[0])
+        return read(ids, head, out)
+
+    monkeypatch.setattr(dataset, "_read_rows", seen)
+    with Loader(dataset, ArrayDecoder((3,), np.dtype("f4")), LoaderConfig(batch_size=4, workers=2)) as loader:
+        first = [batch.inputs.clone() for batch in loader]
+        assert threads == ({""} if where == "in memory" else {"fastimg-loader"})  # MainThread has no number
+        threads.clear()
+        assert len(first) == len(list(loader)) == 3
+        assert threads == (set() if where == "in memory" else {"fastimg-loader"})
+    dataset.close()
+
+
+def test_views_of_arrays_in_memory(store, where):
+    one, two = (store([np.full(3, sign * i, np.float32) for i in range(6)], name=f"v{sign}") for sign in (1, -1))
+    with Loader(Views([one, two]), ArrayDecoder((3,), np.dtype("f4")), LoaderConfig(batch_size=3, workers=1)) as loader:
+        for sign in (1, -1, 1):
+            for batch in loader:
+                assert torch.equal(batch.inputs[:, 0], sign * batch.ids.float())
+    one.close()
+    two.close()
+
+
 @pytest.mark.parametrize("other", [np.zeros(4, np.float16), np.zeros(3, np.float32), np.zeros((3, 1), np.float16)])
-def test_another_array_than_stated_ends_the_run(store, other):
+def test_another_array_than_stated_ends_the_run(store, other, where):
     dataset = store([np.zeros(3, np.float16), other])
     loader = Loader(dataset, ArrayDecoder((3,), np.dtype(np.float16)), LoaderConfig(batch_size=2, workers=1))
     with loader, pytest.raises(DataError, match=r"not float16 \[3\]; delete the cache"):
@@ -111,7 +151,7 @@ def test_another_array_than_stated_ends_the_run(store, other):
     dataset.close()
 
 
-def test_a_sample_without_an_array_is_left_out_with_its_reason(store):
+def test_a_sample_without_an_array_is_left_out_with_its_reason(store, where):
     arrays = [np.full(3, i, np.float32) for i in range(8)]
     arrays[2] = arrays[5] = None
     dataset = store(arrays)
