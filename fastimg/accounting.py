@@ -21,7 +21,7 @@ class Window:
     """A stretch of training, in seconds. None: not told apart.
 
     Waiting and computing add up to the whole. Copies to a GPU run beside both, on a stream of their own; computing is
-    all that is not waiting: augmentation, the step, a checkpoint in the middle of an epoch.
+    all that is not waiting: augmentation, the step, arrays taken from memory, a checkpoint in the middle of an epoch.
     """
 
     seconds: float = 0.0
@@ -93,12 +93,14 @@ def overall(records: Iterable[Mapping[str, Any]]) -> Window:
     """
     total = Window()
     for record in records:
-        seconds = record.get("seconds", 0.0)  # none in what older versions wrote
-        wait, copy, busy, read = (
-            None if name not in record else record[name] * seconds
-            for name in ("wait_share", "copy_share", "loader_busy_share", "loader_read_share")
+        if "seconds" not in record:  # an older version wrote it
+            continue
+        seconds, wait = record["seconds"], record["wait_share"]
+        copy, busy, read = (
+            record[name] * seconds if name in record else None
+            for name in ("copy_share", "loader_busy_share", "loader_read_share")
         )
-        total += Window(seconds, 0, wait or 0.0, copy, read, busy, seconds)
+        total += Window(seconds, 0, wait * seconds, copy, read, busy, seconds)
     return total
 
 

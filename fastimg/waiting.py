@@ -11,7 +11,7 @@ from .accounting import Window, overall
 from .data import center_crop, chosen_backend, is_plain_folder, train_crop
 from .hints import LIMIT, Facts, Hint, hint, started_slowly
 from .loaders import ImageDecoder, LoaderConfig, nvcodec
-from .loaders.crop import sized
+from .loaders.crop import Crop, sized
 from .loaders.decode import MAX_PIXELS
 from .probe import probe
 from .progress import Display
@@ -40,7 +40,7 @@ def verdict(run: Run) -> str | None:
         facts = replace(_facts(run, steady), wait=whole.wait_share)
         return None if facts.backend == "synthetic" else started_slowly(facts, run.seconds / max(1, run.epoch)).text
     found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
-    return found and found.text
+    return None if found is None else found.text
 
 
 def _judged(run: Run, window: Window) -> Hint | None:
@@ -82,7 +82,7 @@ def _facts(run: Run, window: Window) -> Facts:
 def _images(run: Run) -> ImageDecoder:
     """As the native loader would decode what this run trains on now."""
     config, pre = replace(run.config, loader="native"), run.preprocessing
-    crop = center_crop(pre) if config.no_aug else train_crop(pre, config.scale, config.ratio)
+    crop: Crop = center_crop(pre) if config.no_aug else train_crop(pre, config.scale, config.ratio)
     if run.progressive is not None:
         crop = sized(crop, run.progressive.size(run.epoch))
     return ImageDecoder(crop, config.max_pixels or MAX_PIXELS, effective.scales(config))

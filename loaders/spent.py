@@ -57,7 +57,7 @@ class Spans:
 
     def settle(self) -> None:
         """Count what is over by now. The device is asked, not waited for."""
-        while self._under_way and self._under_way[0][1].query():
+        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
             began, ended = self._under_way.popleft()
             self.seconds += began.elapsed_time(ended) / 1000
             self._free += (began, ended)

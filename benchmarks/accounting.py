@@ -1,0 +1,250 @@
+"""What the accounting of time costs, and whether a verdict's promise is kept.
+
+    python benchmarks/accounting.py --data FOLDER                # FOLDER has images by class
+    python benchmarks/accounting.py --data FOLDER --promise      # and what `train` promises, against what it then gives
+
+Cost: epochs of the native loader over tiled shards (where an image takes least), with its counters and without them,
+interleaved; the counters' own statements, and those of `Account`, in loops. `share` is what the counters take of the
+time that a thread spends on an image, by the medians of both: the difference of epochs is smaller than their spread.
+
+Promise: `fastimg train` with `--loader torch`, then with the first flag that its verdict names, a process each,
+interleaved; the promised images per second against the median of the progress lines.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import measure
+from images import list_images
+from rich.console import Console
+
+from fastimg.accounting import Account
+from fastimg.config import Convert
+from fastimg.convert import convert
+from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders import loader as native
+from fastimg.loaders.pool import Pool
+from fastimg.loaders.spent import Tally, Waits
+
+_LOOPS = 200_000
+_PROMISE = re.compile(r"try (--\S+ \S+) \(estimate: ([\d.]+)x, ([\d,.]+) img/s\)")
+
+
+class Uncounted(Pool):
+    """The pool as it is without counters."""
+
+    def _try_rows(self, number: int, chunk: Any, scratch: Any) -> BaseException | None:
+        try:
+            self._fill_rows(number, chunk, scratch)
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer
+            return error
+        return None
+
+    def _fill_rows(self, number: int, chunk: Any, scratch: Any) -> None:
+        slot, job, noted = chunk.slot, chunk.job, {}
+        scratch.tiled.clear()
+        ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
+        for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
+            if job.cancelled:
+                return
+            data = self._dataset.read(index, scratch.other(len(noted)))
+            if job.group.note(data, draws, row, scratch):
+                noted[row] = (index, data, draws)
+            else:
+                job.fill(data, draws, job.view(slot, row), scratch)
+            if len(noted) == 8:
+                self._fill_noted(chunk, noted, scratch)
+        self._fill_noted(chunk, noted, scratch)
+
+
+def main() -> None:
+    """Measure and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of images by class")
+    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--promise", action="store_true", help="what is promised, and no costs")
+    parser.add_argument("--arch", default="resnet18")
+    parser.add_argument("--img-size", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--duration", default="12ep", help="of each run")
+    parser.add_argument("--flags", nargs="*", default=[], help="more flags of train, without their leading dashes")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "accounting.jsonl")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fastimg-accounting-") as scratch:
+        some = _links(args.data, Path(scratch) / "images", args.images)
+        if args.promise:
+            records = [promised(args, some, Path(scratch))]
+        else:
+            convert(Convert(src=some, dst=Path(scratch) / "tiled"), Console(quiet=True))
+            records = [loading(args, Path(scratch) / "tiled"), account()]
+    shared = {"benchmark": "accounting", "data": args.data.resolve().name, "images": args.images}
+    environment = measure.environment()
+    for record in records:
+        measure.append(args.out, {**shared, **measure.flat(record), "environment": environment})
+        shown = {key: value.text() if isinstance(value, measure.Spread) else value for key, value in record.items()}
+        measure.show(Console(width=150), "", [{"": key, "value": value} for key, value in shown.items()])
+
+
+def _links(data: Path, folder: Path, count: int) -> Path:
+    """So many of the images, of every class alike."""
+    names = list_images(data)
+    for name in names[:: max(1, len(names) // count)][:count]:
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to((data / name).resolve())
+    return folder
+
+
+def loading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Epochs with and without counters."""
+
+    def epoch(pool: type[Pool]) -> Callable[[], float]:
+        native.Pool = pool  # type: ignore[misc]
+        loader = Loader(
+            open_dataset(folder, "train"),
+            ImageDecoder(RandomResizedCrop(size=224)),
+            LoaderConfig(batch_size=64, workers=args.workers),
+        )
+
+        def run() -> float:
+            native.Pool = pool  # type: ignore[misc]
+            began, count = time.perf_counter(), 0
+            for batch in loader:
+                count += batch.samples
+            return count / (time.perf_counter() - began)
+
+        return run
+
+    rates = measure.interleaved({"counted": epoch(Pool), "uncounted": epoch(Uncounted)}, args.repeats, warmups=2)
+    own = measure.Spread.of([_each(_sample) for _ in range(args.repeats)])
+    batch = measure.Spread.of([_each(_batch) for _ in range(args.repeats)])
+    per_image = 1e6 * args.workers / rates["uncounted"].median  # of a thread
+    return {
+        "what": "native loader",
+        "workers": args.workers,
+        "counted": rates["counted"],
+        "uncounted": rates["uncounted"],
+        "ratio": rates["counted"].median / rates["uncounted"].median,
+        "thread_microseconds_per_image": per_image,
+        "counters_microseconds_per_image": own,
+        "waits_microseconds_per_batch": batch,
+        "share": own.median / per_image,
+    }
+
+
+def _each(call: Callable[[int], object], loops: int = _LOOPS) -> float:
+    """Microseconds of a turn of the loop that `call` makes."""
+    began = time.perf_counter()
+    call(loops)
+    return 1e6 * (time.perf_counter() - began) / loops
+
+
+def _sample(loops: int) -> None:
+    """What the pool adds for a sample, and for a chunk of one."""
+    tally, number = Tally(2), 1
+    clock, reading = time.perf_counter, tally.read
+    for _ in range(loops):
+        start = time.perf_counter()
+        began = clock()
+        reading[number] += clock() - began
+        tally.busy[number] += time.perf_counter() - start
+
+
+def _batch(loops: int) -> None:
+    import torch
+
+    waits = Waits(torch.device("cpu"))
+    for _ in range(loops):
+        waits.begin()
+        waits.end()
+
+
+def account() -> dict[str, Any]:
+    """A step's and a progress line's cost of `Account`."""
+    tally, waits = Tally(16), 0.0
+
+    from fastimg.loaders.spent import Spent
+
+    def spent() -> Spent:
+        return Spent(waits, 0.0, sum(tally.read), sum(tally.busy))
+
+    def steps(loops: int) -> None:
+        book = Account(spent, 16)
+        book.begin()
+        for _ in range(loops):
+            book.add(32)
+
+    def lines(loops: int) -> None:
+        book = Account(spent, 16)
+        book.begin()
+        book.add(32)
+        book.add(32)
+        for _ in range(loops):
+            book.read().record()
+            book.evidence()
+
+    return {
+        "what": "Account",
+        "microseconds_per_batch": measure.Spread.of([_each(steps) for _ in range(5)]),
+        "microseconds_per_line": measure.Spread.of([_each(lines, _LOOPS // 20) for _ in range(5)]),
+    }
+
+
+def promised(args: argparse.Namespace, images: Path, scratch: Path) -> dict[str, Any]:
+    """Runs with torch's loader, and runs with what their verdicts advise."""
+    slow, promises, fast, flags = [], [], [], set()
+    for pair in range(args.pairs):
+        speed, said = _train(args, images, scratch / f"torch-{pair}", ["--loader", "torch", "--workers", "1"])
+        found = _PROMISE.search(said)
+        if found is None:
+            raise SystemExit(f"no promise in:\n{said}")
+        slow.append(speed)
+        promises.append(float(found[3].replace(",", "")))
+        flags.add(found[1])
+        advised = found[1].split()
+        kept = [] if advised[0] == "--workers" else ["--workers", "1"]
+        fast.append(_train(args, images, scratch / f"advised-{pair}", [*advised, *kept])[0])
+    return {
+        "what": "promise",
+        "arch": args.arch,
+        "img_size": args.img_size,
+        "batch_size": args.batch_size,
+        "more": " ".join(args.flags),
+        "advised": ", ".join(sorted(flags)),
+        "before": measure.Spread.of(slow),
+        "promised": measure.Spread.of(promises),
+        "reached": measure.Spread.of(fast),
+        "reached_over_promised": measure.Spread.of([a / b for a, b in zip(fast, promises, strict=True)]),
+    }
+
+
+def _train(args: argparse.Namespace, images: Path, output: Path, flags: list[str]) -> tuple[float, str]:
+    """(images per second, what was said) of a run; its first progress line does not count."""
+    command = [
+        *(sys.executable, "-m", "fastimg", "train", str(images), "--arch", args.arch, "--img-size", str(args.img_size)),
+        *("--batch-size", str(args.batch_size), "--duration", args.duration, "--val-fraction", "0", "--no-amp"),
+        *("--output", str(output), "--name", "run", *flags, *(f"--{flag}" for flag in args.flags)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "400"})
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    lines = (output / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if record["kind"] == "train"]
+    return statistics.median(record["images_per_second"] for record in records[1:]), done.stdout
+
+
+if __name__ == "__main__":
+    main()
