@@ -1,10 +1,12 @@
 """How fast: the loader, the copy, the two beside a training step, augmentation, and training from real files."""
 
 import importlib.util
+import io
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
+from fastimg import cli
 from fastimg.augment import Policy, apply, draw
-from fastimg.loaders import Loader
+from fastimg.loaders import Loader, nvcodec
 
 
 def loader(bench: Bench) -> None:
@@ -50,28 +53,6 @@ def _epoch_speed(loader: Loader) -> Callable[[], float]:
         return count / (time.perf_counter() - began)
 
     return run
-
-
-def copy(bench: Bench) -> None:
-    """Host to device, from pinned and from pageable memory."""
-    bench.need_cuda()
-    rows = []
-    for nbytes in (bench.sizes.batch * 3 * bench.sizes.crop**2, 2**28):
-        target = torch.empty(nbytes, dtype=torch.uint8, device=bench.device)
-        sources = {pinned: torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned) for pinned in (True, False)}
-        variants = {
-            "pinned" if pinned else "pageable": _rate(
-                lambda s=s, t=target: t.copy_(s, non_blocking=True), nbytes, bench
-            )
-            for pinned, s in sources.items()
-        }
-        for name, rate in measure.interleaved(variants, 10, warmups=3).items():
-            rows.append({"memory": name, "megabytes": round(nbytes / 1e6, 1), "gigabytes_per_second": rate})
-    bench.report("host to device", rows)
-
-
-def _rate(call: Callable[[], object], nbytes: int, bench: Bench) -> Callable[[], float]:
-    return lambda: nbytes / measure.seconds(call, bench.device) / 1e9
 
 
 def overlap(bench: Bench) -> None:
@@ -237,24 +218,28 @@ def _kornia(policy: Policy, images: torch.Tensor, dtype: torch.dtype) -> Callabl
 
 
 def train(bench: Bench) -> None:
-    """Training steps per second of time, in images: a batch that is on the device already, and JPEGs from files."""
+    """`fastimg bench`: every stage, training on data that lies on the device and from files, and the verdict."""
     sizes = bench.sizes
-    images, targets = bench.random_batch(sizes.batch)
-    rows = []
-    for arch in sizes.archs:
-        stepper = Stepper(arch, bench.device, size=sizes.crop)
-        count = (sizes.warm_steps + sizes.steps) * sizes.batch
-        files = {mode: bench.loader(count, sizes.batch, bench.device, None, mode) for mode in bench.modes(bench.device)}
-        variants = {mode: lambda s=stepper, f=one: _real_speed(bench, s, f) for mode, one in files.items()}
-        synthetic = {"synthetic": lambda s=stepper: _synthetic_speed(bench, s, images, targets)}
-        speeds = measure.interleaved({**synthetic, **variants}, sizes.repeats)
-        for mode, one in files.items():
-            one.close()
-            share = round(speeds[mode].median / speeds["synthetic"].median, 3)
-            row = {"arch": arch, "by": MODES[mode], "real": speeds[mode], "synthetic": speeds["synthetic"]}
-            rows.append({**row, "real/synthetic": share})
-    layout = "bf16, channels-last where convolutional"
-    bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px, {layout}", rows)
+    flags = [str(bench.folder), "--device", bench.device.type, "--arch", ",".join(sizes.archs), "--json"]
+    flags += ["-b", str(sizes.batch), "--img-size", str(sizes.crop), "--repeats", str(sizes.repeats)]
+    flags += ["--images", str(sizes.images), "--stages", "all", "--no-advice"]
+    ways = ["cpu", "gpu"] if bench.device.type == "cuda" and nvcodec.installed() else ["cpu"]
+    for decode in ways:
+        said = io.StringIO()
+        with redirect_stdout(said):
+            code = cli.run(["bench", *flags, "--decode", decode])
+        if code:
+            raise RuntimeError(f"fastimg bench --decode {decode}: exit code {code}; what it said stands above")
+        found = json.loads(said.getvalue())
+        shown = ("stage", "images_per_second", "gigabytes_per_second", "ceiling_images_per_second", "ratio", "note")
+        rows = [{key: row[key] for key in shown if key in row} for row in found["stages"]]
+        bench.report(f"stages alone, {found['threads']} threads, decoded by {decode}", rows)
+        rows = []
+        for one in found["training"]:
+            row = {key: one[key] for key in ("arch", "synthetic_images_per_second", "real_images_per_second")}
+            verdict = {"real/synthetic": one["real_over_synthetic"], "verdict": one["verdict"]["sentence"]}
+            rows.append({**row, "decode": decode, **verdict})
+        bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px, {found['precision']}", rows)
 
 
 def _synthetic_speed(bench: Bench, stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> float:
@@ -289,7 +274,6 @@ def _real_speed(bench: Bench, stepper: Stepper | None, loader: Loader, steps: in
 
 MEASURES = {
     "loader": loader,
-    "copy": copy,
     "overlap": overlap,
     "augment": augment,
     "augment-share": augment_share,

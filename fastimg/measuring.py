@@ -108,7 +108,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
         began = time.perf_counter()
         call()
         return time.perf_counter() - began
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     call()
     end.record()

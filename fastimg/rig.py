@@ -18,7 +18,6 @@ from .autobatch import batches
 from .beside import Beside
 from .config import Train
 from .data import Part
-from .errors import UsageError
 from .loaders import Batch, BatchSource, Dataset
 from .measuring import seconds, synchronise
 from .models import train_mode
@@ -54,13 +53,11 @@ class Rig:
 
 
 def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks: Ranks) -> Rig:
-    """A rig over samples, which may come several times. Raises UsageError for what cannot be."""
+    """A rig over samples, which may come several times. Raises UsageError for what cannot be, a text model among it."""
     set_backends(config, ranks)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     classes = dataset.classes or ("one", "two")
     model, preprocessing = build_model(replace(config, num_classes=max(2, len(classes))), ranks, classes)
-    if model.text is not None:
-        raise UsageError(f"--arch {config.arch}: reads texts; bench measures images: give a model of timm's, say")
     final = effective.resolve(config, config.data or Path(), model, preprocessing, None, ranks)
     parts = Parts(Part(dataset, indices, config.train_split), None, None)
     run = assemble(final, ranks, Path(), model, preprocessing, precision, parts, wrapping=False)

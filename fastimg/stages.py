@@ -204,7 +204,7 @@ class _Thread:
         to_columns(*place)
         t4 = clock()
         bicubic = decoder.crop.interpolation == "bicubic"
-        resize_columns(self.columns, cut.height, *cut.at(window), bicubic, self.work, self.out)
+        resize_columns(self.columns, cut.height, *cut.at(window), bicubic, self.work, self.out)  # type: ignore[call-arg]
         # decode_tiles finds the tiles once more: that is splicing, not decoding.
         return 1, t2 - t0, max((t3 - t2) - (t2 - t1), 0.0) + t4 - t3, clock() - t4
 

@@ -209,7 +209,7 @@ class ArrayDataset:
         """The same from the shards."""
         others: list[int] = []
         before = memoryview(bytearray(BLOCK + len(head)))
-        flat = memoryview(out.reshape(-1).view(np.uint8))
+        flat = memoryview(out.reshape(-1).view(np.uint8).data)
         nbytes = len(flat) // max(1, len(ids))
         size = len(head) + nbytes
         stated = b"%011o" % size

@@ -1,0 +1,407 @@
+"""`fastimg bench`: where the time goes, what limits, and what to change.
+
+benchdata   the images, and how many of them an epoch has
+stagebench  each stage alone, and what the machine allows
+rig         the loader alone, the step on data that costs nothing, both together: the trainer's own code
+verdict     what limits; advice, what was tried against it
+comparison  other loaders on the same images; tuning, the best settings, for `train` to read
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from . import augmentation, effective, machine, measuring, refusals, tuning
+from .advice import advise
+from .bench_plots import check_file, plot_loaders
+from .benchconfig import Bench
+from .benchdata import Images, epoch_size, open_images
+from .compared import Comparison, Setting
+from .comparison import compare
+from .comparison import names as loader_names
+from .config import Augmenting, Train
+from .data import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
+from .errors import UsageError, nearest, printable
+from .loaders import ImageDecoder
+from .loaders.cpus import available_cpus
+from .measuring import Spread, environment
+from .memory import available
+from .parallel import Ranks, start
+from .rig import Rig, build, loader_rate, real_rate, synthetic_rate, with_loader
+from .stagebench import NAMES, Stage, measure, median_of
+from .textmodel import PREFIX
+from .verdict import Advice, Measured, Verdict, judge
+
+_ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
+
+
+@dataclass
+class Trained:
+    """What was measured with one model."""
+
+    arch: str
+    synthetic: Spread
+    real: Spread
+    augment: Spread | None
+    verdict: Verdict
+    tried: list[Advice] = field(default_factory=list)
+
+    def record(self) -> dict[str, Any]:
+        """For json."""
+        rates = {"synthetic": self.synthetic, "real": self.real}
+        found: dict[str, Any] = {"arch": self.arch}
+        for name, spread in rates.items():
+            found |= spread.fields(f"{name}_images_per_second")
+        found["real_over_synthetic"] = round(self.real.median / self.synthetic.median, 4)
+        found["verdict"] = self.verdict.record()
+        found["tried"] = [{"change": one.change, "factor": round(one.factor or 0.0, 4)} for one in self.tried]
+        return found
+
+
+def bench(settings: Bench, console: Console, progress: Console) -> None:
+    """Measure, and print tables on `console`, or json. Raises UsageError, UserError and DataError, each a sentence."""
+    _check(settings)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(start(settings.device))
+        if ranks.world_size > 1:
+            raise UsageError("bench measures one process; start it without torchrun")
+        refusals.check_device(_config(settings, ranks, ""), ranks.device.type)
+        images = open_images(settings.data, settings.split, settings.seed)
+        stack.callback(images.dataset.close)
+        check_readable(chosen_backend(settings.loader), settings.data, images.dataset)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch, prefix="fastimg-bench-")))
+        found = _measure(settings, images, ranks, scratch, console, progress)
+    if settings.json:
+        print(json.dumps(found, allow_nan=False))
+
+
+def _check(settings: Bench) -> None:
+    augmentation.check(settings)
+    check_backend(chosen_backend(settings.loader), {"decode": settings.decode})
+    for arch in (settings.arch or "").split(","):
+        if arch.strip().startswith(PREFIX):
+            raise UsageError(
+                f"--arch {arch.strip()}: reads texts, and bench measures images; give a model of timm's, say"
+            )
+    for name in _stages(settings.stages):
+        if name not in NAMES:
+            near = nearest(name, NAMES) or ";"
+            raise UsageError(f"--stages {name}: no such stage{near} there are {', '.join(NAMES)}, or all, or none")
+    if settings.loaders is not None:
+        loader_names(settings.loaders)
+    _threads(settings.threads)
+    for flag, value, least in (
+        ("--batch-size", settings.batch_size, 1),
+        ("--img-size", settings.img_size, 1),
+        ("--repeats", settings.repeats, 1),
+        ("--images", settings.images if settings.images is not None else 1, 1),
+    ):
+        if value < least:
+            raise UsageError(f"{flag} {value}: give {least} or more")
+    if settings.plot is not None and settings.loaders is None and settings.threads is None:
+        raise UsageError("--plot has no effect without --loaders or --threads; add one of them")
+    if settings.plot is not None:
+        check_file(settings.plot)
+    if settings.tune:
+        machine.target()
+    if settings.scratch is not None and not settings.scratch.is_dir():
+        raise UsageError(f"--scratch {settings.scratch}: no such folder; make it, or leave it out")
+
+
+def _stages(text: str) -> list[str]:
+    if text in ("all", "none"):
+        return list(NAMES) if text == "all" else []
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _threads(text: str | None) -> tuple[int, ...]:
+    """`1,2,4` as numbers, each once."""
+    words = [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not word.isdigit() or int(word) < 1:
+            raise UsageError(f"--threads {text}: {word} is no number of threads; write 1,2,4 for example")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
+    """What `train` would be told."""
+    augmenting = {one.name: getattr(settings, one.name) for one in fields(Augmenting)}
+    return Train(
+        data=settings.data,
+        arch=arch,
+        batch_size=settings.batch_size,
+        img_size=settings.img_size,
+        loader=settings.loader,
+        workers=str(worker_count(settings.workers, ranks)),
+        decode=settings.decode,
+        amp=settings.amp,
+        channels_last=settings.channels_last,
+        device=settings.device,
+        seed=settings.seed,
+        lr=1e-4,  # the weights shall stay numbers; what they are matters to nobody
+        val_fraction=0.0,
+        **augmenting,
+    )
+
+
+def _measure(
+    settings: Bench, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
+) -> dict[str, Any]:
+    archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
+    out = Console(quiet=True) if settings.json else console
+    first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
+    decoder = _decoder(first)
+    threads = int(first.run.config.workers)
+    with _telling(progress, "choosing how many images to measure with"):
+        cores = threads if settings.loader in ("auto", "native") else 1
+        count = epoch_size(images, decoder, cores, settings.batch_size, settings.images)
+    rig = with_loader(first, images.dataset, images.epoch(count))
+    first.close()
+    found: dict[str, Any] = {
+        "data": images.path.name,
+        "about": images.about(),
+        "images": count,
+        "batch_size": settings.batch_size,
+        "img_size": settings.img_size,
+        "loader": rig.loader.describe(),
+        "threads": threads,
+        "repeats": settings.repeats,
+        "device": str(ranks.device),
+        "precision": rig.run.precision.reason,
+        "environment": environment(),
+    }
+    _head(out, found)
+    if images.unreadable:
+        name, reason = next(iter(images.unreadable.items()))
+        words = f"{len(images.unreadable)} of the images that were looked at cannot be read: {name}: {reason}"
+        out.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
+    stages: list[Stage] = []
+    if names := _stages(settings.stages):
+        with _telling(progress, f"measuring stages: {', '.join(names)}"):
+            stages = measure(images, decoder, rig, names, count, threads, settings.repeats)
+        found["stages"] = [stage.record() for stage in stages]
+        if not settings.json:
+            measuring.show(out, f"stages alone, {threads} threads", [stage.row() for stage in stages])
+    alone, noise = _loader_alone(rig, settings.repeats, progress)
+    found |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
+    line = f"loader alone  {alone.text()} img/s; measured against itself it differs by {noise['difference']:.1%}"
+    out.print(line, highlight=False, soft_wrap=True)
+    trained = []
+    for arch in archs:
+        here = (
+            rig
+            if arch == archs[0]
+            else build(_config(settings, ranks, arch), images.dataset, images.epoch(count), ranks)
+        )
+        one = _train(settings, images, here, count, stages, alone, scratch / arch.replace("/", "_"), progress)
+        trained.append(one)
+        _show_training(out, one)
+        if here is not rig:
+            here.close()
+    found["training"] = [one.record() for one in trained]
+    found["real_over_synthetic"] = found["training"][0]["real_over_synthetic"]
+    found["verdict"] = trained[0].verdict.sentence()
+    records: list[dict[str, Any]] = []
+    if several := _threads(settings.threads):
+        found["scaling"] = _scaling(rig, images, count, several, settings.repeats, out, progress)
+    if settings.loaders is not None:
+        comparison = _compare(settings, images, count, several or (threads,), progress)
+        comparison.show(out)
+        records = comparison.records()
+        found |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
+    if settings.plot is not None:
+        scaling = [{"name": rig.run.config.loader, **row} for row in found.get("scaling", [])]
+        plot_loaders(records or scaling, settings.plot)
+        out.print(f"drawn in {settings.plot}", highlight=False, markup=False, soft_wrap=True)
+    if settings.tune:
+        with _telling(progress, "tuning"):
+            best = tuning.tune(rig, images, count, progress)
+        file = machine.write(best.profile)
+        found["tuned"] = {**best.record(), "profile": str(file)}
+        tuning.show(best, file, out)
+    rig.close()
+    return found
+
+
+def _decoder(rig: Rig) -> ImageDecoder:
+    """The native loader's, with which stages are taken apart."""
+    config, preprocessing = rig.run.config, rig.run.preprocessing
+    if config.no_aug:
+        return ImageDecoder(center_crop(preprocessing))
+    crop = train_crop(preprocessing, config.scale, config.ratio)
+    return ImageDecoder(crop, dct_scaling=effective.scales(config))
+
+
+def _loader_alone(rig: Rig, repeats: int, progress: Console) -> tuple[Spread, dict[str, Any]]:
+    """The loader's rate, and what the harness itself scatters: the same thing measured as two, in turn."""
+    with _telling(progress, "measuring the loader alone"):
+        loader_rate(rig)  # threads start, memory is touched
+        pairs = [(loader_rate(rig), loader_rate(rig)) for _ in range(repeats)]
+    one, two = (median(pair[i] for pair in pairs) for i in range(2))
+    noise = {"first": round(one, 1), "second": round(two, 1), "difference": round(abs(one / two - 1), 4), "n": repeats}
+    return Spread.of([rate for pair in pairs for rate in pair]), noise
+
+
+def _train(
+    settings: Bench,
+    images: Images,
+    rig: Rig,
+    count: int,
+    stages: Sequence[Stage],
+    alone: Spread,
+    scratch: Path,
+    progress: Console,
+) -> Trained:
+    """End to end, beside what data that costs nothing would allow; the verdict, and what helps against it."""
+    arch, slots = rig.run.config.arch, rig.loader.config.prefetch
+    synthetic, real = list[float](), list[float]()
+    with _telling(progress, f"measuring {arch}: on random pixels, and end to end"):
+        for _ in range(settings.repeats):
+            synthetic.append(synthetic_rate(rig))
+            # What the slots hold already must be used up, unless the step is the slower by far.
+            warm = slots + 1 if alone.median < 2 * synthetic[-1] else 1
+            real.append(real_rate(rig, warm))
+    shared = rig.run.ranks.device.type == "cpu"
+    decode = alone.median
+    if shared and rig.loader.workers < available_cpus():
+        with _telling(progress, "measuring the loader on all cores"):
+            wide = with_loader(rig, images.dataset, images.epoch(count), workers=str(available_cpus()))
+            loader_rate(wide)
+            decode = median(loader_rate(wide) for _ in range(settings.repeats))
+            wide.close()
+    fits = images.nbytes < available()
+    measured = Measured(
+        storage=median_of(stages, "read, warm" if fits else "read, cold") or median_of(stages, "read, warm"),
+        decode=decode,
+        copy=median_of(stages, "copy"),
+        augment=median_of(stages, "augment"),
+        step=median_of(stages, "step"),
+        synthetic=median(synthetic),
+        real=median(real),
+        shared=shared,
+    )
+    worth: list[Advice] = []
+    tried: list[Advice] = []
+    if not settings.no_advice:
+        status = Status(progress)
+        worth, tried = advise(images, rig, count, measured, scratch, warm, status)
+        status.end()
+    return Trained(arch, Spread.of(synthetic), Spread.of(real), None, judge(measured, worth), tried)
+
+
+def _scaling(
+    rig: Rig, images: Images, count: int, threads: Sequence[int], repeats: int, out: Console, progress: Console
+) -> list[dict[str, Any]]:
+    """The loader alone, by threads, interleaved."""
+    rigs = {n: with_loader(rig, images.dataset, images.epoch(count), workers=str(n)) for n in threads}
+    with _telling(progress, f"measuring the loader with {', '.join(map(str, threads))} threads"):
+        speeds = measuring.interleaved({str(n): _rate_of(one) for n, one in rigs.items()}, repeats)
+    for one in rigs.values():
+        one.close()
+    base = speeds[str(threads[0])].median / threads[0]
+    rows, records = [], []
+    for n in threads:
+        speed = speeds[str(n)]
+        scaling = speed.median / n / base
+        rows.append(
+            {
+                "threads": n,
+                **speed.columns("img/s"),
+                "per thread": f"{speed.median / n:,.0f}",
+                "of the first": f"{scaling:.2f}",
+            }
+        )
+        records.append(
+            {
+                "threads": n,
+                "images_per_second": round(speed.median, 1),
+                "spread": [round(speed.low, 1), round(speed.high, 1)],
+                "n": speed.n,
+            }
+        )
+    measuring.show(out, "the loader alone, by threads", rows)
+    return records
+
+
+def _rate_of(rig: Rig) -> Any:
+    return lambda: loader_rate(rig)
+
+
+def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ...], progress: Console) -> Comparison:
+    assert settings.loaders is not None
+    setting = Setting(
+        batch_size=settings.batch_size,
+        size=settings.img_size,
+        threads=threads,
+        repeats=settings.repeats,
+        images=count,
+        seed=settings.seed,
+    )
+    wanted = loader_names(settings.loaders)
+    return compare(images.dataset, settings.data, wanted, setting, settings.scratch, progress, settings.split)
+
+
+def _head(out: Console, found: dict[str, Any]) -> None:
+    e = found["environment"]
+    rows = {
+        "data": f"{found['data']}: {found['about']}",
+        "measured": f"{found['images']:,} images a repeat, {found['repeats']} repeats, batch {found['batch_size']}, "
+        f"{found['img_size']} px",
+        "loader": found["loader"],
+        "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {e['cores']} cores",
+    }
+    for name, text in rows.items():
+        out.print(f"{name:<9} {printable(text)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_training(out: Console, one: Trained) -> None:
+    rows = [
+        {"training": "synthetic: data on the device", **one.synthetic.columns("img/s")},
+        {"training": "real: end to end", **one.real.columns("img/s")},
+    ]
+    measuring.show(out, one.arch, rows)
+    out.print(f"real/synthetic  {one.real.median / one.synthetic.median:.2f}", highlight=False, style="bold")
+    out.print(printable(f"verdict  {one.verdict.sentence()}"), highlight=False, markup=False, soft_wrap=True)
+    for trial in one.tried:
+        if trial not in one.verdict.advice:
+            words = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"
+            out.print(printable(words), highlight=False, markup=False, soft_wrap=True)
+
+
+class Status:
+    """A line that tells what goes on: live on a terminal, one after the other elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.status("") if console.is_terminal else None
+        if self._live is not None:
+            self._live.start()
+
+    def __call__(self, text: str) -> None:
+        """Say what begins."""
+        if self._live is not None:
+            self._live.update(text)
+        else:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Nothing goes on."""
+        if self._live is not None:
+            self._live.stop()
+
+
+@contextmanager
+def _telling(console: Console, text: str) -> Iterator[None]:
+    status = Status(console)
+    status(text)
+    try:
+        yield
+    finally:
+        status.end()
