@@ -36,6 +36,7 @@ from .memory import available
 from .parallel import Ranks, start
 from .rig import Rig, build, loader_rate, real_rate, synthetic_rate, with_loader
 from .stagebench import NAMES, Stage, measure, median_of
+from .stagebench import show as show_stages
 from .textmodel import PREFIX
 from .verdict import Advice, Measured, Verdict, judge
 
@@ -187,8 +188,7 @@ def _measure(
         with _telling(progress, f"measuring stages: {', '.join(names)}"):
             stages = measure(images, decoder, rig, names, count, threads, settings.repeats)
         found["stages"] = [stage.record() for stage in stages]
-        if not settings.json:
-            measuring.show(out, f"stages alone, {threads} threads", [stage.row() for stage in stages])
+        show_stages(stages, threads, out)
     alone, noise = _loader_alone(rig, settings.repeats, progress)
     found |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
     line = f"loader alone  {alone.text()} img/s; measured against itself it differs by {noise['difference']:.1%}"

@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.console import Console
 
 from .benchdata import Images
 from .disks import drop, memory_bandwidth, sequential_read
+from .errors import printable
+from .hints import number
 from .loaders import ImageDecoder
 from .measuring import Spread
+from .measuring import show as show_table
 from .rig import Rig, augment_rate, copy_rate, device_copy_rate, step_rate
 from .stages import Costs, read_rate, take_apart
 
@@ -53,20 +57,33 @@ class Stage:
         return found
 
     def row(self) -> dict[str, str]:
-        """For a table."""
-        if self.rate is None:
-            return {"stage": self.name, "img/s": "", "note": self.note}
+        """For a table of what was measured."""
+        assert self.rate is not None
         share = "" if self.ceiling is None else f"{self.rate.median / self.ceiling:.2f}"
         return {
             "stage": self.name,
-            "img/s": f"{self.rate.median:,.0f}",
-            "range": f"{self.rate.low:,.0f} - {self.rate.high:,.0f}",
-            "per core": "" if self.threads is None else f"{self.rate.median / self.threads:,.0f}",
+            "img/s": number(self.rate.median),
+            "range": f"{number(self.rate.low)} - {number(self.rate.high)}",
+            "per core": "" if self.threads is None else number(self.rate.median / self.threads),
             "GB/s": "" if self.bytes_rate is None else f"{self.bytes_rate / 1e9:.3g}",
-            "ceiling": "" if self.ceiling is None else f"{self.ceiling:,.0f}",
+            "ceiling": "" if self.ceiling is None else number(self.ceiling),
             "of it": share,
-            "note": "; ".join(words for words in (self.how, self.note) if words),
         }
+
+    def words(self) -> str:
+        """What a table has no room for; empty where that is nothing."""
+        said = [f"ceiling: {self.how}"] if self.how else []
+        return f"{self.name}: {'; '.join([*said, self.note] if self.note else said)}" if said or self.note else ""
+
+
+def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
+    """A table, and under it how ceilings were found and what was not measured."""
+    rows = [stage.row() for stage in stages if stage.rate is not None]
+    if rows:
+        show_table(console, f"stages alone, {threads} thread{'s' * (threads != 1)}", rows)
+    for stage in stages:
+        if stage.words():
+            console.print(printable(f"  {stage.words()}"), highlight=False, markup=False, soft_wrap=True)
 
 
 def measure(
@@ -95,13 +112,13 @@ def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: in
     cold: list[tuple[float, float]] = []
     lines: list[float] = []
     why = ""
-    for number in range(repeats):
+    for repeat in range(repeats):
         line = sequential_read(files, cold=True)
         why = line.why or _dropped(files)
         if why:
             break
         lines.append(line.bytes_per_second)
-        cold.append(read_rate(dataset, np.random.default_rng(number).permutation(unique), threads, batch))
+        cold.append(read_rate(dataset, np.random.default_rng(repeat).permutation(unique), threads, batch))
     rows = []
     if cold:
         rates, nbytes = ([one[i] for one in cold] for i in range(2))
@@ -127,9 +144,9 @@ def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: in
 
 def _dropped(files: Sequence[Path]) -> str:
     """Drop files from the page cache. Returns why one of them is not out of it."""
-    for number, path in enumerate(files):
+    for place, path in enumerate(files):
         with path.open("rb", buffering=0) as handle:
-            if why := drop(handle.fileno(), checked=number < _CHECKED):
+            if why := drop(handle.fileno(), checked=place < _CHECKED):
                 return why
     return ""
 

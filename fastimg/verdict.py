@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .hints import number
+
 Kind = Literal["storage-bound", "decode-bound", "copy-bound", "augment-bound", "compute-bound", "balanced"]
 
 NEAR = 1.1  # rates within this factor of each other are about the same
@@ -63,9 +65,9 @@ class Verdict:
 
     def sentence(self) -> str:
         """For a person."""
-        words = f"{self.kind} at {self.share:.2f}: {_WORDS[self.limit]} allows {self.limit_rate:,.0f} img/s"
+        words = f"{self.kind} at {self.share:.2f}: {_WORDS[self.limit]} allows {number(self.limit_rate)} img/s"
         if self.next is not None and self.next_rate is not None:
-            words += f", {_WORDS[self.next]}, the next limit, {self.next_rate:,.0f}"
+            words += f", {_WORDS[self.next]}, the next limit, {number(self.next_rate)}"
         better = [one.text() for one in self.advice]
         return words + (f"; {' or '.join(better)}" if better else "")
 
