@@ -106,9 +106,9 @@ def test_json_has_what_a_script_needs(cli, trained):
     assert set(stages) == {"read, cold", "read, warm", "splice", "decode", "resize", "copy", "augment", "step"}
     for name in ("read, warm", "splice", "decode", "resize"):
         row = stages[name]
-        assert row["n"] == 1 and row["per_core"] == pytest.approx(row["images_per_second"] / row["threads"], rel=1e-3)
+        assert row["n"] == 1 and row["per_core"] == pytest.approx(row["images_per_second"] / row["threads"], rel=0.01)
         ratio = row["images_per_second"] / row["ceiling_images_per_second"]
-        assert row["ratio"] == pytest.approx(ratio, rel=0.01) and row["ceiling"]
+        assert row["ratio"] == pytest.approx(ratio, rel=0.05) and row["ceiling"]
     assert [one["arch"] for one in found["training"]] == ["test_resnet", "test_vit"]
     one = found["training"][0]
     share = one["real_images_per_second"] / one["synthetic_images_per_second"]
