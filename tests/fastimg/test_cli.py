@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastimg import __version__, config
+from fastimg import __version__, benchconfig, config
 from fastimg import cli as command_line
 
 COMMANDS = {
@@ -23,10 +23,12 @@ COMMANDS = {
     "embed": config.Embed,
     "predict": config.Predict,
     "export": config.Export,
+    "bench": benchconfig.Bench,
+    "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
 }
 IN_YAML = {"augmentation", "kornia"}
-POSITIONAL = {"src", "dst", "more", "data", "checkpoint", "sources", "action"}
+POSITIONAL = {"folder", "src", "dst", "more", "data", "checkpoint", "sources", "action"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
