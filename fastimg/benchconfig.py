@@ -11,18 +11,16 @@ from .trainconfig import Augmenting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Augmenting):
-    """Measure where the time goes: every stage from the disk to the step, what limits training, and what to change."""
+class Measuring:
+    """What is measured: the first flags of `bench`."""
 
     data: Positional[Path]
     """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
     split: str = "train"
     """The split to read."""
-    arch: Annotated[str, arg(aliases=["-a", "--model"], metavar="NAME[,NAME...]")] = "resnet50"
-    """The models whose steps are measured, as `train` names them."""
-    loader: Annotated[
-        Literal["auto", "native", "torch", "dali", "ffcv", "synthetic"], arg(aliases=["--data-backend"])
-    ] = "auto"
+    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME[,NAME...]", help_behavior_hint="")] = None
+    """The models whose steps are measured, as `train` names them. Default: resnet50 on a GPU, resnet18 on a CPU."""
+    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
     """What would read and decode in training; see `train --help`."""
     loaders: flagtypes.Str = None
     """Compare loaders: any of native, torch, dali, ffcv, webdataset, synthetic, with commas between them, or all. Each
@@ -62,6 +60,11 @@ class Bench(Augmenting):
     """Draw bars of --loaders, and curves over --threads, into this PNG file."""
     json: bool = False
     """Print the result as json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Augmenting, Measuring):
+    """Measure where the time goes: every stage from the disk to the step, what limits training, and what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
