@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 import torch
 from gil import Sampler
-from loader_data import Sources
+from loader_peers import tiled
 from measure import Spread
 from rich.console import Console
 
@@ -38,6 +38,7 @@ from fastimg.loaders.filters import reach, resize_columns
 from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.splice import splice
 from fastimg.loaders.vectors import WIDE
+from fastimg.peer_data import Sources
 
 # decode holds find: tiles are found and their bits copied, then decoded
 STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")
@@ -49,7 +50,7 @@ _MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
 def run(args: argparse.Namespace, sources: Sources, shared: dict[str, Any], console: Console) -> None:
     """Measure the stages, or the GIL, or both; show and keep them."""
     torch.set_num_threads(1)
-    data = open_dataset(sources.tiled)
+    data = open_dataset(tiled(sources))
     decoder = ImageDecoder(RandomResizedCrop(size=args.size))
     try:
         if args.stages:

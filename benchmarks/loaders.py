@@ -11,20 +11,21 @@ of n counts. First their centre crops and their boxes are compared. A loader tha
 import argparse
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import loader_stages
 import measure
 from images import list_images
-from loader_checks import Checks, compare
-from loader_data import Sources, make, write_gradients
-from loader_peers import PEERS, Work
-from loader_processes import PeerError, Remote, remotes
-from measure import Spread
+from loader_peers import INSTALL, PEERS, make_tiled
 from rich.console import Console
 
-from fastimg.loaders.cpus import available_cpus
+from fastimg.comparison import drop, in_turn, make
+from fastimg.parity import Checks, check
+from fastimg.peer_data import Sources, write_gradients
+from fastimg.peer_processes import PeerError, remotes
+from fastimg.peers import Work
 
 BASE = next(iter(PEERS))  # ratios are of its speed to the others'
 
@@ -48,19 +49,16 @@ def main() -> None:
     args = parser.parse_args()
 
     console = Console(width=150)
-    os.environ.setdefault("NUMBA_NUM_THREADS", str(max(available_cpus(), *args.workers)))  # FFCV's threads: a ceiling
     alone = args.stages or args.gil
     names = [name for name in PEERS if name == BASE or (name in args.peers and not alone)]
     for name in list(names):
-        if missing := PEERS[name].missing():
-            console.print(f"{name}: {', '.join(missing)} is not installed; {PEERS[name].install}", highlight=False)
+        if not PEERS[name].installed():
+            console.print(f"{name}: {PEERS[name].module} is not installed; {INSTALL}", highlight=False)
             names.remove(name)
     files = [args.data / name for name in list_images(args.data)]
     count = max(1, args.images // args.batch_size) * args.batch_size  # whole batches: no loader pads
-    repeated = (files * -(-count // len(files)))[:count]
-    wanted = {PEERS[name].reads for name in names}
     with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-loaders-") as scratch:
-        sources = make(Path(scratch) / "photographs", repeated, wanted)
+        sources = _sources(Path(scratch) / "photographs", files, count)
         shared = {
             "benchmark": "loaders",
             "images": count,
@@ -72,9 +70,16 @@ def main() -> None:
             "environment": measure.environment(),
         }
         if alone:
+            make_tiled(sources)
             loader_stages.run(args, sources, shared, console)
         else:
-            _against_peers(args, names, sources, files, Path(scratch), wanted, shared, console)
+            _against_peers(args, names, sources, files, Path(scratch), shared, console)
+
+
+def _sources(folder: Path, files: Sequence[Path], count: int) -> Sources:
+    """`count` of the files, over and over."""
+    absolute = [Path(os.path.abspath(file)) for file in files]
+    return Sources(folder=folder, files=tuple((absolute * -(-count // len(absolute)))[:count]))
 
 
 def _against_peers(
@@ -83,38 +88,38 @@ def _against_peers(
     sources: Sources,
     files: list[Path],
     scratch: Path,
-    wanted: set[str],
     shared: dict[str, Any],
     console: Console,
 ) -> None:
-    def work(data: Sources, crop: Any, workers: int) -> Work:
+    def work(data: Sources, crop: Literal["random", "centre"], workers: int) -> Work:
         return Work(sources=data, crop=crop, batch_size=args.batch_size, size=args.size, workers=workers)
 
-    each = make(scratch / "each", files, wanted)
-    gradients = make(scratch / "gradients", _cycle(write_gradients(scratch / "drawn"), len(sources.files)), wanted)
+    each = _sources(scratch / "each", files, len(files))
+    gradients = _sources(scratch / "gradients", write_gradients(scratch / "drawn"), len(sources.files))
     checks = Checks(centre=work(each, "centre", args.workers[0]), boxes=work(gradients, "random", args.workers[0]))
-    faults: list[str] = []
+    faults: dict[str, str] = {}
     rows = []
-    with remotes(names) as opened:
-        parity = compare(opened, checks, BASE)
-        for name in names:
-            if "fault" in parity[name]:
-                faults.append(parity.pop(name)["fault"])
-                del opened[name]
+    with remotes({name: PEERS[name] for name in names}, max(args.workers)) as opened:
+        make(opened, (sources, each, gradients), BASE, faults)
+        parity, others = check(opened, checks, BASE)
+        for name, fault in others.items():
+            drop(opened, name, PeerError(fault), BASE, faults)
         _show_checks(console, parity)
         for workers in args.workers:
-            speeds, busy = _interleaved(opened, work(sources, "random", workers), args.repeats, faults)
-            for name, speed in speeds.items():
-                ratio = speeds[BASE].median / speed.median
-                row: dict[str, Any] = {"loader": name, "workers": workers}
-                columns = {"CPU us/img": round(busy[name].median), f"x of {BASE}": f"{ratio:.2f}"}
-                rows.append(row | speed.columns("img/s") | columns)
-                measured = {**speed.fields("images_per_second"), **busy[name].fields("cpu_microseconds")}
-                about = {"about": PEERS[name].about, "base": BASE, "base_over_this": round(ratio, 3)}
-                measure.append(args.out, {**shared, **row, **measured, **about, "parity": _rounded(parity[name])})
+            measured = in_turn(opened, work(sources, "random", workers), args.repeats, BASE, faults)
+            base = next(one.speed.median for one in measured if one.name == BASE)
+            for one in measured:
+                ratio = base / one.speed.median
+                row: dict[str, Any] = {"loader": one.name, "workers": workers}
+                columns = {"CPU us/img": round(one.busy.median) if one.busy else "", f"x of {BASE}": f"{ratio:.2f}"}
+                rows.append(row | one.speed.columns("img/s") | columns)
+                busy = one.busy.fields("cpu_microseconds") if one.busy else {"cpu_microseconds": None}
+                about = {"about": PEERS[one.name].about, "base": BASE, "base_over_this": round(ratio, 3)}
+                record = {**shared, **row, **one.speed.fields("images_per_second"), **busy, **about}
+                measure.append(args.out, {**record, "parity": _rounded(parity[one.name])})
     measure.show(console, f"{shared['images']} images of {shared['data']}, batches of {args.batch_size}", rows)
     if faults:
-        raise SystemExit("\n".join(["failed:", *faults]))
+        raise SystemExit("\n".join(["failed:", *(f"{name}: {fault}" for name, fault in faults.items())]))
 
 
 def _show_checks(console: Console, parity: dict[str, dict[str, Any]]) -> None:
@@ -127,34 +132,6 @@ def _show_checks(console: Console, parity: dict[str, dict[str, Any]]) -> None:
     ):
         rows = [{"loader": name, **{key: f"{row[key] or 0:.3f}" for key in columns}} for name, row in parity.items()]
         measure.show(console, title, rows)
-
-
-def _interleaved(
-    opened: dict[str, Remote], job: Work, repeats: int, faults: list[str]
-) -> tuple[dict[str, Spread], dict[str, Spread]]:
-    """Images per second and processor microseconds per image, of epochs in turn; the first round does not count."""
-    speeds: dict[str, list[float]] = {name: [] for name in opened}
-    busy: dict[str, list[float]] = {name: [] for name in opened}
-    for number in range(1 + repeats):
-        for name in list(speeds):
-            try:
-                count, seconds, processor = opened[name].ask("epoch", job)
-                if count != len(job.sources.files):
-                    raise PeerError(f"{name}: an epoch of {len(job.sources.files)} images gave {count}")
-            except PeerError as error:
-                if name == BASE:
-                    raise
-                faults.append(str(error))
-                del speeds[name], busy[name], opened[name]
-                continue
-            if number:
-                speeds[name].append(count / seconds)
-                busy[name].append(processor / count * 1e6)
-    return {n: Spread.of(v) for n, v in speeds.items()}, {n: Spread.of(v) for n, v in busy.items()}
-
-
-def _cycle(files: list[Path], count: int) -> list[Path]:
-    return (files * -(-count // len(files)))[:count]
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,6 +151,7 @@ def _surroundings(threads: int) -> Iterator[None]:
     # A ceiling for FFCV's threads; no bars of FFCV's writer.
     settings = {"NUMBA_NUM_THREADS": str(max(available_cpus(), threads)), "TQDM_DISABLE": "1"}
     before = {name: os.environ.get(name) for name in settings}
+    resource_tracker.ensure_running()  # else the first start does, and lets signals through again
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(settings)
     try:

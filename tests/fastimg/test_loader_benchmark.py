@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastimg import parity
+from fastimg.peer_data import read_boxes, write_gradients
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -21,9 +24,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def test_boxes_are_read_back_from_crops(module: Any, tmp_path: Path) -> None:
-    data = module("loader_data")
-    files = data.write_gradients(tmp_path / "gradients")
+def test_boxes_are_read_back_from_crops(tmp_path: Path) -> None:
+    files = write_gradients(tmp_path / "gradients")
     crops, expected = [], []
     rng = np.random.default_rng(0)
     for number in range(60):
@@ -36,13 +38,13 @@ def test_boxes_are_read_back_from_crops(module: Any, tmp_path: Path) -> None:
         crops.append(pixels[:, ::-1] if mirrored else pixels)
         area, aspect = w * h / (width * height), w / h
         expected.append((area, aspect, (x + w / 2) / width, (y + h / 2) / height, mirrored))
-    found = data.read_boxes(np.stack(crops))
+    found = read_boxes(np.stack(crops))
     assert np.abs(found / np.maximum(expected, 1e-9) - 1)[:, :2].max() < 0.02
     assert np.abs(found - expected)[:, 2:].max() < 0.005
 
 
-def test_the_distance_of_distributions(module: Any) -> None:
-    distance = module("loader_checks")._distance
+def test_the_distance_of_distributions() -> None:
+    distance = parity._distance
     rng = np.random.default_rng(0)
     a, b = rng.random(2000), rng.random(2000)
     assert distance(a, a) == 0 and distance(a, b) < 1.95 * (2 / 2000) ** 0.5
