@@ -120,7 +120,7 @@ class Comparison:
         for row in self.rows:
             speed = row.speed
             columns = {"loader": row.name, "threads": row.threads, "img/s": f"{speed.median:,.0f}"}
-            columns |= {"range": f"{speed.low:,.0f} - {speed.high:,.0f}", "n": speed.n}
+            columns |= {"range": f"{speed.low:,.0f} - {speed.high:,.0f}"}
             columns |= {f"{BASE} / it": f"{base[row.threads] / row.speed.median:.2f}"}
             rows.append(columns | {"CPU us/img": "" if row.busy is None else f"{row.busy.median:.0f}"})
         again = ", over and over" if self.samples < self.images else ""
