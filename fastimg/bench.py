@@ -8,7 +8,9 @@ comparison  other loaders on the same images; tuning, the best settings, for `tr
 """
 
 import json
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
@@ -70,6 +72,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     """Measure, and print tables on `console`, or json. Raises UsageError, UserError and DataError, each a sentence."""
     _check(settings)
     with ExitStack() as stack:
+        stack.enter_context(_told_to_end())
         ranks = stack.enter_context(start(settings.device))
         if ranks.world_size > 1:
             raise UsageError("bench measures one process; start it without torchrun")
@@ -216,6 +219,7 @@ def _measure(
         comparison.show(out)
         records = comparison.records()
         found |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
+        found["left_out"] = comparison.left_out
     if settings.plot is not None:
         scaling = [{"name": rig.run.config.loader, **row} for row in found.get("scaling", [])]
         plot_loaders(records or scaling, settings.plot)
@@ -395,6 +399,23 @@ class Status:
         """Nothing goes on."""
         if self._live is not None:
             self._live.stop()
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does: what is in temporary folders goes with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -253,3 +255,16 @@ def test_a_stage_row_says_what_it_has():
     assert row.row()["of it"] == "0.50" and row.words() == "decode: ceiling: 2 x one"
     assert Stage(name="copy", note="none").record() == {"stage": "copy", "note": "none"}
     assert stagebench.median_of([row], "decode") == 100.0 and stagebench.median_of([row], "copy") is None
+
+
+def test_sigterm_leaves_nothing_behind(cli, image_folder, tmp_path, monkeypatch):
+    def ended(rig):
+        assert any(one.name.startswith("fastimg-bench-") for one in (tmp_path / "scratch").iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(bench, "loader_rate", ended)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--scratch", tmp_path / "scratch")
+    assert ran.code == 143
+    assert not list((tmp_path / "scratch").iterdir())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
