@@ -2,7 +2,7 @@
 
 benchdata   the images, and how many of them an epoch has
 stagebench  each stage alone, and what the machine allows
-rig         the loader alone, the step on data that costs nothing, both together: the trainer's own code
+trainbench  the loader alone, the step on data that costs nothing, both together: the trainer's own code (rig)
 verdict     what limits; advice, what was tried against it
 comparison  other loaders on the same images; tuning, the best settings, for `train` to read
 """
@@ -11,17 +11,15 @@ import json
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from . import augmentation, effective, machine, measuring, refusals, tuning
-from .advice import advise
+from . import augmentation, effective, machine, refusals, tuning
 from .bench_plots import check_file, plot_loaders
 from .benchconfig import Bench
 from .benchdata import Images, epoch_size, open_images
@@ -32,40 +30,16 @@ from .config import Augmenting, Train
 from .data import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
 from .errors import UsageError, nearest, printable
 from .loaders import ImageDecoder
-from .loaders.cpus import available_cpus
-from .measuring import Spread, environment
-from .memory import available
+from .measuring import environment
 from .parallel import Ranks, start
-from .rig import Rig, build, loader_rate, real_rate, synthetic_rate, with_loader
-from .stagebench import NAMES, Stage, measure, median_of
+from .progress import telling
+from .rig import Rig, build, with_loader
+from .stagebench import NAMES, Stage, measure
 from .stagebench import show as show_stages
 from .textmodel import PREFIX
-from .verdict import Advice, Measured, Verdict, judge
+from .trainbench import loader_alone, measure_scaling, measure_training, show_training
 
 _ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
-
-
-@dataclass
-class Trained:
-    """What was measured with one model."""
-
-    arch: str
-    synthetic: Spread
-    real: Spread
-    augment: Spread | None
-    verdict: Verdict
-    tried: list[Advice] = field(default_factory=list)
-
-    def record(self) -> dict[str, Any]:
-        """For json."""
-        rates = {"synthetic": self.synthetic, "real": self.real}
-        found: dict[str, Any] = {"arch": self.arch}
-        for name, spread in rates.items():
-            found |= spread.fields(f"{name}_images_per_second")
-        found["real_over_synthetic"] = round(self.real.median / self.synthetic.median, 4)
-        found["verdict"] = self.verdict.record()
-        found["tried"] = [{"change": one.change, "factor": round(one.factor or 0.0, 4)} for one in self.tried]
-        return found
 
 
 def bench(settings: Bench, console: Console, progress: Console) -> None:
@@ -163,7 +137,7 @@ def _measure(
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
     decoder = _decoder(first)
     threads = int(first.run.config.workers)
-    with _telling(progress, "choosing how many images to measure with"):
+    with telling(progress, "choosing how many images to measure with"):
         cores = threads if settings.loader in ("auto", "native") else 1
         count = epoch_size(images, decoder, cores, settings.batch_size, settings.images)
     rig = with_loader(first, images.dataset, images.epoch(count))
@@ -188,11 +162,11 @@ def _measure(
         out.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
     stages: list[Stage] = []
     if names := _stages(settings.stages):
-        with _telling(progress, f"measuring stages: {', '.join(names)}"):
+        with telling(progress, f"measuring stages: {', '.join(names)}"):
             stages = measure(images, decoder, rig, names, count, threads, settings.repeats)
         found["stages"] = [stage.record() for stage in stages]
         show_stages(stages, threads, out)
-    alone, noise = _loader_alone(rig, settings.repeats, progress)
+    alone, noise = loader_alone(rig, settings.repeats, progress)
     found |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
     line = f"loader alone  {alone.text()} img/s; measured against itself it differs by {noise['difference']:.1%}"
     out.print(line, highlight=False, soft_wrap=True)
@@ -203,9 +177,9 @@ def _measure(
             if arch == archs[0]
             else build(_config(settings, ranks, arch), images.dataset, images.epoch(count), ranks)
         )
-        one = _train(settings, images, here, count, stages, alone, scratch / arch.replace("/", "_"), progress)
+        one = measure_training(settings, images, here, count, stages, alone, scratch / arch.replace("/", "_"), progress)
         trained.append(one)
-        _show_training(out, one)
+        show_training(out, one)
         if here is not rig:
             here.close()
     found["training"] = [one.record() for one in trained]
@@ -213,7 +187,7 @@ def _measure(
     found["verdict"] = trained[0].verdict.sentence()
     records: list[dict[str, Any]] = []
     if several := _threads(settings.threads):
-        found["scaling"] = _scaling(rig, images, count, several, settings.repeats, out, progress)
+        found["scaling"] = measure_scaling(rig, images, count, several, settings.repeats, out, progress)
     if settings.loaders is not None:
         comparison = _compare(settings, images, count, several or (threads,), progress)
         comparison.show(out)
@@ -225,7 +199,7 @@ def _measure(
         plot_loaders(records or scaling, settings.plot)
         out.print(f"drawn in {settings.plot}", highlight=False, markup=False, soft_wrap=True)
     if settings.tune:
-        with _telling(progress, "tuning"):
+        with telling(progress, "tuning"):
             best = tuning.tune(rig, images, count, progress)
         file = machine.write(best.profile)
         found["tuned"] = {**best.record(), "profile": str(file)}
@@ -241,101 +215,6 @@ def _decoder(rig: Rig) -> ImageDecoder:
         return ImageDecoder(center_crop(preprocessing))
     crop = train_crop(preprocessing, config.scale, config.ratio)
     return ImageDecoder(crop, dct_scaling=effective.scales(config))
-
-
-def _loader_alone(rig: Rig, repeats: int, progress: Console) -> tuple[Spread, dict[str, Any]]:
-    """The loader's rate, and what the harness itself scatters: the same thing measured as two, in turn."""
-    with _telling(progress, "measuring the loader alone"):
-        loader_rate(rig)  # threads start, memory is touched
-        pairs = [(loader_rate(rig), loader_rate(rig)) for _ in range(repeats)]
-    one, two = (median(pair[i] for pair in pairs) for i in range(2))
-    noise = {"first": round(one, 1), "second": round(two, 1), "difference": round(abs(one / two - 1), 4), "n": repeats}
-    return Spread.of([rate for pair in pairs for rate in pair]), noise
-
-
-def _train(
-    settings: Bench,
-    images: Images,
-    rig: Rig,
-    count: int,
-    stages: Sequence[Stage],
-    alone: Spread,
-    scratch: Path,
-    progress: Console,
-) -> Trained:
-    """End to end, beside what data that costs nothing would allow; the verdict, and what helps against it."""
-    arch, slots = rig.run.config.arch, rig.loader.config.prefetch
-    synthetic, real = list[float](), list[float]()
-    with _telling(progress, f"measuring {arch}: on random pixels, and end to end"):
-        for _ in range(settings.repeats):
-            synthetic.append(synthetic_rate(rig))
-            # What the slots hold already must be used up, unless the step is the slower by far.
-            warm = slots + 1 if alone.median < 2 * synthetic[-1] else 1
-            real.append(real_rate(rig, warm))
-    shared = rig.run.ranks.device.type == "cpu"
-    decode = alone.median
-    if shared and rig.loader.workers < available_cpus():
-        with _telling(progress, "measuring the loader on all cores"):
-            wide = with_loader(rig, images.dataset, images.epoch(count), workers=str(available_cpus()))
-            loader_rate(wide)
-            decode = median(loader_rate(wide) for _ in range(settings.repeats))
-            wide.close()
-    fits = images.nbytes < available()
-    measured = Measured(
-        storage=median_of(stages, "read, warm" if fits else "read, cold") or median_of(stages, "read, warm"),
-        decode=decode,
-        copy=median_of(stages, "copy"),
-        augment=median_of(stages, "augment"),
-        step=median_of(stages, "step"),
-        synthetic=median(synthetic),
-        real=median(real),
-        shared=shared,
-    )
-    worth: list[Advice] = []
-    tried: list[Advice] = []
-    if not settings.no_advice:
-        status = Status(progress)
-        worth, tried = advise(images, rig, count, measured, scratch, warm, status)
-        status.end()
-    return Trained(arch, Spread.of(synthetic), Spread.of(real), None, judge(measured, worth), tried)
-
-
-def _scaling(
-    rig: Rig, images: Images, count: int, threads: Sequence[int], repeats: int, out: Console, progress: Console
-) -> list[dict[str, Any]]:
-    """The loader alone, by threads, interleaved."""
-    rigs = {n: with_loader(rig, images.dataset, images.epoch(count), workers=str(n)) for n in threads}
-    with _telling(progress, f"measuring the loader with {', '.join(map(str, threads))} threads"):
-        speeds = measuring.interleaved({str(n): _rate_of(one) for n, one in rigs.items()}, repeats)
-    for one in rigs.values():
-        one.close()
-    base = speeds[str(threads[0])].median / threads[0]
-    rows, records = [], []
-    for n in threads:
-        speed = speeds[str(n)]
-        scaling = speed.median / n / base
-        rows.append(
-            {
-                "threads": n,
-                **speed.columns("img/s"),
-                "per thread": f"{speed.median / n:,.0f}",
-                "of the first": f"{scaling:.2f}",
-            }
-        )
-        records.append(
-            {
-                "threads": n,
-                "images_per_second": round(speed.median, 1),
-                "spread": [round(speed.low, 1), round(speed.high, 1)],
-                "n": speed.n,
-            }
-        )
-    measuring.show(out, "the loader alone, by threads", rows)
-    return records
-
-
-def _rate_of(rig: Rig) -> Any:
-    return lambda: loader_rate(rig)
 
 
 def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ...], progress: Console) -> Comparison:
@@ -365,42 +244,6 @@ def _head(out: Console, found: dict[str, Any]) -> None:
         out.print(f"{name:<9} {printable(text)}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_training(out: Console, one: Trained) -> None:
-    rows = [
-        {"training": "synthetic: data on the device", **one.synthetic.columns("img/s")},
-        {"training": "real: end to end", **one.real.columns("img/s")},
-    ]
-    measuring.show(out, one.arch, rows)
-    out.print(f"real/synthetic  {one.real.median / one.synthetic.median:.2f}", highlight=False, style="bold")
-    out.print(printable(f"verdict  {one.verdict.sentence()}"), highlight=False, markup=False, soft_wrap=True)
-    for trial in one.tried:
-        if trial not in one.verdict.advice:
-            words = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"
-            out.print(printable(words), highlight=False, markup=False, soft_wrap=True)
-
-
-class Status:
-    """A line that tells what goes on: live on a terminal, one after the other elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = console.status("") if console.is_terminal else None
-        if self._live is not None:
-            self._live.start()
-
-    def __call__(self, text: str) -> None:
-        """Say what begins."""
-        if self._live is not None:
-            self._live.update(text)
-        else:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def end(self) -> None:
-        """Nothing goes on."""
-        if self._live is not None:
-            self._live.stop()
-
-
 @contextmanager
 def _told_to_end() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does: what is in temporary folders goes with it."""
@@ -416,13 +259,3 @@ def _told_to_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _telling(console: Console, text: str) -> Iterator[None]:
-    status = Status(console)
-    status(text)
-    try:
-        yield
-    finally:
-        status.end()

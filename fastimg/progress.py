@@ -1,5 +1,7 @@
 """What a person sees while it runs: one live line on a terminal, plain lines elsewhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -88,3 +90,36 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+class Status:
+    """A line that tells what goes on: live on a terminal, one after the other elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.status("") if console.is_terminal else None
+        if self._live is not None:
+            self._live.start()
+
+    def __call__(self, text: str) -> None:
+        """Say what begins."""
+        if self._live is not None:
+            self._live.update(text)
+        else:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Nothing goes on."""
+        if self._live is not None:
+            self._live.stop()
+
+
+@contextmanager
+def telling(console: Console, text: str) -> Iterator[None]:
+    """While the block runs, `text` says what goes on."""
+    status = Status(console)
+    status(text)
+    try:
+        yield
+    finally:
+        status.end()

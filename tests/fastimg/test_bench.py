@@ -8,8 +8,9 @@ import signal
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
-from fastimg import advice, bench, rig, stagebench, tuning
+from fastimg import advice, bench, rig, stagebench, trainbench, tuning
 from fastimg.loaders import FilesDataset
 from fastimg.measuring import Spread
 from fastimg.stagebench import Stage
@@ -47,9 +48,9 @@ def fake(monkeypatch, cli, image_folder):
             return [Stage(name=n, rate=Spread.of([r]), threads=1) for n, r in named.items() if r is not None]
 
         monkeypatch.setattr(bench, "measure", stages)
-        monkeypatch.setattr(bench, "loader_rate", lambda rig: rates["decode"])
-        monkeypatch.setattr(bench, "synthetic_rate", lambda rig: rates["synthetic"])
-        monkeypatch.setattr(bench, "real_rate", lambda rig, warm: rates["real"])
+        monkeypatch.setattr(trainbench, "loader_rate", lambda rig: rates["decode"])
+        monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: rates["synthetic"])
+        monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: rates["real"])
         ran = cli("bench", image_folder, *SMALL, "--no-advice", "--json", *flags)
         assert ran.code == 0, ran.err
         return json.loads(ran.out)
@@ -81,8 +82,8 @@ def test_a_slow_part_is_the_verdict(fake, rates, kind):
 
 def test_the_harness_is_measured_against_itself(monkeypatch):
     speeds = itertools.chain([1.0], itertools.cycle([100.0, 110.0]))  # the first does not count
-    monkeypatch.setattr(bench, "loader_rate", lambda rig: next(speeds))
-    alone, noise = bench._loader_alone(None, 3, bench.Console(quiet=True))
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: next(speeds))
+    alone, noise = trainbench.loader_alone(None, 3, Console(quiet=True))
     assert (noise["first"], noise["second"], noise["n"]) == (100.0, 110.0, 3)
     assert noise["difference"] == pytest.approx(1 / 11, abs=1e-4)
     assert alone.n == 6
@@ -182,10 +183,10 @@ def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch)
     def real(one, warm):
         return 900.0 if one.run.config.loader == "native" else 300.0
 
-    monkeypatch.setattr(bench, "real_rate", real)
+    monkeypatch.setattr(trainbench, "real_rate", real)
     monkeypatch.setattr(advice, "real_rate", real)
-    monkeypatch.setattr(bench, "synthetic_rate", lambda rig: 1000.0)
-    monkeypatch.setattr(bench, "loader_rate", lambda rig: 310.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
     ran = cli("bench", image_folder, *SMALL, "--loader", "torch", "--stages", "none", "--json")
     assert ran.code == 0, ran.err
     verdict = json.loads(ran.out)["training"][0]["verdict"]
@@ -202,10 +203,10 @@ def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
     def real(one, warm):
         return 100.0 if isinstance(one.loader.dataset, FilesDataset) else 170.0
 
-    monkeypatch.setattr(bench, "real_rate", real)
+    monkeypatch.setattr(trainbench, "real_rate", real)
     monkeypatch.setattr(advice, "real_rate", real)
-    monkeypatch.setattr(bench, "synthetic_rate", lambda rig: 1000.0)
-    monkeypatch.setattr(bench, "loader_rate", lambda rig: 110.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
     monkeypatch.setattr(advice, "available_cpus", lambda: 1)
     ran = cli("bench", tmp_path / "data", *SMALL, "--stages", "none", "--json", "--scratch", tmp_path)
     assert ran.code == 0, ran.err
@@ -217,9 +218,9 @@ def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
 
 def test_what_is_tried_without_gain_is_said(cli, image_folder, monkeypatch):
     monkeypatch.setattr(advice, "real_rate", lambda one, warm: 100.0)
-    monkeypatch.setattr(bench, "real_rate", lambda one, warm: 100.0)
-    monkeypatch.setattr(bench, "synthetic_rate", lambda rig: 1000.0)
-    monkeypatch.setattr(bench, "loader_rate", lambda rig: 110.0)
+    monkeypatch.setattr(trainbench, "real_rate", lambda one, warm: 100.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
     ran = cli("bench", image_folder, *SMALL, "--stages", "none")
     assert ran.code == 0, ran.err
     assert "tried without gain: fastimg convert images DST, which tiles JPEGs (1.00x)" in ran.out
@@ -263,7 +264,7 @@ def test_sigterm_leaves_nothing_behind(cli, image_folder, tmp_path, monkeypatch)
         os.kill(os.getpid(), signal.SIGTERM)
 
     (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr(bench, "loader_rate", ended)
+    monkeypatch.setattr(trainbench, "loader_rate", ended)
     ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--scratch", tmp_path / "scratch")
     assert ran.code == 143
     assert not list((tmp_path / "scratch").iterdir())
