@@ -80,7 +80,7 @@ class Pool:
         self._changed = threading.Condition(self._lock)
         self._job: Job | None = None  # the newest
         self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
-        self._scratch = Scratch()  # of the consumer
+        self._scratch: Scratch | None = None  # of the consumer
         self._died = False  # a thread did, and nothing is taken on any more
         self._loss: WorkerError | None = None  # why, until it is told
         self._process = os.getpid()
@@ -127,6 +127,7 @@ class Pool:
     def _fill_here(self, chunk: _Chunk) -> None:
         """Fill rows on the consumer's thread: another one would cost more, by taking turns with it, than it saves."""
         chunk.job.check()
+        self._scratch = self._scratch or Scratch()
         chunk.job.failure = self._try_rows(0, chunk, self._scratch)
         if chunk.job.failure is None:
             self._on_full(chunk.slot)

@@ -74,14 +74,14 @@ def test_not_even_one_image(monkeypatch):
 
 def test_memory_that_runs_out_is_a_trial_like_any_other(trained, fast, tmp_path, cli, monkeypatch):
     """torch's own error in the forward pass of 4 images and more: 2 are taken, and training goes on with them."""
-    inner = autobatch.forward_backward
+    inner = autobatch.whole_step
 
     def short(run, batch, *rest):
         if run.batch_size > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         inner(run, batch, *rest)
 
-    monkeypatch.setattr(autobatch, "forward_backward", short)
+    monkeypatch.setattr(autobatch, "whole_step", short)
     monkeypatch.setattr(autobatch, "START", 4)
     flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :]]
     ran = cli("train", trained.shards, *flags, "--batch-size", "auto", "-o", tmp_path / "runs", "--name", "run")
