@@ -3,9 +3,9 @@
     python benchmarks/accounting.py --data FOLDER                # FOLDER has images by class
     python benchmarks/accounting.py --data FOLDER --promise      # and what `train` promises, against what it then gives
 
-Cost: epochs of the native loader over tiled shards (where an image takes least), with its counters and without them,
-interleaved; the counters' own statements, and those of `Account`, in loops. `share` is what the counters take of the
-time that a thread spends on an image, by the medians of both: the difference of epochs is smaller than their spread.
+Cost: the processor's time for epochs of the native loader over tiled shards (where an image takes least), with its
+counters and without them, interleaved; the counters' own statements, and those of `Account`, in loops. `share` is what
+the counters take of an image's time, by the medians of both: the difference of epochs is smaller than their spread.
 
 Promise: `fastimg train` with `--loader torch`, then with the first flag that its verdict names, a process each,
 interleaved; the promised images per second against the median of the progress lines.
@@ -121,27 +121,25 @@ def loading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         def run() -> float:
             native.Pool = pool  # type: ignore[misc]
-            began, count = time.perf_counter(), 0
+            began, count = time.process_time(), 0
             for batch in loader:
                 count += batch.samples
-            return count / (time.perf_counter() - began)
+            return 1e6 * (time.process_time() - began) / count
 
         return run
 
-    rates = measure.interleaved({"counted": epoch(Pool), "uncounted": epoch(Uncounted)}, args.repeats, warmups=2)
+    costs = measure.interleaved({"counted": epoch(Pool), "uncounted": epoch(Uncounted)}, args.repeats, warmups=2)
     own = measure.Spread.of([_each(_sample) for _ in range(args.repeats)])
     batch = measure.Spread.of([_each(_batch) for _ in range(args.repeats)])
-    per_image = 1e6 * args.workers / rates["uncounted"].median  # of a thread
     return {
         "what": "native loader",
         "workers": args.workers,
-        "counted": rates["counted"],
-        "uncounted": rates["uncounted"],
-        "ratio": rates["counted"].median / rates["uncounted"].median,
-        "thread_microseconds_per_image": per_image,
+        "counted_cpu_microseconds_per_image": costs["counted"],
+        "uncounted_cpu_microseconds_per_image": costs["uncounted"],
+        "ratio": costs["counted"].median / costs["uncounted"].median,
         "counters_microseconds_per_image": own,
         "waits_microseconds_per_batch": batch,
-        "share": own.median / per_image,
+        "share": own.median / costs["uncounted"].median,
     }
 
 
