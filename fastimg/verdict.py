@@ -87,12 +87,16 @@ class Verdict:
 
 
 def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:
-    """What limits: the slowest part, or nothing alone where the two slowest are about as fast."""
+    """What limits: the slowest part, or nothing alone where the two slowest are about as fast.
+
+    On a CPU that both decodes and trains it is nothing alone, too, where training would be faster without decoding.
+    """
     rates = {"storage": m.storage, "decode": m.decode, "copy": m.copy, "compute": m.synthetic}
     order = sorted((rate, name) for name, rate in rates.items() if rate is not None)
     (rate, limit), (after, following) = order[0], order[1]
     kind: Kind
-    if after < NEAR * rate:
+    costly = m.shared and limit == "compute" and m.real * NEAR < m.synthetic  # decoding takes its part of the cores
+    if after < NEAR * rate or costly:
         kind = "balanced"
     elif limit == "compute" and m.augment is not None and m.step is not None and m.augment < m.step:
         kind = "augment-bound"  # the device spends more time on it than on the step

@@ -57,6 +57,13 @@ def test_parts_run_at_the_same_time_on_a_gpu_and_share_the_cores_of_a_cpu():
     assert together(measured(decode=300.0, synthetic=600.0, storage=50.0, shared=True)) == 50
 
 
+def test_on_shared_cores_decoding_counts_though_it_is_the_faster():
+    one = measured(decode=900.0, synthetic=700.0, real=340.0, shared=True, copy=None)
+    assert judge(one).kind == "balanced"
+    assert judge(dataclasses.replace(one, real=680.0)).kind == "compute-bound"
+    assert judge(dataclasses.replace(one, shared=False)).kind == "compute-bound"
+
+
 def test_advice_says_whether_it_was_tried():
     ways = [
         Advice(change="--loader native", factor=2.612, tried=True),
