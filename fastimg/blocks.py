@@ -46,13 +46,14 @@ class Block:
 def blocks(module: nn.Module) -> list[Block]:
     """The stem, each residual or transformer block, and the head: all that follows the last block, its norm included.
 
-    Every parameter is in exactly one. timm's models are cut by their own `group_matcher`, others by the classes of
-    their blocks, and a plain stack, such as VGG, before each convolution and matrix.
+    Every parameter is in exactly one. timm's models are cut by their own `group_matcher`, a text encoder by its layers
+    (`transformer_layers`), others by the classes of their blocks, and a plain stack, such as VGG, before each
+    convolution and matrix.
     """
     if hasattr(module, "group_matcher"):
         groups = _by_matcher(module)
-    elif any(_is_block(child) for child in module.modules()):
-        groups = _by_class(module)
+    elif known := _known(module):
+        groups = _by_block(module, known)
     else:
         groups = _by_layer(module)
     if len(groups) == 1:
@@ -83,15 +84,18 @@ def _by_matcher(module: nn.Module) -> list[list[str]]:
     return [sorted(groups[key], key=order.__getitem__) for key in sorted(groups)]
 
 
-def _is_block(module: nn.Module) -> bool:
-    return any(base.__name__ in _CLASSES for base in type(module).__mro__)
+def _known(module: nn.Module) -> set[nn.Module]:
+    """The blocks that a model names itself, or that are of a known class."""
+    if hasattr(module, "transformer_layers"):
+        return set(module.transformer_layers())  # type: ignore[operator]
+    return {child for child in module.modules() if any(base.__name__ in _CLASSES for base in type(child).__mro__)}
 
 
-def _by_class(module: nn.Module) -> list[list[str]]:
+def _by_block(module: nn.Module, known: set[nn.Module]) -> list[list[str]]:
     """What stands between two blocks goes with the second: a downsampling layer, a transition."""
     owners: dict[str, str] = {}
     for prefix, child in module.named_modules():
-        if _is_block(child):
+        if child in known:
             for name, _ in child.named_parameters(prefix):
                 owners.setdefault(name, prefix)  # the outermost
     groups: list[list[str]] = []

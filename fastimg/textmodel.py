@@ -44,6 +44,11 @@ class TextClassifier(nn.Module):
         logits: torch.Tensor = self.classifier(self.pool(states, attention_mask))
         return logits
 
+    def transformer_layers(self) -> list[nn.Module]:
+        """The encoder's layers: of all its lists of modules the one that holds the most parameters."""
+        lists = [child for child in self.encoder.modules() if isinstance(child, nn.ModuleList)]
+        return list(max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()), default=()))
+
     def pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """States [B, L, D] -> [B, D]."""
         if self.pooling == "cls":

@@ -40,7 +40,10 @@ def verdict(run: Run) -> str | None:
         facts = replace(_facts(run, steady), wait=whole.wait_share)
         return None if facts.backend == "synthetic" else started_slowly(facts, run.seconds / max(1, run.epoch)).text
     found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
-    return None if found is None else found.text
+    if found is None:
+        return None
+    alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
+    return found.text if alike else f"{found.text}; epochs' first batches are not counted here"
 
 
 def _judged(run: Run, window: Window) -> Hint | None:

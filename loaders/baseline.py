@@ -76,6 +76,7 @@ def decode_tiles(
                     rows[at] = slot
                     places[at, 0], places[at, 1], places[at, 2] = c, (mcu * frame[H + c] + h) * sides[c], v * sides[c]
                 block += 1
+    fits = True
     total, chunk = (bottom - top) * across, max(2, _CHUNK // (rows.size * STRIDE))
     previous = np.empty(3, np.int64)
     for first in range(0, total, chunk):
@@ -94,13 +95,14 @@ def decode_tiles(
                 x = column * per_tile * frame[H + c] * sides[c] + places[block, 1]
                 to = origins[c] + x * stride + row * frame[V + c] * sides[c] + places[block, 2]
                 if sides[c] == 8:
-                    inverse_dct(values, at, quantisers, 64 * c, out, to, stride)
+                    fits &= inverse_dct(values, at, quantisers, 64 * c, out, to, stride)
                 elif sides[c] == 4:
-                    inverse_dct4(values, at, quantisers, 64 * c, out, to, stride)
+                    fits &= inverse_dct4(values, at, quantisers, 64 * c, out, to, stride)
                 elif sides[c] == 2:
-                    inverse_dct2(values, at, quantisers, 64 * c, out, to, stride)
+                    fits &= inverse_dct2(values, at, quantisers, 64 * c, out, to, stride)
                 else:
-                    dc = np.int16(values[at] * quantisers[64 * c])
-                    out[to] = min(max(((dc + 4) >> 3) + 128, 0), 255)
+                    mean = (values[at] * quantisers[64 * c] + 4) >> 3
+                    fits &= -512 <= mean < 512  # what libjpeg's table of limits is made for
+                    out[to] = min(max(mean + 128, 0), 255)
                 at += STRIDE
-    return True
+    return fits

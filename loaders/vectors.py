@@ -173,8 +173,13 @@ def _inverse_dct_of(side: int) -> Any:
                 value = b.load(b.gep(source, index), align=2)
                 rows.append(b.mul(value, b.load(b.gep(scale, index), align=2)))
             passed = transform(b, rows, _CONST_BITS - _PASS1_BITS)
-            passed += [_vector(_I32, 0)] * (_LANES - side)
-            columns = [b.trunc(_clamp(b, value, -32768, 32767), short) for value in passed]
+            lost = _vector(_I32, 0)
+            columns = []
+            for value in passed:
+                column = b.trunc(_clamp(b, value, -32768, 32767), short)
+                lost = b.or_(lost, b.xor(value, b.sext(column, value.type)))
+                columns.append(column)
+            columns += [_vector(_I16, 0)] * (_LANES - side)
             passed = transform(b, _transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
             target = _pointer(b, context, kinds[4], arguments[4], arguments[5])
             for i, value in enumerate(passed):
@@ -182,19 +187,21 @@ def _inverse_dct_of(side: int) -> Any:
                 pixels = b.trunc(_shuffle(b, pixels, pixels, range(side)), narrow)
                 place = b.gep(target, [b.mul(arguments[6], ir.Constant(_I64, i))])
                 b.store(pixels, b.bitcast(place, narrow.as_pointer()), align=1)
-            return context.get_dummy_value()
+            whole = ir.IntType(32 * _LANES)
+            return b.icmp_unsigned("==", b.bitcast(lost, whole), ir.Constant(whole, 0))
 
         arrays, places = (coefficients, quantiser, out), (at, row, to, stride)
         if not all(isinstance(a, types.Array) for a in arrays) or not all(isinstance(p, types.Integer) for p in places):
             return None
-        return types.none(coefficients, types.intp, quantiser, types.intp, out, types.intp, types.intp), generate
+        return types.boolean(coefficients, types.intp, quantiser, types.intp, out, types.intp, types.intp), generate
 
     return intrinsic(inverse)
 
 
 # inverse_dct(coefficients, at, quantiser, row, out, to, stride): a block's samples, coefficients[at:at + 64] int16, in
 # rows, times quantiser[row:row + 64] int16. Column c goes to out[to + c * stride:], uint8. The bits are libjpeg-turbo's
-# islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding.
+# islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding. False where a number between the two
+# passes took more than 16 bits: no encoder makes such a block, and libjpeg-turbo's samples of it depend on the machine.
 inverse_dct, inverse_dct4, inverse_dct2 = (_inverse_dct_of(side) for side in (8, 4, 2))
 
 

@@ -20,12 +20,14 @@ from tokenizers.processors import TemplateProcessing
 
 from fastimg import rundir, textmodel
 from fastimg import train as training
+from fastimg.blocks import blocks
 from fastimg.config import Convert
 from fastimg.convert import convert
 from fastimg.embedding import Encoder
 from fastimg.errors import UserError
 from fastimg.loaders import ImageError
 from fastimg.models import build
+from fastimg.remat import checkpoint_blocks
 from fastimg.textmodel import TextClassifier
 from fastimg.tokenizer import Tokenizer as Tokens
 
@@ -35,7 +37,7 @@ WORDS = "good bad the film was seen by many people who then went home and slept"
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    """A folder as Hugging Face's library saves one: BERT of one layer, seventeen words, weights drawn."""
+    """A folder as Hugging Face's library saves one: BERT of two layers, seventeen words, weights drawn."""
     folder = tmp_path_factory.mktemp("models") / "tiny-bert"
     engine = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
     engine.pre_tokenizer = Whitespace()
@@ -44,7 +46,7 @@ def bert(tmp_path_factory):
     tokens = transformers.PreTrainedTokenizerFast(tokenizer_object=engine, model_max_length=24, **names)
     tokens.save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.BertConfig(vocab_size=len(SPECIAL + WORDS), max_position_embeddings=32, **sizes)
     transformers.BertModel(config).save_pretrained(folder)
     return folder
@@ -396,14 +398,40 @@ def test_names_that_are_folders(tmp_path):
         textmodel.load_encoder("hf:./x", {}, None)
 
 
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "distilbert", "t5"])
+def test_layers_of_an_encoder_are_its_blocks(kind):
+    """What freezes, learns at its own rate, is sharded and computed again is a transformer's layer."""
+    sizes = {
+        "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16},
+        "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16},
+        "t5": {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 16, "d_kv": 8},
+    }
+    sizes["mpnet"] = sizes["bert"]
+    values = transformers.AutoConfig.for_model(kind, vocab_size=9, **sizes[kind]).to_dict()
+    model = TextClassifier(textmodel.empty_encoder({"config": values}), 16, 2, "mean", 0)
+    stem, first, second, head = blocks(model)
+    layers = [first.module, second.module]
+    assert layers == model.transformer_layers()
+    assert {"Layer", "Block"} & {type(layer).__name__[-5:] for layer in layers}
+    assert any("embed" in name or "shared" in name for name in stem.parameters)
+    assert head.parameters[-1] == "classifier.bias"
+    assert sum(len(block.parameters) for block in (stem, first, second, head)) == len(list(model.parameters()))
+    assert checkpoint_blocks(model) == 2
+
+
 @pytest.mark.slow
-def test_two_ranks_fine_tune_like_one_process(train, records, bert, texts, tmp_path):
-    """Every parameter gets a gradient: DDP waits for those that do not."""
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_fine_tune_like_one_process(strategy, train, records, bert, texts, tmp_path, cli):
+    """Every parameter gets a gradient: DDP waits for those that do not. What FSDP leaves is a checkpoint like others."""
     flags = ["train", texts, "--arch", f"hf:{bert}", "-b", "4", "--epochs", "2", "--lr", "0.01", "-j", "1", "--no-amp"]
     where = ["--log-interval", "1", "-o", tmp_path / "runs", "--name", "two", "--cache-dir", tmp_path / "ranks"]
     still = ["--model-kwargs", "hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fastimg"]
-    done = subprocess.run([*launcher, *map(str, [*flags, *where, *still])], capture_output=True, text=True, timeout=240)
+    command = [*launcher, *map(str, [*flags, *where, "--strategy", strategy, *still])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     train("one", *still)
     np.testing.assert_allclose(np.array(records("two")), np.array(records("one")), rtol=1e-3, atol=1e-5)
+    assert (tmp_path / "runs/two/last/sharded").is_dir() == (strategy == "fsdp")
+    evaluated = cli("eval", tmp_path / "runs/two", texts, "--json")  # the best
+    assert json.loads(evaluated.out)["top1"] == pytest.approx(max(top1 for *_, top1 in records("two", "val")))
