@@ -1,14 +1,16 @@
 """What the accounting of time costs, and whether a verdict's promise is kept.
 
     python benchmarks/accounting.py --data FOLDER                # FOLDER has images by class
-    python benchmarks/accounting.py --data FOLDER --promise      # and what `train` promises, against what it then gives
+    python benchmarks/accounting.py --data FOLDER --promise train    # what `train` promises, against what it then gives
+    python benchmarks/accounting.py --data FOLDER --promise bench    # the same of `fastimg bench`
 
 Cost: the processor's time for epochs of the native loader over tiled shards (where an image takes least), with its
 counters and without them, interleaved; the counters' own statements, and those of `Account`, in loops. `share` is what
 the counters take of an image's time, by the medians of both: the difference of epochs is smaller than their spread.
 
-Promise: `fastimg train` with `--loader torch`, then with the first flag that its verdict names, a process each,
-interleaved; the promised images per second against the median of the progress lines.
+Promise: `fastimg train` with `--loader torch`, then with the first flag that its verdict (or that of `fastimg bench
+--loader torch`) names, a process each, interleaved, from tiled shards; the promised factor against that of the images
+per second of whole epochs, medians of all but the first.
 """
 
 import argparse
@@ -37,7 +39,7 @@ from fastimg.loaders.pool import Pool
 from fastimg.loaders.spent import Tally, Waits
 
 _LOOPS = 200_000
-_PROMISE = re.compile(r"try (--\S+ \S+) \(estimate: ([\d.]+)x, ([\d,.]+) img/s\)")
+_PROMISE = re.compile(r"without waiting [\d,.]+ img/s; try (--\S+ \S+) \(estimate: ([\d.]+)x, ([\d,.]+) img/s\)")
 
 
 class Uncounted(Pool):
@@ -74,7 +76,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--promise", action="store_true", help="what is promised, and no costs")
+    parser.add_argument("--promise", choices=("train", "bench"), help="what is promised, and no costs")
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--img-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -85,11 +87,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fastimg-accounting-") as scratch:
         some = _links(args.data, Path(scratch) / "images", args.images)
-        if args.promise:
-            records = [promised(args, some, Path(scratch))]
-        else:
-            convert(Convert(src=some, dst=Path(scratch) / "tiled"), Console(quiet=True))
-            records = [loading(args, Path(scratch) / "tiled"), account()]
+        tiled = Path(scratch) / "tiled"
+        convert(Convert(src=some, dst=tiled), Console(quiet=True))
+        records = [promised(args, tiled, Path(scratch))] if args.promise else [loading(args, tiled), account()]
     shared = {"benchmark": "accounting", "data": args.data.resolve().name, "images": args.images}
     environment = measure.environment()
     for record in records:
@@ -201,47 +201,77 @@ def account() -> dict[str, Any]:
     }
 
 
-def promised(args: argparse.Namespace, images: Path, scratch: Path) -> dict[str, Any]:
+def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, Any]:
     """Runs with torch's loader, and runs with what their verdicts advise."""
     slow, promises, fast, flags = [], [], [], set()
     for pair in range(args.pairs):
-        speed, said = _train(args, images, scratch / f"torch-{pair}", ["--loader", "torch", "--workers", "1"])
-        found = _PROMISE.search(said)
-        if found is None:
-            raise SystemExit(f"no promise in:\n{said}")
-        slow.append(speed)
-        promises.append(float(found[3].replace(",", "")))
-        flags.add(found[1])
-        advised = found[1].split()
+        before, said = _train(args, data, scratch / f"torch-{pair}", ["--loader", "torch", "--workers", "1"])
+        change, factor = _bench(args, data) if args.promise == "bench" else _verdict(said)
+        advised = change.split()
         kept = [] if advised[0] == "--workers" else ["--workers", "1"]
-        fast.append(_train(args, images, scratch / f"advised-{pair}", [*advised, *kept])[0])
+        fast.append(_train(args, data, scratch / f"advised-{pair}", [*advised, *kept])[0])
+        slow.append(before)
+        promises.append(factor)
+        flags.add(change)
+    gains = [after / before for after, before in zip(fast, slow, strict=True)]
+    gain, promise = measure.Spread.of(gains), measure.Spread.of(promises)
     return {
-        "what": "promise",
+        "what": f"promise of {args.promise}",
         "arch": args.arch,
         "img_size": args.img_size,
         "batch_size": args.batch_size,
         "more": " ".join(args.flags),
         "advised": ", ".join(sorted(flags)),
-        "before": measure.Spread.of(slow),
-        "promised": measure.Spread.of(promises),
-        "reached": measure.Spread.of(fast),
-        "reached_over_promised": measure.Spread.of([a / b for a, b in zip(fast, promises, strict=True)]),
+        "before_images_per_second": measure.Spread.of(slow),
+        "after_images_per_second": measure.Spread.of(fast),
+        "promised_factor": promise,
+        "reached_factor": gain,
+        "reached_over_promised": gain.median / promise.median,
     }
 
 
-def _train(args: argparse.Namespace, images: Path, output: Path, flags: list[str]) -> tuple[float, str]:
-    """(images per second, what was said) of a run; its first progress line does not count."""
-    command = [
-        *(sys.executable, "-m", "fastimg", "train", str(images), "--arch", args.arch, "--img-size", str(args.img_size)),
-        *("--batch-size", str(args.batch_size), "--duration", args.duration, "--val-fraction", "0", "--no-amp"),
-        *("--output", str(output), "--name", "run", *flags, *(f"--{flag}" for flag in args.flags)),
+def _verdict(said: str) -> tuple[str, float]:
+    """(flag, factor) of the line that `train` printed."""
+    found = _PROMISE.search(said)
+    if found is None:
+        raise SystemExit(f"no promise in:\n{said}")
+    return found[1], float(found[2])
+
+
+def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
+    """(flag, factor) of the advice that `fastimg bench` tried."""
+    flags = ["--loader", "torch", "--workers", "1", "--stages", "none", "--json"]
+    done = _fastimg("bench", data, *_model(args), *flags)
+    advice = json.loads(done.stdout)["training"][0]["verdict"]["advice"]
+    for one in advice:
+        if one["tried"] and one["change"].startswith("--"):
+            return one["change"], one["factor"]
+    raise SystemExit(f"bench advised nothing that it had tried: {advice}")
+
+
+def _model(args: argparse.Namespace) -> list[str]:
+    return [
+        *("--arch", args.arch, "--img-size", str(args.img_size), "--batch-size", str(args.batch_size), "--no-amp"),
+        *(f"--{flag}" for flag in args.flags),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "400"})
+
+
+def _train(args: argparse.Namespace, data: Path, output: Path, flags: list[str]) -> tuple[float, str]:
+    """(images per second, what was said) of a run; its first epoch does not count."""
+    run = ["--duration", args.duration, "--val-fraction", "0", "--output", str(output), "--name", "run"]
+    done = _fastimg("train", data, *_model(args), *run, *flags)
+    lines = (output / "run" / "metrics.jsonl").read_text().splitlines()
+    epochs = [record for record in map(json.loads, lines) if record["kind"] == "epoch"]
+    return statistics.median(args.images / record["train_seconds"] for record in epochs[1:]), done.stdout
+
+
+def _fastimg(command: str, data: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-W", "ignore", "-m", "fastimg", command, str(data), *flags]
+    environment = {**os.environ, "COLUMNS": "400", "FASTIMG_PROFILE": "off"}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
-    lines = (output / "run" / "metrics.jsonl").read_text().splitlines()
-    records = [record for record in map(json.loads, lines) if record["kind"] == "train"]
-    return statistics.median(record["images_per_second"] for record in records[1:]), done.stdout
+    return done
 
 
 if __name__ == "__main__":

@@ -168,7 +168,8 @@ class TestInterpreted:
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{Path(__file__)}::TestInterpreted"]
+    alone = f"{Path(__file__)}::TestInterpreted"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", alone]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
