@@ -173,12 +173,14 @@ def _inverse_dct_of(side: int) -> Any:
                 value = b.load(b.gep(source, index), align=2)
                 rows.append(b.mul(value, b.load(b.gep(scale, index), align=2)))
             passed = transform(b, rows, _CONST_BITS - _PASS1_BITS)
-            lost = _vector(_I32, 0)
-            columns = []
-            for value in passed:
-                column = b.trunc(_clamp(b, value, -32768, 32767), short)
-                lost = b.or_(lost, b.xor(value, b.sext(column, value.type)))
-                columns.append(column)
+            columns = [b.trunc(_clamp(b, value, -32768, 32767), short) for value in passed]
+            least = most = columns[0]
+            for column in columns[1:]:
+                least = b.select(b.icmp_signed("<", column, least), column, least)
+                most = b.select(b.icmp_signed(">", column, most), column, most)
+            clamped = b.or_(
+                b.icmp_signed("==", least, _vector(_I16, -32768)), b.icmp_signed("==", most, _vector(_I16, 32767))
+            )
             columns += [_vector(_I16, 0)] * (_LANES - side)
             passed = transform(b, _transposed(b, columns), _CONST_BITS + _PASS1_BITS + 3)
             target = _pointer(b, context, kinds[4], arguments[4], arguments[5])
@@ -187,8 +189,8 @@ def _inverse_dct_of(side: int) -> Any:
                 pixels = b.trunc(_shuffle(b, pixels, pixels, range(side)), narrow)
                 place = b.gep(target, [b.mul(arguments[6], ir.Constant(_I64, i))])
                 b.store(pixels, b.bitcast(place, narrow.as_pointer()), align=1)
-            whole = ir.IntType(32 * _LANES)
-            return b.icmp_unsigned("==", b.bitcast(lost, whole), ir.Constant(whole, 0))
+            lanes = ir.IntType(_LANES)
+            return b.icmp_unsigned("==", b.bitcast(clamped, lanes), ir.Constant(lanes, 0))
 
         arrays, places = (coefficients, quantiser, out), (at, row, to, stride)
         if not all(isinstance(a, types.Array) for a in arrays) or not all(isinstance(p, types.Integer) for p in places):
@@ -201,7 +203,7 @@ def _inverse_dct_of(side: int) -> Any:
 # inverse_dct(coefficients, at, quantiser, row, out, to, stride): a block's samples, coefficients[at:at + 64] int16, in
 # rows, times quantiser[row:row + 64] int16. Column c goes to out[to + c * stride:], uint8. The bits are libjpeg-turbo's
 # islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding. False where a number between the two
-# passes took more than 16 bits: no encoder makes such a block, and libjpeg-turbo's samples of it depend on the machine.
+# passes took 16 bits or more: no encoder makes such a block, and libjpeg-turbo's samples of it depend on the machine.
 inverse_dct, inverse_dct4, inverse_dct2 = (_inverse_dct_of(side) for side in (8, 4, 2))
 
 
