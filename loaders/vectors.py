@@ -202,8 +202,8 @@ def _inverse_dct_of(side: int) -> Any:
 
 # inverse_dct(coefficients, at, quantiser, row, out, to, stride): a block's samples, coefficients[at:at + 64] int16, in
 # rows, times quantiser[row:row + 64] int16. Column c goes to out[to + c * stride:], uint8. The bits are libjpeg-turbo's
-# islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding. False where a number between the two
-# passes took 16 bits or more: no encoder makes such a block, and libjpeg-turbo's samples of it depend on the machine.
+# islow DCT's, and for fewer samples (a side of 4 or 2) those of its scaled decoding. False where a number between its
+# passes took 16 bits or more: no encoder makes such blocks, and libjpeg-turbo's samples of them depend on the machine.
 inverse_dct, inverse_dct4, inverse_dct2 = (_inverse_dct_of(side) for side in (8, 4, 2))
 
 

@@ -84,6 +84,8 @@ def test_another_loader_on_a_gpu():
         "try --loader native (estimate: 2.7x, 270 img/s)"
     )
     assert found.promised == pytest.approx(100 / 0.37)
+    shared = told(**{**other, "workers": 1}, cuda=False, cores=2, threads=2, wait=0.3, probe=Probe(1000.0, 0.1, 1.0))
+    assert "--loader native (estimate: at least 1." in shared.text  # computing is slowed by more than is known
     assert told(**other, wait=0.9, probe=Probe(50.0, 0.1, 1.0)).promised == pytest.approx(400.0)  # 8 threads
     assert told(**other).kind == "loader-bound" and told(**other).promised is None
     no_better = told(**other, probe=Probe(12.0, 0.1, 0.0))

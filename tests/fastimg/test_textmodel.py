@@ -422,7 +422,7 @@ def test_layers_of_an_encoder_are_its_blocks(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_fine_tune_like_one_process(strategy, train, records, bert, texts, tmp_path, cli):
-    """Every parameter gets a gradient: DDP waits for those that do not. What FSDP leaves is a checkpoint like others."""
+    """Every parameter gets a gradient: DDP waits for those that do not. FSDP leaves a checkpoint like others."""
     flags = ["train", texts, "--arch", f"hf:{bert}", "-b", "4", "--epochs", "2", "--lr", "0.01", "-j", "1", "--no-amp"]
     where = ["--log-interval", "1", "-o", tmp_path / "runs", "--name", "two", "--cache-dir", tmp_path / "ranks"]
     still = ["--model-kwargs", "hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"]
