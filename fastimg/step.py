@@ -1,8 +1,8 @@
 """One micro-batch: augmentation, forward pass, loss, backward pass. The training loop and the search for a batch size
 take the same step."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from .augment import draw, mix
 from .augmentation import model_input
 from .beside import Beside
+from .errors import UsageError
 from .loaders import Batch
 from .loaders.arrays import MULTIPLE
 from .loss import losses
@@ -38,13 +39,27 @@ def forward_backward(
     beside.keep(batch, images, targets)
     seed_generators(seed, run.ranks.device)
     with sync or nullcontext():
-        with precision.autocast():
+        with precision.autocast(), _enough_for_norms(run):
             logits = run.parallel(images)
         loss = losses(logits, targets, smoothing, config.bce_loss)  # [B]
         total = (loss * batch.weight).sum() / nominal
         run.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     run.note_loss(total.detach())
     run.meter.add(logits.detach(), loss.detach(), targets, batch.weight)
+
+
+@contextmanager
+def _enough_for_norms(run: Run) -> Iterator[None]:
+    """A batch norm that sees one value per channel, which has no variance, is an error of the batch's size."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UsageError(
+            f"--batch-size {run.batch_size}: a batch norm of {run.config.arch} sees a single value per channel, which has "
+            "no variance; give at least 2, or a larger --img-size"
+        ) from error
 
 
 def whole_step(run: Run, batch: Batch, beside: Beside, step: int) -> None:
