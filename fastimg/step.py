@@ -57,8 +57,8 @@ def _enough_for_norms(run: Run) -> Iterator[None]:
         if "more than 1 value per channel" not in str(error):
             raise
         raise UsageError(
-            f"--batch-size {run.batch_size}: a batch norm of {run.config.arch} sees a single value per channel, which has "
-            "no variance; give at least 2, or a larger --img-size"
+            f"--batch-size {run.batch_size}: a batch norm of {run.config.arch} sees a single value per channel, which "
+            "has no variance; give at least 2, or a larger --img-size"
         ) from error
 
 

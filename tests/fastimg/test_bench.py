@@ -132,10 +132,10 @@ def test_one_image_and_images_without_classes(cli, tmp_path, encode):
 
 def test_a_batch_that_batch_norms_cannot_take_is_a_sentence(cli, image_folder, tmp_path):
     flags = ("--arch", "test_resnet", "--img-size", "32", "-b", "1")
-    for command in (("bench", *flags, "--stages", "none", "--repeats", "1"), ("train", *flags, "-o", tmp_path / "runs")):
-        ran = cli(command[0], image_folder, *command[1:])
-        assert ran.code == 2
-        assert "--batch-size 1: a batch norm of test_resnet sees a single value per channel" in ran.err.replace("\n", " ")
+    words = "--batch-size 1: a batch norm of test_resnet sees a single value per channel"
+    for command, more in (("bench", ("--stages", "none", "--repeats", "1")), ("train", ("-o", tmp_path / "runs"))):
+        ran = cli(command, image_folder, *flags, *more)
+        assert ran.code == 2 and words in ran.err.replace("\n", " ")
 
 
 def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
