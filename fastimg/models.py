@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import timm
@@ -304,7 +305,8 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0].split(". ")[0]
+        told = isinstance(error, UnpicklingError | RuntimeError | OSError)  # others speak of the pickle's bytes
+        reason = (str(error).splitlines() or [""])[0].split(". ")[0] if told else "torch.save did not write it"
         raise UserError(
             f"--weights {path}: cannot be read as plain tensors ({reason}); "
             "if you trust its origin, load it once with torch and save its state_dict as safetensors"

@@ -2,12 +2,14 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fastimg import accounting, rundir, train
+from fastimg import accounting, rundir, train, waiting
 from fastimg.accounting import Account, Window, overall
+from fastimg.hints import Hint
 from fastimg.loaders import FilesDataset, ImageDecoder, torch_loader
 from fastimg.loaders.spent import Spent
 from fastimg.report import _time
@@ -221,6 +223,15 @@ def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon):
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--log-interval", "3")
     assert "-bound: " not in out and "verdict" not in out and "computing" in out
     assert [record["step"] for record in records] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(("steady", "told"), [(0.3, False), (0.2, True)])
+def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, steady, told):
+    monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 10.0, "wait_share": 0.3}])
+    monkeypatch.setattr(waiting, "_judged", lambda run, window: Hint("decode-bound", f"{window.wait_share:.0%}"))
+    account = SimpleNamespace(steady=Window(seconds=8.0, wait=8.0 * steady))
+    said = waiting.verdict(SimpleNamespace(directory=None, account=account))
+    assert said.startswith(f"{steady:.0%}") and ("first batches are not counted" in said) == told
 
 
 def test_epochs_that_are_mostly_beginning(cli, image_folder, tmp_path, monkeypatch):

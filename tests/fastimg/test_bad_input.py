@@ -409,6 +409,13 @@ class Evil:
         return open, (str(self.file), "w")
 
 
+def test_weights_that_are_a_text_say_so(trained, tmp_path, fast, refuses):
+    file = tmp_path / "notes.pt"
+    file.write_text("hello\n")
+    texts = [file, "torch.save did not write it"]
+    refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
+
+
 def test_a_pickle_is_never_executed(trained, tmp_path, fast, refuses):
     file = tmp_path / "evil.pt"
     torch.save({"state_dict": {"fc.weight": torch.zeros(1)}, "epoch": Evil(tmp_path / "written")}, file)
