@@ -39,7 +39,7 @@ from fastimg.loaders.pool import Pool
 from fastimg.loaders.spent import Tally, Waits
 
 _LOOPS = 200_000
-_PROMISE = re.compile(r"; try (--\S+ \S+) \(estimate: (?:at least )?([\d.]+)x, [\d,.]+ img/s\)")
+_PROMISE = re.compile(r"; try (--\S+ \S+) \((?:tried|estimate): (?:at least )?([\d.]+)x, [\d,.]+ img/s\)")
 
 
 class Uncounted(Pool):

@@ -51,6 +51,7 @@ class Facts:
     read: float | None = None  # the same
     copy: float | None = None  # share of the time
     probe: Probe | None = None
+    tried: float | None = None  # samples per second with the native loader, where that was tried
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,13 @@ class _Try(NamedTuple):
 
 def hint(facts: Facts) -> Hint | None:
     """The verdict; None where there is next to no waiting, and for pixels that nobody reads."""
-    if facts.wait <= LIMIT or facts.backend == "synthetic":
+    if (facts.wait <= LIMIT and not _gains(facts, facts.tried)) or facts.backend == "synthetic":
         return None
     kind, waits_for, remedies = _cause(facts)
     unit, best = UNITS[facts.unit], _computing(facts)
-    words = [
-        f"{kind}: {facts.wait:.0%} of the time was spent waiting for {waits_for}",
-        f"without waiting {number(best * facts.ranks)} {unit}",
-    ]
+    words = [f"{kind}: {facts.wait:.0%} of the time was spent waiting for {waits_for}"]
+    if facts.tried is None:
+        words.append(f"without waiting {number(best * facts.ranks)} {unit}")
     if remedies:
         words.append("try " + ", or ".join(_estimated(one, facts, unit) for one in remedies))
     first = remedies[0].rate if remedies else None
@@ -103,9 +103,15 @@ def _estimated(remedy: _Try, facts: Facts, unit: str) -> str:
     if remedy.rate is None:
         return remedy.words
     times, rate = remedy.rate / max(facts.speed, 1e-9), number(remedy.rate * facts.ranks)
+    if remedy.rate == facts.tried:
+        return f"{remedy.words} (tried: {times:.1f}x, {rate} {unit})"
     # Busy processes on the cores that compute cost more than their share: its threads wait for each other.
     least = "" if facts.cuda or facts.backend == "native" else "at least "
     return f"{remedy.words} (estimate: {least}{times:.1f}x, {rate} {unit})"
+
+
+def _gains(facts: Facts, rate: float | None) -> bool:
+    return rate is not None and rate >= GAIN * facts.speed
 
 
 def _cause(facts: Facts) -> tuple[Kind, str, Sequence[_Try]]:
@@ -133,12 +139,14 @@ def _cause(facts: Facts) -> tuple[Kind, str, Sequence[_Try]]:
 
 def _other_loader(facts: Facts) -> tuple[Kind, str, Sequence[_Try]]:
     waits_for, probe = f"the {facts.backend} loader", facts.probe
+    if not facts.cuda:
+        waits_for += ", which takes cores from computing besides"
     if probe is None:
-        return "loader-bound", waits_for, [_Try("--loader native")]
-    native = _Try("--loader native", with_workers(facts, probe.rate, facts.workers))
-    gains = [native] if native.rate is not None and native.rate >= GAIN * facts.speed else []
+        return "loader-bound", waits_for, [_Try("--loader native", facts.tried)]
+    rate = with_workers(facts, probe.rate, facts.workers) if facts.tried is None else facts.tried
+    gains = [_Try("--loader native", rate)] if _gains(facts, rate) else []
     if probe.reading > READING:
-        waits_for += f", and reading would be {probe.reading:.0%} of the native one's work"
+        waits_for += f"; reading would be {probe.reading:.0%} of the native one's work"
         return "storage-bound", waits_for, [*gains, *_faster_storage(facts)]
     return "decode-bound", waits_for, gains or _faster_decoding(facts)
 
@@ -182,7 +190,7 @@ def _more_workers(facts: Facts) -> list[_Try]:
     if facts.workers >= facts.cores:
         return []
     expected = with_workers(facts, _each(facts), facts.cores)
-    return [_Try(f"--workers {facts.cores}", expected)] if expected >= GAIN * facts.speed else []
+    return [_Try(f"--workers {facts.cores}", expected)] if _gains(facts, expected) else []
 
 
 def _computing(facts: Facts) -> float:

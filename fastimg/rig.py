@@ -110,16 +110,16 @@ def synthetic_rate(rig: Rig, warm: int = 1, clock: Clock = time.perf_counter) ->
     return _steps(rig, itertools.repeat(on_device(rig)), warm, clock)
 
 
-def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter) -> float:
+def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter, seconds: float = SECONDS) -> float:
     """Images per second end to end. `warm` steps are not counted: what was read ahead is used up in them."""
     with_data = batches(rig.loader)
     try:
-        return _steps(rig, with_data, warm, clock)
+        return _steps(rig, with_data, warm, clock, seconds)
     finally:
         with_data.close()  # type: ignore[attr-defined]  # a generator: the iteration of the loader ends with it
 
 
-def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock) -> float:
+def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: float = SECONDS) -> float:
     run, beside, count, began, timed = rig.run, Beside(rig.run.ranks.device, rig.run.config.augment_stream), 0, 0.0, 0
     for number in itertools.count(-warm):
         if number == 0:
@@ -129,7 +129,7 @@ def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock) -> float:
         whole_step(run, batch, beside, number + warm)
         if number >= 0:
             count, timed = count + batch.samples, timed + 1
-            if timed >= _STEPS and clock() - began > SECONDS:
+            if timed >= _STEPS and clock() - began > least:
                 break
     synchronise(run.ranks.device)
     return count / max(clock() - began, 1e-12)

@@ -95,6 +95,8 @@ class Run:
     account: Account = field(init=False)  # of this process
     told: bool = False  # that it waits for data
     probed: Probe | None = None  # what the native loader would do with the data, where that was asked
+    tried: float | None = None  # by how much the native loader was faster, where that was tried
+    asked: bool = False  # whether it was to be tried
     held: dict[str, Held] = field(default_factory=dict)  # what `last` and `best` will be, where they wait
     saved_at: float = -math.inf  # when a checkpoint was written, by the monotonic clock
 

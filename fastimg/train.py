@@ -35,7 +35,7 @@ from .report import print_summary
 from .run import Best, Run
 from .saving import save, write_held
 from .step import forward_backward, passes, seed_of
-from .waiting import tell, verdict
+from .waiting import tell, try_native, verdict
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def _all_epochs(run: Run, console: Console) -> int:
                 signal = _epoch(run, interrupt, display)
                 if signal:
                     return signal
+                if display is not None:
+                    try_native(run, display)
             _end_of_epoch(run, display)
     return 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from rich.markup import escape
 
-from . import accounting, effective, rundir
+from . import accounting, effective, rundir, trial
 from .accounting import Window, overall
 from .data import center_crop, chosen_backend, is_plain_folder, train_crop
 from .hints import LIMIT, Facts, Hint, hint, started_slowly
@@ -20,11 +20,31 @@ from .run import Run
 
 
 def tell(run: Run, display: Display) -> None:
-    """Say the verdict, once, as soon as the run is seen to wait. Rank 0 calls it after each window."""
+    """Say the verdict, once, as soon as the run is seen to wait. Rank 0 calls it after each window.
+
+    Where a trial is to come, `try_native` says it.
+    """
     evidence = run.account.evidence()
-    if evidence is None or run.told:
+    if evidence is None or run.told or (trial.possible(run) and not run.asked):
         return
-    found = _judged(run, evidence)
+    _say(run, display, evidence)
+
+
+def try_native(run: Run, display: Display) -> None:
+    """After the first epoch with another loader than the native one, on a CPU: try that, and say the verdict."""
+    steady = run.account.steady
+    if run.asked or not trial.possible(run) or steady.seconds < accounting.SETTLED:
+        return
+    run.asked = True
+    if trial.worth_it(run, steady):
+        display.note(f"trying --loader native for {trial.SECONDS:.0f} s")
+        rate = trial.native_rate(run)
+        run.tried = None if rate is None else rate / steady.speed
+    _say(run, display, steady)
+
+
+def _say(run: Run, display: Display, window: Window) -> None:
+    found = _judged(run, window)
     if found is not None:
         run.told = True
         display.say(escape(found.text))
@@ -34,9 +54,9 @@ def tell(run: Run, display: Display) -> None:
 def verdict(run: Run) -> str | None:
     """On all of the run. None where it waited little, or not long enough to tell."""
     whole, steady = overall(rundir.train_records(run.directory)), run.account.steady
-    if whole.seconds < accounting.SETTLED or whole.wait_share <= LIMIT:
+    if whole.seconds < accounting.SETTLED or (whole.wait_share <= LIMIT and run.tried is None):
         return None
-    if steady.wait_share <= LIMIT:
+    if steady.wait_share <= LIMIT and run.tried is None:
         facts = replace(_facts(run, steady), wait=whole.wait_share)
         return None if facts.backend == "synthetic" else started_slowly(facts, run.seconds / max(1, run.epoch)).text
     found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
@@ -79,6 +99,7 @@ def _facts(run: Run, window: Window) -> Facts:
         busy=window.busy_share,
         read=window.read_share,
         copy=window.copy_share,
+        tried=None if run.tried is None else run.tried * window.speed,
     )
 
 

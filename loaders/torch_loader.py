@@ -3,6 +3,7 @@
 The boxes are the native loader's. The pixels differ from its only where Pillow's libjpeg differs from ours.
 """
 
+import contextlib
 import dataclasses
 import signal
 import warnings
@@ -93,7 +94,10 @@ class TorchLoader(Foreign):
     def _stop(self) -> None:
         iterator, self._torch = getattr(self._torch, "_iterator", None), None
         if iterator is not None:  # not left to the garbage collector: an exception's traceback may hold it
-            iterator._shutdown_workers()
+            with contextlib.suppress(RuntimeError):  # torch's, where one of them ended by a signal
+                iterator._shutdown_workers()
+            for process in iterator._workers:  # torch sends SIGTERM alone, which one that hangs does not heed
+                process.kill()
 
     def _start(self) -> "DataLoader[_Answer]":
         return DataLoader(
@@ -105,7 +109,7 @@ class TorchLoader(Foreign):
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
             collate_fn=_as_it_is,
-            worker_init_fn=_leave_ctrl_c_to_the_parent,
+            worker_init_fn=_leave_signals_to_the_parent,
             multiprocessing_context="fork",  # open shards and their tables are shared as they are
         )
 
@@ -172,5 +176,10 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-def _leave_ctrl_c_to_the_parent(worker: int) -> None:
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C, `timeout` and batch systems send theirs to every process; the parent needs data until it has saved.
+
+    The second SIGTERM is heeded: at the parent's end it is multiprocessing's, which waits for it to do so.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))

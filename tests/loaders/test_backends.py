@@ -247,6 +247,22 @@ def test_torchs_processes_live_as_long_as_the_loader(files, open_loader, read_pi
     loader.close()
 
 
+def test_torchs_processes_heed_a_second_sigterm_alone(files, open_loader):
+    """`timeout` and batch systems send one to every process; a run needs its data until it has saved."""
+    with contextlib.closing(open_loader("torch", files)) as loader:
+        batches = iter(loader)
+        count = next(batches).samples
+        workers = multiprocessing.active_children()
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGTERM)
+        assert len(workers) == 2 and count + sum(batch.samples for batch in batches) == N
+        with pytest.raises(RuntimeError, match="killed by signal: Terminated"):  # torch's word, wherever the parent is
+            os.kill(workers[0].pid, signal.SIGTERM)
+            workers[0].join(10)
+        assert not workers[0].is_alive() and workers[1].is_alive()
+    assert multiprocessing.active_children() == []
+
+
 def test_synthetic_reads_nothing(files, open_loader, read_pixels):
     dataset = Buggy(files._root, files._paths, files.classes, files.labels)
     loader = open_loader("synthetic", dataset, batch_size=8)
