@@ -86,11 +86,11 @@ def test_another_loader_on_a_gpu():
     assert found.promised == pytest.approx(100 / 0.37)
     tried = told(**other, wait=0.02, tried=150.0, probe=Probe(1000.0, 0.1, 1.0), cuda=False)
     assert tried.text == (
-        "decode-bound: 2% of the time was spent waiting for the torch loader, which takes cores from computing besides; "
-        "try --loader native (tried: 1.5x, 150 img/s)"
+        "decode-bound: 2% of the time was spent waiting for the torch loader, which takes cores from computing "
+        "besides; try --loader native (tried: 1.5x, 150 img/s)"
     )
     assert tried.promised == 150.0 and hint(replace(FACTS, **other, wait=0.02, tried=105.0, cuda=False)) is None
-    slower = told(**other, tried=90.0, probe=Probe(1000.0, 0.1, 0.0), cuda=False)  # what was tried counts, not the probe
+    slower = told(**other, tried=90.0, probe=Probe(1000.0, 0.1, 0.0), cuda=False)  # the trial counts, not the probe
     assert "try --workers 16" in slower.text and "--loader native (" not in slower.text
     shared = told(**{**other, "workers": 1}, cuda=False, cores=2, threads=2, wait=0.3, probe=Probe(1000.0, 0.1, 1.0))
     assert "--loader native (estimate: at least 1." in shared.text  # computing is slowed by more than is known

@@ -1,4 +1,4 @@
-"""Another loader's run on a CPU tries the native one after its first epoch: the weights stay, and the verdict says so."""
+"""Another loader's run on a CPU tries the native one after its first epoch: the weights stay, the verdict says so."""
 
 import json
 import re
