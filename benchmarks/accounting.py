@@ -215,6 +215,7 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
         flags.add(change)
     gains = [after / before for after, before in zip(fast, slow, strict=True)]
     gain, promise = measure.Spread.of(gains), measure.Spread.of(promises)
+    each = measure.Spread.of([reached / said for reached, said in zip(gains, promises, strict=True)])
     return {
         "what": f"promise of {args.promise}",
         "arch": args.arch,
@@ -227,6 +228,7 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
         "promised_factor": promise,
         "reached_factor": gain,
         "reached_over_promised": gain.median / promise.median,
+        "reached_over_promised_of_pairs": each,
     }
 
 
