@@ -10,7 +10,7 @@ from dataclasses import replace
 from .accounting import Window
 from .data import Part, chosen_backend
 from .loaders import DataError
-from .memory import available, release
+from .memory import available, ran_out, release
 from .models import train_mode
 from .parts import Parts
 from .prepare import assemble
@@ -24,10 +24,10 @@ _COPIES = 4  # of the weights: kept ones, gradients, two averages of an optimise
 
 def possible(run: Run) -> bool:
     """Whether there is something to try, on one process with a CPU."""
-    if run.embedding is not None or run.model.text is not None or run.compilation is not None:
-        return False
+    plain = run.parallel is run.trained and run.compilation is None  # else it would be wrapped or compiled again
+    images = run.embedding is None and run.model.text is None
     other = chosen_backend(run.config.loader) not in ("native", "synthetic")
-    return other and run.ranks.world_size == 1 and run.ranks.device.type == "cpu"
+    return plain and images and other and run.ranks.world_size == 1 and run.ranks.device.type == "cpu"
 
 
 def worth_it(run: Run, steady: Window) -> bool:
@@ -38,11 +38,26 @@ def worth_it(run: Run, steady: Window) -> bool:
     return SECONDS + (_warm(run) + 1) * each <= COST * planned and _COPIES * weights < available() / 2
 
 
-def native_rate(run: Run) -> float | None:
+class Failed(Exception):
+    """A trial that came to nothing, and why. The run can go on as it is."""
+
+
+def native_rate(run: Run) -> float:
     """Samples per second of training with the native loader, as it is set up otherwise. The weights stay as they were.
 
-    The other loader must be idle. None where the native one cannot read what there is.
+    The other loader must be idle. Raises Failed where the native one cannot read what there is, or memory runs out.
     """
+    try:
+        return _measured(run)
+    except Exception as error:
+        if isinstance(error, DataError) or ran_out(error):
+            raise Failed("memory ran out" if ran_out(error) else str(error)) from error
+        raise
+    finally:
+        release(run.ranks.device)
+
+
+def _measured(run: Run) -> float:
     config = replace(run.config, loader="native", decode="cpu")
     parts = Parts(Part(run.loader.dataset, run.loader.indices, config.train_split), None, None)
     module = run.model.module
@@ -53,13 +68,10 @@ def native_rate(run: Run) -> float | None:
             rig.loader.set_size(run.progressive.size(run.epoch))
         train_mode(rig.run.trained)
         return real_rate(rig, _warm(run), seconds=SECONDS)
-    except DataError:
-        return None
     finally:
         rig.close()
         rig.run.optimizer.zero_grad(set_to_none=True)
         module.load_state_dict(kept)
-        release(run.ranks.device)
 
 
 def _warm(run: Run) -> int:

@@ -38,8 +38,10 @@ def try_native(run: Run, display: Display) -> None:
     run.asked = True
     if trial.worth_it(run, steady):
         display.note(f"trying --loader native for {trial.SECONDS:.0f} s")
-        rate = trial.native_rate(run)
-        run.tried = None if rate is None else rate / steady.speed
+        try:
+            run.tried = trial.native_rate(run) / steady.speed
+        except trial.Failed as error:
+            display.say(escape(f"--loader native could not be tried: {error}"))
     _say(run, display, steady)
 
 
@@ -54,16 +56,16 @@ def _say(run: Run, display: Display, window: Window) -> None:
 def verdict(run: Run) -> str | None:
     """On all of the run. None where it waited little, or not long enough to tell."""
     whole, steady = overall(rundir.train_records(run.directory)), run.account.steady
-    if whole.seconds < accounting.SETTLED or (whole.wait_share <= LIMIT and run.tried is None):
+    if whole.seconds < accounting.SETTLED:
         return None
-    if steady.wait_share <= LIMIT and run.tried is None:
+    found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
+    if found is not None:
+        alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
+        return found.text if alike else f"{found.text}; epochs' first batches are not counted here"
+    if steady.wait_share <= LIMIT < whole.wait_share:
         facts = replace(_facts(run, steady), wait=whole.wait_share)
         return None if facts.backend == "synthetic" else started_slowly(facts, run.seconds / max(1, run.epoch)).text
-    found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
-    if found is None:
-        return None
-    alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
-    return found.text if alike else f"{found.text}; epochs' first batches are not counted here"
+    return None
 
 
 def _judged(run: Run, window: Window) -> Hint | None:

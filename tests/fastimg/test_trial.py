@@ -35,7 +35,7 @@ def test_a_loader_whose_work_is_no_waiting_is_found(cli, image_folder, tmp_path,
     """As on a machine whose cores it takes: training is slow with it, and no counter tells."""
     monkeypatch.setattr(accounting.Window, "wait_share", 0.0)
     rate = trial.native_rate
-    monkeypatch.setattr(trial, "native_rate", lambda run: 3.0 * run.account.steady.speed if rate(run) else None)
+    monkeypatch.setattr(trial, "native_rate", lambda run: 3.0 * run.account.steady.speed if rate(run) else 0.0)
     out = train(cli, image_folder, tmp_path, *TORCH)
     said = [line for line in out.splitlines() if "decode-bound: " in line]
     assert len(said) == 2 and "verdict" in said[1]  # after the first epoch, and in the summary
@@ -83,15 +83,19 @@ def test_a_trial_leaves_no_trace(cli, image_folder, tmp_path, monkeypatch, eager
     assert sum(seconds) == pytest.approx(sum(windows), abs=0.25)  # the trial is no time of training
 
 
-def test_a_native_loader_that_cannot_read_it_is_no_end(cli, image_folder, tmp_path, monkeypatch, eager):
+@pytest.mark.parametrize(
+    ("error", "words"), [(DataError("no such thing"), "no such thing"), (MemoryError(), "memory ran out")]
+)
+def test_a_trial_that_fails_is_no_end(cli, image_folder, tmp_path, monkeypatch, eager, error, words):
     def refuse(self):
-        raise DataError("no such thing")
+        raise error
         yield
 
     monkeypatch.setattr(Loader, "__iter__", refuse)
     monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.05))
     out = train(cli, image_folder, tmp_path, *TORCH)
-    assert "the torch loader" in out and "tried" not in out
+    assert f"--loader native could not be tried: {words}" in out
+    assert "the torch loader" in out and "(tried" not in out
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_a_trial_is_a_small_part_of_the_run(monkeypatch):
 
 
 def test_before_the_trial_nothing_is_said(monkeypatch):
-    said = []
+    said: list[str] = []
     account = SimpleNamespace(evidence=lambda: Window(9.0, 9, 9.0), skip=lambda: None)
     run = SimpleNamespace(account=account, told=False, asked=False)
     monkeypatch.setattr(waiting, "_judged", lambda run, window: SimpleNamespace(text="slow"))
