@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
 from .peers import BASE
+from .plots import blank
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CEILING = "synthetic"  # reads no images: it may be far above the others, which are what is looked at
 _FAR = 1.5  # times the fastest of the others
@@ -32,8 +32,7 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
     loaders = list(dict.fromkeys(record["name"] for record in records))
     bars, curves = len(loaders) > 1 or len(threads) < 2, len(threads) > 1
     height = max(2.6, 1.4 + 0.45 * len(loaders), 4.2 if curves else 0)
-    figure = Figure(figsize=(7.5 * (bars + curves), height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(7.5 * (bars + curves), height)
     axes = list(figure.subplots(1, bars + curves, squeeze=False)[0])
     if bars:
         _bars(axes[0], [record for record in records if record["threads"] == max(threads, default=0)])
@@ -42,7 +41,7 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=110, format="png")
 
 
-def _bars(axis: Axes, records: Sequence[Mapping[str, Any]]) -> None:
+def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:
     rows = sorted(records, key=lambda record: float(record["images_per_second"]))
     end = 1.3 * _end(rows)  # room for the labels
     for place, row in enumerate(rows):
@@ -63,7 +62,7 @@ def _bars(axis: Axes, records: Sequence[Mapping[str, Any]]) -> None:
     axis.grid(axis="x", alpha=0.3)
 
 
-def _curves(axis: Axes, records: Sequence[Mapping[str, Any]], loaders: Sequence[str], threads: Sequence[int]) -> None:
+def _curves(axis: "Axes", records: Sequence[Mapping[str, Any]], loaders: Sequence[str], threads: Sequence[int]) -> None:
     top = 1.15 * _end(records)
     for name in loaders:
         rows = sorted((r for r in records if r["name"] == name), key=lambda record: int(record["threads"]))

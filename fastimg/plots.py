@@ -3,12 +3,23 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def blank(width: float, height: float) -> "Figure":
+    """A figure, in inches. matplotlib is imported where something is drawn: that takes a tenth of a run's start."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
@@ -18,8 +29,7 @@ def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
     per_epoch = max((r["step"] / r["epoch"] for r in val), default=0) or max((r["step"] for r in train), default=1)
     x, vx = [r["step"] / per_epoch for r in train], [r["step"] / per_epoch for r in val]
     speed = next((key for r in train for key in r if key.endswith("_per_second")), "images_per_second")
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(9, 6)
     axes = figure.subplots(2, 2)
     panels = (
         ("loss", "loss (nats)", True),
@@ -42,8 +52,7 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
     """Rows are true classes, columns predicted ones; coloured by share of the row, numbered while there is room."""
     n = len(classes)
     side = min(18.0, 2.8 + 0.42 * n)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(side, side)
     axis = figure.subplots()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     image = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
@@ -67,8 +76,7 @@ def plot_predictions(
     """A sheet of images [H, W, 3] with a caption under each, red where the prediction was wrong."""
     columns = min(6, len(images))
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(1.7 * columns, 2.0 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(1.7 * columns, 2.0 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -78,7 +86,7 @@ def plot_predictions(
     _save(figure, file)
 
 
-def _save(figure: Figure, file: Path) -> None:
+def _save(figure: "Figure", file: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, labels that leave little room
         figure.savefig(file, dpi=110)

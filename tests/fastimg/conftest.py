@@ -1,11 +1,14 @@
 """What the tests of the application share: the command line in this process, and one small trained run."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fastimg.cli import run
@@ -34,6 +37,32 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Ran(code, said.out, said.err)
 
     return call
+
+
+@pytest.fixture
+def slower() -> Callable[..., Callable[..., Any]]:
+    """`slower(method, seconds)`: `method`, which sleeps first."""
+
+    def slow(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(seconds)
+            return method(*args, **kwargs)
+
+        return wrapped
+
+    return slow
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread computes: several would wait for each other on a machine that has other work, and what is slow in a
+    test is to be slow by far."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "set_num_threads", lambda count: None)
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """Where the time of training goes: the sums, and whole runs that wait for a slow disk, a slow decoder, or nothing."""
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from fastimg import accounting, rundir, train, waiting
 from fastimg.accounting import Account, Window, overall
@@ -156,26 +154,9 @@ def test_the_summary_says_what_copies_are_to_the_rest():
 
 
 @pytest.fixture
-def soon(monkeypatch):
-    """Less than two seconds is enough to judge by. One thread computes: several would wait for each other on a machine
-    that has other work, and what is slow here is to be slow by far."""
+def soon(monkeypatch, one_thread):
+    """Less than two seconds is enough to judge by."""
     monkeypatch.setattr(accounting, "SETTLED", 0.3)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "set_num_threads", lambda count: None)
-        yield
-    torch.set_num_threads(threads)
-
-
-def slower(method, seconds):
-    """`method`, which sleeps first."""
-
-    def wrapped(*args, **kwargs):
-        time.sleep(seconds)
-        return method(*args, **kwargs)
-
-    return wrapped
 
 
 def verdicts(out, kind):
@@ -190,7 +171,7 @@ def trained(cli, folder, tmp_path, *more):
     return ran.out, rundir.train_records(tmp_path / "run")
 
 
-def test_a_slow_disk(cli, image_folder, tmp_path, monkeypatch, soon):
+def test_a_slow_disk(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.05))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1")
     said, summed = verdicts(out, "storage-bound")
@@ -201,7 +182,7 @@ def test_a_slow_disk(cli, image_folder, tmp_path, monkeypatch, soon):
     assert "waiting for data, 0.0% copying, " in out
 
 
-def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon):
+def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     monkeypatch.setattr(ImageDecoder, "fill", slower(ImageDecoder.fill, 0.05))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1")
     said, summed = verdicts(out, "decode-bound")
@@ -209,8 +190,8 @@ def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon):
     assert records[-1]["loader_busy_share"] > 0.5 > records[-1]["loader_read_share"]
 
 
-def test_a_slow_loader_of_another_library(cli, image_folder, tmp_path, monkeypatch, soon):
-    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.05))
+def test_a_slow_loader_of_another_library(cli, image_folder, tmp_path, monkeypatch, soon, slower):
+    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.1))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--loader", "torch")
     said, summed = verdicts(out, "decode-bound")
     assert len(said) == len(summed) == 1
@@ -218,7 +199,7 @@ def test_a_slow_loader_of_another_library(cli, image_folder, tmp_path, monkeypat
     assert records[-1]["wait_share"] > 0.1 and "loader_busy_share" not in records[-1]
 
 
-def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon):
+def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     monkeypatch.setattr(train, "forward_backward", slower(train.forward_backward, 0.2))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--log-interval", "3")
     assert "-bound: " not in out and "verdict" not in out and "computing" in out
@@ -234,7 +215,7 @@ def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, s
     assert said.startswith(f"{steady:.0%}") and ("first batches are not counted" in said) == told
 
 
-def test_epochs_that_are_mostly_beginning(cli, image_folder, tmp_path, monkeypatch):
+def test_epochs_that_are_mostly_beginning(cli, image_folder, tmp_path, monkeypatch, slower):
     """Two batches an epoch: what is waited for is the first of each."""
     monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.02))
     out, _ = trained(cli, image_folder, tmp_path, "--workers", "1", "-b", "18", "--epochs", "4")
@@ -246,7 +227,7 @@ def test_pixels_that_nobody_reads_have_no_verdict(cli, image_folder, tmp_path, s
     assert "-bound: " not in out and all("wait_share" in record for record in records)
 
 
-def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch):
+def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, slower):
     monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.005))
     out, records = trained(cli, image_folder, tmp_path, "--epochs", "1", "--workers", "1")
     assert sum(record["seconds"] for record in records) > accounting.SETTLED or "-bound: " not in out

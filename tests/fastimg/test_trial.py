@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 from fastimg import accounting, trial, waiting
 from fastimg.accounting import Window
 from fastimg.loaders import DataError, Loader, torch_loader
-from tests.fastimg.test_accounting import slower
 
 RUN = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "--val-fraction", "0", "--epochs", "2", "-b", "6")
 TORCH = ("--loader", "torch", "--workers", "1", "--log-interval", "1")
 
 
 @pytest.fixture
-def eager(monkeypatch):
+def eager(monkeypatch, one_thread):
     """Runs of a second are long enough."""
     monkeypatch.setattr(accounting, "SETTLED", 0.0)
     monkeypatch.setattr(trial, "COST", 1e9)
@@ -45,10 +44,10 @@ def test_a_loader_whose_work_is_no_waiting_is_found(cli, image_folder, tmp_path,
     assert "epoch 1/2" in out.splitlines()[first - 1] and "epoch 2/2" in out.splitlines()[first + 1]
 
 
-def test_a_loader_that_is_waited_for(cli, image_folder, tmp_path, monkeypatch, eager):
-    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.05))
+def test_a_loader_that_is_waited_for(cli, image_folder, tmp_path, monkeypatch, eager, slower):
+    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.1))
     said = re.search(r"; try --loader native \(tried: ([\d.]+)x, ", train(cli, image_folder, tmp_path, *TORCH))
-    assert said is not None and float(said[1]) > 1.5  # six images take 0.3 s there
+    assert said is not None and float(said[1]) > 1.5  # six images take 0.6 s there
 
 
 @pytest.mark.parametrize(
@@ -86,13 +85,13 @@ def test_a_trial_leaves_no_trace(cli, image_folder, tmp_path, monkeypatch, eager
 @pytest.mark.parametrize(
     ("error", "words"), [(DataError("no such thing"), "no such thing"), (MemoryError(), "memory ran out")]
 )
-def test_a_trial_that_fails_is_no_end(cli, image_folder, tmp_path, monkeypatch, eager, error, words):
+def test_a_trial_that_fails_is_no_end(cli, image_folder, tmp_path, monkeypatch, eager, error, words, slower):
     def refuse(self):
         raise error
         yield
 
     monkeypatch.setattr(Loader, "__iter__", refuse)
-    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.05))
+    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.1))
     out = train(cli, image_folder, tmp_path, *TORCH)
     assert f"--loader native could not be tried: {words}" in out
     assert "the torch loader" in out and "(tried" not in out
