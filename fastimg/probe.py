@@ -1,9 +1,10 @@
 """What one thread of the native loader would do with the samples of a run: a few are decoded, in a third of a second.
 
 What the thread computes is counted by the processor's time, so that whatever else runs on the cores does not count;
-what it waits for in reading, by the clock.
+what it waits for in reading, by the clock, unless it was only made to leave its core to others.
 """
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +24,18 @@ SECONDS, SAMPLES = 0.3, 64  # at most
 Clock = Callable[[], float]
 
 
+def given_up() -> int:
+    """How often this thread has left its core to wait for something."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
 def probe(
     loader: BatchSource,
     images: ImageDecoder,
     seed: int,
     clock: Clock = time.perf_counter,
     processor: Clock = time.thread_time,
+    waits: Callable[[], int] = given_up,
 ) -> Probe | None:
     """Read and decode random samples of what `loader` reads, as the native loader's threads do it, in this thread.
 
@@ -38,7 +45,7 @@ def probe(
     places = np.random.default_rng(seed).integers(len(loader.dataset) if ids is None else len(ids), size=1 + SAMPLES)
     chosen = places if ids is None else ids[places]
     try:
-        return _probe(loader.dataset, chosen, images, images.draw(seed, 0, chosen).tolist(), clock, processor)
+        return _probe(loader.dataset, chosen, images, images.draw(seed, 0, chosen).tolist(), clock, processor, waits)
     except DataError:
         return None
 
@@ -50,6 +57,7 @@ def _probe(
     draws: list[list[float]],
     clock: Clock,
     processor: Clock,
+    waits: Callable[[], int],
 ) -> Probe | None:
     rows = {field.name: np.empty((GROUP, *field.shape), field.dtype) for field in images.fields}
     scratch, ids = Scratch(), chosen.tolist()
@@ -63,11 +71,12 @@ def _probe(
     for index, drawn in zip(ids[1:], draws[1:], strict=True):
         if clock() - began > SECONDS:
             break
-        at, used = clock(), processor()
+        at, used, before = clock(), processor(), waits()
         try:
             data = dataset.read(index, scratch.other(noted))
             seconds, after = clock() - at, processor()
-            reading, blocked = reading + seconds, blocked + max(0.0, seconds - (after - used))
+            waited = max(0.0, seconds - (after - used)) if waits() > before else 0.0
+            reading, blocked = reading + after - used + waited, blocked + waited
             tiled += read_header(data, images.max_pixels).restarts
             aside += processor() - after  # nobody else asks that
             done += 1
