@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -45,9 +46,10 @@ def test_a_loader_whose_work_is_no_waiting_is_found(cli, image_folder, tmp_path,
 
 
 def test_a_loader_that_is_waited_for(cli, image_folder, tmp_path, monkeypatch, eager, slower):
-    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.1))
-    said = re.search(r"; try --loader native \(tried: ([\d.]+)x, ", train(cli, image_folder, tmp_path, *TORCH))
-    assert said is not None and float(said[1]) > 1.5  # six images take 0.6 s there
+    monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.2))
+    out = train(cli, image_folder, tmp_path, *TORCH, "--epochs", "1")
+    said = re.search(r"; try --loader native \(tried: ([\d.]+)x, ", out)
+    assert said is not None and float(said[1]) > 1.5  # six images take 1.2 s there
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,13 @@ def test_a_trial_leaves_no_trace(cli, image_folder, tmp_path, monkeypatch, eager
         more = (*more, "--img-size", "64", "--epochs", "4", "--progressive-epochs", "0:2")
     tried = []
     rate = trial.native_rate
-    monkeypatch.setattr(trial, "native_rate", lambda run: tried.append(rate(run)) or tried[-1])
+
+    def slow(run):
+        tried.append(rate(run))
+        time.sleep(2)
+        return tried[-1]
+
+    monkeypatch.setattr(trial, "native_rate", slow)
     train(cli, image_folder, tmp_path / "with", *TORCH, *more)
     assert len(tried) == 1 and tried[0] > 0
     monkeypatch.setattr(trial, "COST", 0.0)
@@ -79,7 +87,7 @@ def test_a_trial_leaves_no_trace(cli, image_folder, tmp_path, monkeypatch, eager
     records = [json.loads(line) for line in (tmp_path / "with/run/metrics.jsonl").read_text().splitlines()]
     seconds = [record["train_seconds"] for record in records if record["kind"] == "epoch"]
     windows = [record["seconds"] for record in records if record["kind"] == "train"]
-    assert sum(seconds) == pytest.approx(sum(windows), abs=0.25)  # the trial is no time of training
+    assert sum(seconds) == pytest.approx(sum(windows), abs=1)  # the trial is no time of training
 
 
 @pytest.mark.parametrize(
