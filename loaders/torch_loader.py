@@ -28,6 +28,7 @@ from .scratch import Scratch
 from .shards import Dataset
 
 _AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
+_HELD = (signal.SIGINT, signal.SIGTERM)
 _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 
 
@@ -75,13 +76,9 @@ class TorchLoader(Foreign):
         self._stop()
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
-        self._torch = self._torch or self._start()
         self._requests.reading, self._requests.size = reading, self.crop.size
         try:
-            with warnings.catch_warnings():  # of Python 3.12: the children run no code that could wait for our threads
-                warnings.filterwarnings("ignore", "(?s).*use of fork", DeprecationWarning)
-                answers = iter(self._torch)
-            for answer in answers:
+            for answer in self._start() if self._torch is None else self._torch:
                 if answer.fault is not None:
                     raise answer.fault
                 yield Decoded(answer.images, answer.failed)
@@ -99,8 +96,8 @@ class TorchLoader(Foreign):
             for process in iterator._workers:  # torch sends SIGTERM alone, which one that hangs does not heed
                 process.kill()
 
-    def _start(self) -> "DataLoader[_Answer]":
-        return DataLoader(
+    def _start(self) -> Iterator[_Answer]:
+        self._torch = DataLoader(
             self._rows,
             batch_size=None,  # a worker makes whole batches: nothing is collated
             sampler=self._requests,
@@ -112,6 +109,10 @@ class TorchLoader(Foreign):
             worker_init_fn=_leave_signals_to_the_parent,
             multiprocessing_context="fork",  # open shards and their tables are shared as they are
         )
+        with warnings.catch_warnings(), _signals_held():
+            # Python 3.12 warns: the children run no code that could wait for our threads
+            warnings.filterwarnings("ignore", "(?s).*use of fork", DeprecationWarning)
+            return iter(self._torch)
 
 
 class _Requests:
@@ -176,6 +177,16 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
+@contextlib.contextmanager
+def _signals_held() -> Generator[None, None, None]:
+    """What is forked here gets no signal of `_HELD` before it can say what becomes of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_signals_to_the_parent(worker: int) -> None:
     """Ctrl-C, `timeout` and batch systems send theirs to every process; the parent needs data until it has saved.
 
@@ -183,3 +194,4 @@ def _leave_signals_to_the_parent(worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
