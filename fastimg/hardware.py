@@ -101,7 +101,7 @@ def cpu(root: Path = ROOT) -> Cpu:
         logical=os.cpu_count() or 1,
         physical=len(set(pairs)) or None,
         affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        quota=cpus._cgroup_quota(groups),
+        quota=cpus.cgroup_quota(groups),
         cores=cpus.available_cpus(cgroup=groups),
         instructions=[name for name in INSTRUCTIONS if name in known],
         load=round(os.getloadavg()[0], 2),

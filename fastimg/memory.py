@@ -3,10 +3,10 @@
 import contextlib
 import ctypes
 import gc
-from pathlib import Path
 
 import torch
 
+from . import hardware
 from .config import Train
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -45,15 +45,7 @@ def release(device: torch.device) -> None:
 
 def available() -> int:
     """Bytes of host memory that this process may still take: the machine's, or its container's."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such group, or "max"
-        return free
-    return min(free, max(0, limit - used))
+    return hardware.memory().available
 
 
 def advice(config: Train) -> str:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def _cgroup_quota(root: Path) -> float | None:
+def cgroup_quota(root: Path) -> float | None:
     """CPU quota of the container in cores (cgroup v2, then v1), None where there is none."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
@@ -20,7 +20,7 @@ def _cgroup_quota(root: Path) -> float | None:
 def available_cpus(local_world_size: int = 1, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that one of `local_world_size` processes may use: affinity, the container's quota, an equal share. >= 1."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    quota = _cgroup_quota(cgroup)
+    quota = cgroup_quota(cgroup)
     if quota is not None:
         cores = min(cores, quota)
     return max(1, int(cores / local_world_size))
