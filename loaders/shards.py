@@ -82,10 +82,7 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
     path = Path(path)
     if is_beton(path):
         return BetonDataset(_pick(path, {"train": path}, split))
-    if not path.is_dir():
-        if path.exists():
-            raise DataError(f"{path}: a file, not a folder; `fastimg convert {path} DST` makes shards of a manifest")
-        raise DataError(f"{path}: no such folder; give a folder of shards or of images")
+    _refuse_no_folder(path)
     if (path / "dataset.json").exists():
         return _open_converted(path, split)
     _refuse_unfinished(path)  # before its finished shards pass for somebody else's
@@ -106,10 +103,11 @@ def list_splits(path: str | Path) -> dict[str, int]:
     path = Path(path)
     if is_beton(path):
         return {"train": -1}
+    _refuse_no_folder(path)
     if (path / "dataset.json").exists():
         return {name: split["samples"] for name, split in read_description(path)["splits"].items()}
     _refuse_unfinished(path)
-    if path.is_dir() and (others := foreign_shards(path) or foreign_betons(path)):
+    if others := foreign_shards(path) or foreign_betons(path):
         return dict.fromkeys(others, -1)
     return {name: len(files) for name, files in list_folder(path).files.items()}
 
@@ -126,6 +124,16 @@ def refuse_class_folder(path: Path, shards: list[Path]) -> None:
 def unfinished(path: Path) -> bool:
     """Whether `path` holds a conversion that was interrupted: its journal is there and dataset.json is not."""
     return (path / "convert.json").exists() and not (path / "dataset.json").exists()
+
+
+def _refuse_no_folder(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.exists():
+        raise DataError(
+            f"{path}: a file, not a folder; `fastimg convert {path} DST` makes shards of a manifest or a tar"
+        )
+    raise DataError(f"{path}: no such folder; check the path, and give a folder of shards or of images")
 
 
 def _refuse_unfinished(path: Path) -> None:

@@ -282,8 +282,9 @@ def test_a_conversion_that_did_not_finish(dataset_folder):
 def test_paths_that_are_no_dataset(tmp_path):
     (tmp_path / "file").touch()
     for name, message in (("file", "a file, not a folder"), ("nowhere", "no such folder")):
-        with pytest.raises(DataError, match=message):
-            open_dataset(tmp_path / name)
+        for ask in (open_dataset, list_splits):
+            with pytest.raises(DataError, match=message):
+                ask(tmp_path / name)
 
 
 def write_foreign(path: Path, members: dict[str, bytes]) -> None:
