@@ -48,6 +48,12 @@ def write_image_folder(root: Path, per_class: int = 12, colours: dict[str, tuple
     return root
 
 
+@pytest.fixture(scope="session")
+def write_images() -> Callable[..., Path]:
+    """`write_images(folder, per_class)`: an unsplit class folder, blue, green and red."""
+    return write_image_folder
+
+
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """An unsplit class folder: blue, green and red, twelve small JPEG and PNG images each."""

@@ -1,7 +1,11 @@
 """What the tests of the application share: the command line in this process, and one small trained run."""
 
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,14 @@ from PIL import Image
 
 from fastimg.cli import run
 
+TWO_RANKS = """
+import json, os, sys
+from fastimg import cli
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # torchrun keeps one store: the ranks meet anew
+    if cli.run(arguments):
+        sys.exit(1)
+"""
 FAST = ("--arch", "test_resnet", "--img-size", "32", "--batch-size", "8", "--workers", "1", "--no-amp")
 
 
@@ -23,6 +35,13 @@ class Ran:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True)
+def curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves are drawn where a test is marked with this name: elsewhere they take longer than the training."""
+    if not request.node.get_closest_marker("curves"):
+        monkeypatch.setattr("fastimg.report.plot_curves", lambda records, file: None)
 
 
 @pytest.fixture
@@ -37,6 +56,24 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Ran(code, said.out, said.err)
 
     return call
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> Callable[..., Ran]:
+    """`two_ranks(arguments, ...)`: commands one after the other, by two ranks that torchrun starts once."""
+
+    def launch(*commands: Sequence[object]) -> Ran:
+        script = tmp_path / "two_ranks.py"
+        script.write_text(TWO_RANKS)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        texts = json.dumps([[str(argument) for argument in arguments] for arguments in commands])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*launcher, str(script), texts]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return launch
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -466,15 +464,12 @@ def test_buffers_of_frozen_modules_are_not_averaged():
 
 
 @pytest.mark.slow
-def test_two_ranks_on_kept_embeddings(shards, trained, train, losses, tmp_path, fast):
+def test_two_ranks_on_kept_embeddings(shards, trained, train, losses, tmp_path, fast, two_ranks):
     """Each makes its shards, and they train like one process."""
     frozen = ["--freeze", "backbone", "--weights", trained.run, "--log-interval", "1", "--head-init", "xavier"]
     more = ["--epochs", "3", "-b", "4", "--cache-dtype", "fp32", "--cache-dir", tmp_path / "ranks"]
     flags = ["train", shards, *fast, *frozen, *more, "-o", tmp_path / "runs", "--name", "two"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fastimg"]
-    done = subprocess.run([*launcher, *map(str, flags)], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("36 made now") == 1
+    assert two_ranks(flags).out.count("36 made now") == 1
     train("one", "--cache-dtype", "fp32")
     assert_close(losses("one"), losses("two"), 2e-5)
     before = {path.name: path.read_bytes() for path in Path(tmp_path / "ranks").rglob("*.tar")}

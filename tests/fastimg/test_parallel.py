@@ -1,7 +1,5 @@
 """torchrun with two ranks on one machine (gloo) against one process."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,19 +52,9 @@ MIXED = (
 )
 
 
-TRAININGS = """
-import json, os, sys
-from fastimg import cli
-for number, arguments in enumerate(json.loads(sys.argv[1])):
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # torchrun keeps one store: the ranks meet anew
-    if cli.run(arguments):
-        sys.exit(1)
-"""
-
-
 @pytest.mark.slow
 def test_two_ranks_train_like_one_process_without_batch_norm(
-    make_image_folder: Callable[[int], Path], tmp_path: Path
+    make_image_folder: Callable[[int], Path], two_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Flips, accumulated by the two ranks; and augmentation that mixes within a batch, which is not."""
     data = make_image_folder(9)
@@ -74,12 +63,7 @@ def test_two_ranks_train_like_one_process_without_batch_norm(
     for name, (augmentation, share) in kinds.items():
         assert cli.run([*arguments(data, tmp_path / f"{name}-one", "test_vit", 8), *augmentation]) == 0
         trainings.append([*arguments(data, tmp_path / f"{name}-two", "test_vit", 4), *share, *augmentation])
-    script = tmp_path / "trainings.py"
-    script.write_text(TRAININGS)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launched = [*command(2)[:-2], str(script), json.dumps(trainings)]
-    done = subprocess.run(launched, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = two_ranks(*trainings)
     for name in kinds:
         one, two = losses(tmp_path / f"{name}-one/run"), losses(tmp_path / f"{name}-two/run")
         assert [r[:2] for r in one] == [r[:2] for r in two]
@@ -88,8 +72,8 @@ def test_two_ranks_train_like_one_process_without_batch_norm(
         weights, weights2 = (load_file(tmp_path / f"{name}-{n}/run/last/model.safetensors") for n in ("one", "two"))
         for tensor in weights:
             torch.testing.assert_close(weights[tensor], weights2[tensor], rtol=1e-3, atol=2e-4)
-    assert done.stdout.count("best checkpoint") == 2  # only rank 0 speaks
-    assert "Warning" not in done.stderr.replace("OMP_NUM_THREADS", "")
+    assert done.out.count("best checkpoint") == 2  # only rank 0 speaks
+    assert "Warning" not in done.err.replace("OMP_NUM_THREADS", "")
 
 
 @pytest.mark.slow

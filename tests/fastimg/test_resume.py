@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +24,20 @@ SHARES = ("wait_share", "copy_share", "compute_share", "loader_busy_share", "loa
 TIMING = ("images_per_second", "seconds", *SHARES, "train_seconds", "val_seconds", "save_seconds")
 
 
-@pytest.fixture
-def shards(image_folder: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "shards"
-    convert(Convert(src=image_folder, dst=folder, val_fraction=0.0), Console(quiet=True))
-    return folder
+@pytest.fixture(scope="module")
+def shards(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("resume")
+    images = write_images(root / "images")
+    convert(Convert(src=images, dst=root / "shards", val_fraction=0.0), Console(quiet=True))
+    return root / "shards"
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted. Not to be changed: copy it."""
+    output = tmp_path_factory.mktemp("whole")
+    assert cli.run(arguments(shards, output)) == 0
+    return output / "run"
 
 
 def arguments(data: Path, output: Path, *more: str) -> list[str]:
@@ -77,28 +87,32 @@ def kill() -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 8, 13])
 def test_a_kill_anywhere_and_resume_gives_the_same_bits(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
     at_step(monkeypatch, step, kill)
     with pytest.raises(Killed):
         cli.run(arguments(shards, tmp_path / "halves"))
     assert cli.run(arguments(shards, tmp_path / "halves", "--resume", "auto")) == 0
-    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    assert_same(whole, tmp_path / "halves/run")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("step", [4, 7])  # 7: the last of an epoch
 def test_a_signal_saves_and_resume_gives_the_same_bits(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, step: int
+    shards: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+    step: int,
 ) -> None:
-    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
     at_step(monkeypatch, step, lambda: os.kill(os.getpid(), number))
     assert cli.run(arguments(shards, tmp_path / "halves")) == code
     saved = torch.load(tmp_path / "halves/run/last/training.pt", weights_only=True)
     assert saved["step"] in (step + 1, step + 2)  # the step ended, or the next one where the signal came late
     assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
-    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    assert_same(whole, tmp_path / "halves/run")
 
 
 EVERYTHING = [
@@ -169,10 +183,9 @@ def test_a_plain_folder_has_no_blocks(image_folder: Path, tmp_path: Path, capsys
     assert not (tmp_path / "runs").exists()
 
 
-def test_workers_do_not_change_the_weights(shards: Path, tmp_path: Path) -> None:
-    assert cli.run(arguments(shards, tmp_path / "two")) == 0
+def test_workers_do_not_change_the_weights(shards: Path, whole: Path, tmp_path: Path) -> None:
     assert cli.run([*arguments(shards, tmp_path / "one"), "--workers", "1", "--prefetch", "2"]) == 0
-    assert_same(tmp_path / "two/run", tmp_path / "one/run")
+    assert_same(whole, tmp_path / "one/run")
 
 
 def test_accumulated_steps_resume_too(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +198,8 @@ def test_accumulated_steps_resume_too(shards: Path, tmp_path: Path, monkeypatch:
     assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
 
 
-def test_resume_of_a_finished_run_changes_nothing(shards: Path, tmp_path: Path) -> None:
-    assert cli.run(arguments(shards, tmp_path / "runs")) == 0
+def test_resume_of_a_finished_run_changes_nothing(shards: Path, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs/run", symlinks=True)
     before = outcome(tmp_path / "runs/run")
     assert cli.run(arguments(shards, tmp_path / "runs", "--resume", "auto")) == 0
     after = outcome(tmp_path / "runs/run")
@@ -194,17 +207,20 @@ def test_resume_of_a_finished_run_changes_nothing(shards: Path, tmp_path: Path) 
     assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
 
 
-def test_resume_by_path_needs_no_other_flag(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
+def test_resume_by_path_needs_no_other_flag(
+    shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_step(monkeypatch, 10, kill)
     with pytest.raises(Killed):
         cli.run(arguments(shards, tmp_path / "halves"))
     assert cli.run(["train", "--resume", str(tmp_path / "halves/run")]) == 0
-    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    assert_same(whole, tmp_path / "halves/run")
 
 
-def test_another_training_is_not_resumed(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(arguments(shards, tmp_path / "runs")) == 0
+def test_another_training_is_not_resumed(
+    shards: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "runs/run", symlinks=True)
     assert cli.run([*arguments(shards, tmp_path / "runs", "--resume"), "--lr", "0.5"]) == 2
     message = capsys.readouterr().err
     assert "lr was" in message
@@ -225,8 +241,7 @@ def test_changed_data_is_not_resumed(
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_real_program(shards: Path, tmp_path: Path) -> None:
-    assert cli.run(arguments(shards, tmp_path / "whole")) == 0
+def test_kill_9_of_the_real_program(shards: Path, whole: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fastimg", *arguments(shards, tmp_path / "halves")]
     log = tmp_path / "halves/run/metrics.jsonl"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -240,4 +255,4 @@ def test_kill_9_of_the_real_program(shards: Path, tmp_path: Path) -> None:
         process.wait()
     assert log.exists()
     assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
-    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    assert_same(whole, tmp_path / "halves/run")

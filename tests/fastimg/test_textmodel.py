@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import subprocess
 import sys
 import tarfile
 
@@ -420,18 +419,16 @@ def test_layers_of_an_encoder_are_its_blocks(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_fine_tune_like_one_process(strategy, train, records, bert, texts, tmp_path, cli):
+def test_two_ranks_fine_tune_like_one_process(train, records, bert, texts, tmp_path, cli, two_ranks):
     """Every parameter gets a gradient: DDP waits for those that do not. FSDP leaves a checkpoint like others."""
     flags = ["train", texts, "--arch", f"hf:{bert}", "-b", "4", "--epochs", "2", "--lr", "0.01", "-j", "1", "--no-amp"]
-    where = ["--log-interval", "1", "-o", tmp_path / "runs", "--name", "two", "--cache-dir", tmp_path / "ranks"]
+    where = ["--log-interval", "1", "-o", tmp_path / "runs", "--cache-dir", tmp_path / "ranks"]
     still = ["--model-kwargs", "hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fastimg"]
-    command = [*launcher, *map(str, [*flags, *where, "--strategy", strategy, *still])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    strategies = ("ddp", "fsdp")
+    two_ranks(*([*flags, *where, "--name", name, "--strategy", name, *still] for name in strategies))
     train("one", *still)
-    np.testing.assert_allclose(np.array(records("two")), np.array(records("one")), rtol=1e-3, atol=1e-5)
-    assert (tmp_path / "runs/two/last/sharded").is_dir() == (strategy == "fsdp")
-    evaluated = cli("eval", tmp_path / "runs/two", texts, "--json")  # the best
-    assert json.loads(evaluated.out)["top1"] == pytest.approx(max(top1 for *_, top1 in records("two", "val")))
+    for name in strategies:
+        np.testing.assert_allclose(np.array(records(name)), np.array(records("one")), rtol=1e-3, atol=1e-5)
+        assert (tmp_path / "runs" / name / "last/sharded").is_dir() == (name == "fsdp")
+        evaluated = cli("eval", tmp_path / "runs" / name, texts, "--json")  # the best
+        assert json.loads(evaluated.out)["top1"] == pytest.approx(max(top1 for *_, top1 in records(name, "val")))

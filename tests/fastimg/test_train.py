@@ -30,6 +30,7 @@ def test_it_overfits_a_few_images(image_folder: Path, tmp_path: Path) -> None:
     assert records[-1]["top1"] == 1.0
 
 
+@pytest.mark.curves
 def test_a_run_leaves_all_that_was_promised(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
