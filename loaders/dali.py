@@ -69,7 +69,7 @@ class DaliLoader(Foreign):
         """See `BatchSource`."""
         boxes = ", crop boxes drawn by DALI" if isinstance(self.crop, RandomResizedCrop) else ""
         where = "mixed decoding on the GPU" if self.device.type == "cuda" else "decoding on the CPU"
-        return f"dali, {where}, {self.workers} threads{boxes}"
+        return f"dali, {where}, {self.workers} thread{'s' * (self.workers > 1)}{boxes}"
 
     def close(self) -> None:
         """End the pipeline, and the iteration that is under way. Iterating again starts new ones."""

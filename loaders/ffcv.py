@@ -65,7 +65,7 @@ class FfcvLoader(Foreign):
     def describe(self) -> str:
         """See `BatchSource`."""
         boxes = "crop boxes drawn by FFCV, " if isinstance(self.crop, RandomResizedCrop) else ""
-        return f"ffcv, {self.workers} threads, {boxes}resized by INTER_AREA"
+        return f"ffcv, {self.workers} thread{'s' * (self.workers > 1)}, {boxes}resized by INTER_AREA"
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
         self._decoder.output_size = (self.crop.size, self.crop.size)  # its memory is allocated epoch by epoch

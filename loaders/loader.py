@@ -133,7 +133,7 @@ class Loader(Epochs):
             where = self._decoder.describe()
         if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
             where += ", tiled ones DCT-scaled where crops are large"
-        return f"native, {self.workers} threads, {where}"
+        return f"native, {self.workers} thread{'s' * (self.workers > 1)}, {where}"
 
     def close(self) -> None:
         """Stop the threads, and the iteration that is under way. Over an open Dataset, iterating starts new ones."""

@@ -66,7 +66,8 @@ class TorchLoader(Foreign):
     def describe(self) -> str:
         """See `BatchSource`."""
         return (
-            f"torch: DataLoader, {self.workers} processes, {self.workers * self._ahead} batches ahead, "
+            f"torch: DataLoader, {self.workers} process{'es' * (self.workers > 1)}, "
+            f"{self.workers * self._ahead} batches ahead, "
             "Pillow, torchvision's antialiased resize"
         )
 

@@ -14,8 +14,8 @@ def test_runs_name_their_loader_and_torchs_is_nearly_the_native_one(cli, trained
     """The same ids, crops and pixels: the same loss, but for what Pillow's libjpeg may see otherwise."""
     losses = {}
     for loader, chosen, said in (
-        ("auto", "native", "native, 1 threads"),
-        ("torch", "torch", "DataLoader, 1 processes"),
+        ("auto", "native", "native, 1 thread,"),
+        ("torch", "torch", "DataLoader, 1 process,"),
     ):
         flags = ("train", trained.shards, *FAST, "--workers", "1", "--output", tmp_path, "--name", loader)
         ran = cli(*flags, "--data-backend", loader)
