@@ -115,9 +115,9 @@ def distributions() -> dict[str, str]:
     """Name, in lower case and with hyphens -> version of every distribution that is installed."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        with contextlib.suppress(TypeError, KeyError):  # what an uninstalling left behind has no name
-            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-            found.setdefault(name, distribution.version)
+        with contextlib.suppress(TypeError, KeyError):  # what an uninstalling left behind has no metadata
+            if "Name" in (metadata := distribution.metadata):
+                found.setdefault(re.sub(r"[-_.]+", "-", metadata["Name"]).lower(), distribution.version)
     return found
 
 

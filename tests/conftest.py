@@ -1,10 +1,15 @@
 """Data that tests make for themselves, batches of any loader, and an end to what hangs or is left running."""
 
 import gc
+import importlib
+import inspect
 import io
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +27,12 @@ from fastimg.loaders.backends import Backend, open_source
 from fastimg.loaders.crop import Crop
 
 os.environ["FASTIMG_PROFILE"] = "off"  # what this machine was tuned to is none of the tests' business
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: one more than there are cores, since tests wait for processes that they start."""
+    return len(os.sched_getaffinity(0)) + 1
+
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (210, 50, 40)}
 
@@ -157,3 +168,31 @@ def difference() -> Callable[[list[Read], list[Read]], float]:
         return sum(pairs) / len(pairs)
 
     return compare
+
+
+def _takes_loops() -> bool:
+    """Whether Triton's interpreter counts loops with this NumPy: torch 2.11's takes an array of one for a number."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    squeezed = "int(self.handle.data.squeeze())" in inspect.getsource(interpreter)
+    return squeezed or np.lib.NumpyVersion(np.__version__) < "2.4.0"
+
+
+@pytest.fixture
+def interpreted() -> Callable[..., None]:
+    """`interpreted(file, loops=False)`: its `TestInterpreted` passes in a process where Triton interprets kernels.
+
+    Triton decides that when it is imported. `loops`: the kernels have loops whose end is read from memory.
+    """
+
+    def check(file: str, loops: bool = False) -> None:
+        if loops and not _takes_loops():
+            pytest.skip("this Triton's interpreter needs NumPy < 2.4")
+        alone = ("-q", "-n", "0", "-p", "no:cacheprovider", f"{file}::TestInterpreted")
+        older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy, of the same
+        command = [sys.executable, "-m", "pytest", *older, *alone]
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+        assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
+
+    return check

@@ -8,9 +8,6 @@ import importlib
 import itertools
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,13 +164,8 @@ class TestInterpreted:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_under_the_interpreter():
-    alone = f"{Path(__file__)}::TestInterpreted"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", alone]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
+def test_under_the_interpreter(interpreted):
+    interpreted(__file__)
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="needs a process that cannot run Triton")

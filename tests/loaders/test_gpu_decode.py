@@ -6,9 +6,6 @@ libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests
 
 import io
 import os
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -249,10 +246,5 @@ def test_dct_scaling_is_refused():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_under_the_interpreter():
-    alone = f"{Path(__file__)}::TestInterpreted"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", alone]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
+def test_under_the_interpreter(interpreted):
+    interpreted(__file__, loops=True)

@@ -5,10 +5,6 @@ Triton decides when it is imported whether it interprets, so `TestInterpreted` r
 
 import importlib
 import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,13 +143,8 @@ def _cut(pixels, box):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_under_the_interpreter():
-    alone = f"{Path(__file__)}::TestInterpreted"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", alone]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
+def test_under_the_interpreter(interpreted):
+    interpreted(__file__, loops=True)
 
 
 def matrix(table, size, pixels, axis):
