@@ -9,9 +9,6 @@ from fastimg import compilation
 from fastimg.compilation import ahead, compile_modules
 from fastimg.errors import UserError
 
-# torch 2.11 with Python 3.12, of its own code
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
 
 class Net(torch.nn.Module):
     """torch 2.11 compiles no module that is nothing but torch's own."""
