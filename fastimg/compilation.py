@@ -74,8 +74,9 @@ def ahead(compilation: Compilation, module: nn.Module, passes: Sequence[Callable
     compilation.seconds += time.perf_counter() - began
     if compilation.graphs == 0:
         raise UserError(
-            f"--compile {compilation.mode}: torch compiled nothing; it is switched off by TORCH_COMPILE_DISABLE or "
-            "TORCHDYNAMO_DISABLE in the environment: unset it, or leave --compile out"
+            f"--compile {compilation.mode}: torch compiled nothing; unset TORCH_COMPILE_DISABLE and "
+            "TORCHDYNAMO_DISABLE if the environment has one of them; torch 2.11 also passes over a model of nothing "
+            "but torch's own modules: update torch, or leave --compile out"
         )
 
 
