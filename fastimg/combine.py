@@ -85,4 +85,5 @@ def _joined(first: Source, second: Source) -> Source:
         files=first.files + second.files,
         content=first.content,
         columns=first.columns + second.columns,
+        from_table=first.from_table or second.from_table,
     )

@@ -70,8 +70,14 @@ class Convert:
     split_column: flagtypes.Str = None
     """Manifest column with split names. Default: split, where there is one."""
     no_header: FlagCreatePairsOff[bool] = False
-    """The first line of a csv or tsv is a row: columns are called 1, 2, ... Found out for texts, and said, where no
-    name in that line is a known column."""
+    """The first line of a csv or tsv is a row: columns are called 1, 2, ... Found out, and said, for texts where no
+    name in that line is a known column, and for images where that line has the path of one."""
+    delimiter: flagtypes.Str = None
+    """The character between the columns of a csv or tsv, or tab. Default: found in its first rows, among comma,
+    semicolon, tab and |."""
+    labels_are_classes: FlagCreatePairsOff[bool] = False
+    """Make each different label of a manifest a class, even where labels look like identifiers, numbers with fractions
+    or lists, which is refused otherwise."""
     tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded alone, so that a training crop costs less: auto (32
     pixels wide), a width in pixels, or off."""

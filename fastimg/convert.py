@@ -24,19 +24,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from .columns import Columns
 from .combine import combine, onto
 from .config import Convert
 from .conversion import Report, report_on
+from .delimiters import parse_delimiter
 from .describe import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
 from .errors import UsageError, printable
 from .images import Prepare, Prepared, prepared_in_order
 from .journal import Finished, Journal, State, clear, journal_options, locked
+from .labels import FLAG, class_remarks
 from .loaders.content import plural
 from .loaders.errors import DataError, ImageError
 from .loaders.shards import open_dataset
 from .loaders.tar import replace_file
-from .manifest import Columns
 from .plan import Shard, plan_shards
 from .request import Request, check_paths, read_request, refuse_image_flags
 from .samples import Entry, Source
@@ -80,7 +82,7 @@ def _convert(config: Convert, console: Console) -> Report:
     try:
         if source.content == "text":
             refuse_image_flags(config)
-        for remark in source.remarks:
+        for remark in (*source.remarks, *class_remarks(source)):
             console.print(Text(remark), soft_wrap=True)
         _check_apart(source, request.dst)
         _check_missing(source, config)
@@ -102,10 +104,19 @@ def _convert(config: Convert, console: Console) -> Report:
 def _source(request: Request, base: Base | None) -> Source:
     config = request.flags
     columns = Columns(
-        config.path_column, config.label_column, config.split_column, config.text_column, config.no_header
+        config.path_column,
+        config.label_column,
+        config.split_column,
+        config.text_column,
+        config.no_header,
+        parse_delimiter(config.delimiter) if config.delimiter is not None else None,
+        config.labels_are_classes,
+        frozenset(base.classes if base else ()),
     )
-    sources = [read_source(src, columns, request.dst) for src in request.sources]
-    source = combine(sources)
+    source = combine([read_source(src, columns, request.dst) for src in request.sources])
+    if config.labels_are_classes and not source.from_table:
+        source.close()
+        raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
     if not base:
         return source
     if base.content != source.content:

@@ -6,55 +6,42 @@ sorted integers; any other labels give the sorted strings. What other columns sa
 
 import math
 import os
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .errors import UsageError, nearest
+from .columns import (
+    LABEL_COLUMNS,
+    PATH_COLUMNS,
+    SEPARATED,
+    SPLIT_COLUMNS,
+    Columns,
+    find_column,
+    image_columns,
+    on_delimiter,
+)
+from .errors import UsageError
 from .files import FilesReader, file_size
+from .labels import Labels, number_classes
 from .loaders.errors import DataError
 from .loaders.folder import SPLIT_FOLDERS
 from .samples import Entries, Entry, Row, Source
 from .tables import Rows, readable, table_rows
 
-PATH_COLUMNS = ("path", "file", "filename", "image")
-LABEL_COLUMNS = ("label", "class", "target")
-SPLIT_COLUMNS = ("split",)
-MANIFESTS = (".csv", ".tsv", ".jsonl", ".parquet")
-
-_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of a manifest's columns; None: found by the usual names."""
-
-    path: str | None = None
-    label: str | None = None
-    split: str | None = None
-    text: str | None = None
-    no_header: bool = False
-
-    def given(self) -> list[str]:
-        """The flags that say something of columns."""
-        flags = [f"--{name}-column" for name in ("path", "text", "label", "split") if getattr(self, name) is not None]
-        return flags + ["--no-header"] * self.no_header
-
-    def lower(self) -> set[str]:
-        """The columns that were named, in lower case."""
-        return {name.lower() for name in (self.path, self.text, self.label, self.split) if name is not None}
+MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
 
 
 def read_manifest(src: Path, columns: Columns) -> Source:
     """List the images of a manifest. Raises DataError, UsageError."""
+    said: list[str] = []
+    if src.suffix.lower() in SEPARATED:
+        columns, said = image_columns(src, columns)
     with readable(src):
-        return _read(src, table_rows(src, header=not columns.no_header), columns)
+        rows = table_rows(src, columns.delimiter or "", header=not columns.no_header)
+        return _read(src, rows, columns, said)
 
 
 def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
@@ -65,7 +52,7 @@ def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
     return list(first[1]), _chain(first, rows)
 
 
-def _read(src: Path, rows: Rows, columns: Columns) -> Source:
+def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
     known, rows = first_row(src, rows)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
     label_column = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
@@ -80,6 +67,8 @@ def _read(src: Path, rows: Rows, columns: Columns) -> Source:
             "rename it"
         )
     listed = Entries()
+    label_cells = Labels(src, label_column, columns)
+    paths = _Paths(src)
     labels: list[str] = []
     splits: list[str] = []
     for number, row in rows:
@@ -87,14 +76,92 @@ def _read(src: Path, rows: Rows, columns: Columns) -> Source:
         path = row[path_column]
         if not isinstance(path, str) or not _is_path(path):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
-        labels.append(sys.intern(label_of(where, label_column, row[label_column])))
+        labels.append(label_cells.read(where, row[label_column]))
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
-        listed.append(Entry(_relative(src.parent, path), len(listed), file_size(src.parent / path), number, extra))
+        path, size = paths.find(path, number)
+        listed.append(Entry(path, len(listed), size, number, extra))
+    remarks = (*said, *label_cells.judged(), *paths.remarks(listed, labels))
     classes, numbers = number_classes(labels)
     listed.relabel(numbers)
     found = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
-    return Source(src, src.suffix.lower()[1:], classes, found, (FilesReader(src.parent, src),))
+    told = f"{src}: path from column {path_column!r}, label from {label_column!r}"
+    told += f", split from {split_column!r}" if split_column is not None else ""
+    return Source(
+        src,
+        src.suffix.lower()[1:],
+        classes,
+        found,
+        (FilesReader(src.parent, src),),
+        remarks=remarks,
+        columns=(told + on_delimiter(src, columns),),
+        from_table=True,
+    )
+
+
+class _Paths:
+    """Finds the files of a manifest's paths, and remembers what a person should hear of them."""
+
+    def __init__(self, src: Path) -> None:
+        self._src = src
+        self._hashes = array("q")
+        self._missing = 0
+        self._first_missing = ""
+        self._respelled = 0
+        self._first_respelled = ""
+
+    def find(self, path: str, row: int) -> tuple[str, int]:
+        """The path relative to the manifest's folder and the size of its file, -1 where there is none.
+
+        Blanks around a path are dropped, and each backslash is read as a slash, where that leads to a file and nothing
+        else does.
+        """
+        root = self._src.parent
+        size = file_size(root / path)
+        if size < 0:
+            for other in dict.fromkeys((path.strip(), path.replace("\\", "/"), path.strip().replace("\\", "/"))):
+                if other != path and (size := file_size(root / other)) >= 0:
+                    self._respelled += 1
+                    self._first_respelled = self._first_respelled or f"row {row}: {path!r} is {other!r}"
+                    path = other
+                    break
+        if size < 0:
+            self._missing += 1
+            self._first_missing = self._first_missing or path
+        path = _relative(root, path)
+        self._hashes.append(hash(path))
+        return path, size
+
+    def remarks(self, listed: Entries, labels: list[str]) -> list[str]:
+        """Sentences. Raises DataError where not one of the files is there."""
+        src, said = self._src, []
+        if self._missing == len(listed):
+            here = os.path.exists(self._first_missing)
+            told = "; they are there from the current directory, so move the manifest there" if here else ""
+            raise DataError(
+                f"{src}: none of its {len(listed):,} paths leads to a file, such as {self._first_missing!r}; paths are "
+                f"absolute or relative to the manifest's folder{told}"
+            )
+        if self._respelled:
+            said.append(
+                f"{src}: {self._respelled:,} paths lead to files without the blanks around them, or with / for each "
+                f"\\ ({self._first_respelled})"
+            )
+        hashes = np.array(self._hashes)
+        _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        rows: dict[str, list[int]] = {}
+        for at in np.flatnonzero(counts[places] > 1).tolist():
+            rows.setdefault(listed[at].path, []).append(at)
+        again = {path: group for path, group in rows.items() if len(group) > 1}
+        differing = [group for group in again.values() if len({labels[at] for at in group}) > 1]
+        if again:
+            first = (differing or list(again.values()))[0]
+            shown = ", ".join(f"{listed[at].row} ({labels[at]})" for at in first[:3])
+            said.append(
+                f"{src}: {len(again):,} files are in several rows, {len(differing):,} of them with different labels; "
+                f"{listed[first[0]].path!r} is in rows {shown}"
+            )
+        return said
 
 
 def split_up(
@@ -124,60 +191,10 @@ def split_up(
     return found
 
 
-def number_classes(labels: list[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Class names, and the class of each label: sorted integers where all labels are, else sorted strings."""
-    names = set(labels)
-    if all(_INTEGER.fullmatch(name) for name in names):
-        values = {name: int(name) for name in names}
-        ordered = sorted(set(values.values()))
-        places = {value: at for at, value in enumerate(ordered)}
-        index = {name: places[value] for name, value in values.items()}
-        classes = tuple(map(str, ordered))
-    else:
-        classes = tuple(sorted(names))
-        index = {name: at for at, name in enumerate(classes)}
-    return classes, np.array([index[label] for label in labels], np.int64)
-
-
 def _chain(first: tuple[int, Row], rows: Rows) -> Iterator[tuple[int, Row]]:
     yield first
     for number, row in rows:
         yield number, {name: row.get(name) for name in {**first[1], **row}}
-
-
-def find_column(src: Path, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:
-    """The column to use: the one that was named, else the first of the usual ones that is there."""
-    if given is not None:
-        if given not in known:
-            raise DataError(
-                f"{src}: no column {given!r} (--{what}-column); it has {', '.join(known)}{nearest(given, known)}"
-            )
-        return given
-    for name in usual:
-        for column in known:
-            if column.strip().lower() == name:
-                return column
-    if what == "split":
-        return None
-    hint = next((hint for name in usual if (hint := nearest(name, known, n=1))), "")
-    other = ", or a column of texts with --text-column" if what == "path" else ""
-    raise DataError(
-        f"{src}: no {what} column ({', '.join(usual)}); it has {', '.join(known)}{hint or ';'} "
-        f"name it with --{what}-column{other}"
-    )
-
-
-def label_of(where: str, column: str, value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():  # what pandas makes of integers once one is missing
-        value = int(value)
-    if isinstance(value, float) and math.isnan(value):
-        value = None
-    text = "" if value is None else str(value).strip()
-    if not text:
-        raise DataError(f"{where}: the label in column {column!r} is empty; fill it in or drop the row")
-    if not isinstance(value, str | int):
-        raise DataError(f"{where}: the label {text[:40]!r} in column {column!r} is neither a string nor an integer")
-    return text
 
 
 def split_of(where: str, value: Any) -> str:

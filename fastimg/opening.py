@@ -20,7 +20,7 @@ from .data import (
     open_parts,
     worker_count,
 )
-from .errors import UsageError, printable
+from .errors import UsageError, UserError, printable
 from .ghost import ghost_norms
 from .loaders import BatchSource, LoaderConfig
 from .loaders.arrays import ArrayDataset, ArrayDecoder, TokenDecoder
@@ -72,6 +72,18 @@ def check_content(config: Train, data: Path, part: Part) -> None:
         )
     if reader and not texts:
         raise UsageError(f"--arch {config.arch}: reads texts, and {data} holds images; give a model of timm's, say")
+
+
+def check_classes(data: Path, part: Part) -> None:
+    """Raises UserError where all samples are of one class."""
+    labels = part.dataset.labels
+    if len(labels) and (labels == labels[0]).all():
+        what = "text" if part.dataset.content == "text" else "image"
+        name = printable(part.dataset.classes[labels[0]])
+        raise UserError(
+            f"{data}: every {what} of the training split is of one class, {name!r}, so there is nothing to learn; add "
+            f"{what}s of another class"
+        )
 
 
 def build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple[Model, Preprocessing]:

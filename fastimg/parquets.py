@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column
 from .errors import UsageError
+from .labels import Labels
 from .loaders.decode import read_header
 from .loaders.errors import DataError, ImageError
 from .loaders.folder import SPLIT_FOLDERS, image_extensions, is_class_folder
-from .manifest import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column, label_of, plain, split_of
+from .manifest import plain, split_of
 from .samples import Row
 from .tables import readable
 
@@ -215,13 +217,13 @@ def _label_column(file: Path, schema: pa.Schema, features: dict[str, Any], colum
     return marked[0] if marked else None
 
 
-def read_rows(file: Path, layout: Layout) -> Iterator[Sample]:
-    """The samples of a file, in order. Raises DataError naming the row."""
+def read_rows(file: Path, layout: Layout, labels: Labels | None) -> Iterator[Sample]:
+    """The samples of a file, in order. `labels` reads those that no schema names. Raises DataError naming the row."""
     number = 0
     for batch in _batches(file):
         for row in batch:
             number += 1
-            yield _sample(f"{file}: row {number}", number, row, layout)
+            yield _sample(f"{file}: row {number}", number, row, layout, labels)
 
 
 def _batches(file: Path) -> Iterator[list[Row]]:
@@ -242,7 +244,7 @@ def _batches(file: Path) -> Iterator[list[Row]]:
                 yield values
 
 
-def _sample(where: str, number: int, row: Row, layout: Layout) -> Sample:
+def _sample(where: str, number: int, row: Row, layout: Layout, labels: Labels | None) -> Sample:
     image, key, extra = _picture(layout.image, row.pop(layout.image))
     if layout.key and (given := row.pop(layout.key)):
         if key and key != given:
@@ -250,7 +252,8 @@ def _sample(where: str, number: int, row: Row, layout: Layout) -> Sample:
         key = given
     label: int | str = -1
     if layout.label is not None:
-        label = _label(where, layout, row.pop(layout.label))
+        value = row.pop(layout.label)
+        label = labels.read(where, value) if labels else _label(where, layout, value)
     split = None if layout.split is None else split_of(where, row.pop(layout.split))
     fields: dict[str, bytes] = {}
     for name, value in row.items():
@@ -287,10 +290,8 @@ def _field_name(name: str, content: bytes, path: str) -> str:
     return f"{name}.{extension}"
 
 
-def _label(where: str, layout: Layout, value: Any) -> int | str:
-    assert layout.label is not None
-    if layout.classes is None:
-        return label_of(where, layout.label, value)
+def _label(where: str, layout: Layout, value: Any) -> int:
+    assert layout.classes is not None
     if value is None:
         return -1
     if not -1 <= value < len(layout.classes):

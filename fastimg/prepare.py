@@ -32,7 +32,7 @@ from .loaders.crop import Crop
 from .loaders.scratch import Scratch
 from .loaders.tiled import will_compile
 from .models import Model, Preprocessing
-from .opening import build_model, check_content, open_data, open_loader
+from .opening import build_model, check_classes, check_content, open_data, open_loader
 from .optim import build_optimizer
 from .parallel import Ranks, check_strategy, wrap
 from .parts import Parts, embedded, tokenised
@@ -60,6 +60,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     set_backends(config, ranks)
     part, val_part, data = open_data(config, ranks, console, stack)
     check_content(config, data, part)
+    check_classes(data, part)
     model, preprocessing = build_model(config, ranks, part.dataset.classes)
     root = cache_root(data, config.cache_dir)
     keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)

@@ -52,6 +52,7 @@ class Request:
             "tile": tile_px or 0,
             "on_error": self.flags.on_error,
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
+            **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
         } | treatment
 
 

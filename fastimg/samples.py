@@ -160,6 +160,7 @@ class Source:
     files: tuple[Path, ...] = ()  # shards that samples are read from
     content: Content = "images"
     columns: tuple[str, ...] = ()  # sentences on which columns of manifests are used
+    from_table: bool = False  # its classes are the values of a column, to which nobody gave names
 
     def read(self, entry: Entry) -> Original:
         """See Reader."""

@@ -3,11 +3,12 @@
 import os
 from pathlib import Path
 
+from .columns import SEPARATED, Columns, with_delimiter
 from .errors import UsageError
 from .files import read_folder
 from .loaders.errors import DataError
 from .loaders.shards import foreign_betons, foreign_shards, refuse_class_folder
-from .manifest import MANIFESTS, Columns, read_manifest
+from .manifest import MANIFESTS, read_manifest
 from .samples import Source
 from .spool import NAMED, find_parquets, holds_images, read_named, read_parquets
 from .stored import read_betons, read_dataset, read_tars
@@ -40,7 +41,11 @@ def read_source(src: Path, columns: Columns, spool: Path) -> Source:
             f"{src}: neither a folder, nor a manifest that ends in {', '.join(MANIFESTS)}, nor a .tar or .beton; "
             "give one of these"
         )
-    if columns.no_header and suffix not in (".csv", ".tsv"):
+    if suffix in SEPARATED:
+        columns = with_delimiter(src, columns)
+    elif columns.delimiter is not None:
+        raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
+    elif columns.no_header:
         raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
     if columns.text is None and suffix == ".parquet" and holds_images(src, columns):
         return read_parquets(src, {"train": [src]}, columns, spool)

@@ -14,14 +14,16 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from .columns import Columns
 from .imagesets import SETS, open_set
+from .labels import Labels, number_classes
 from .loaders.errors import DataError
 from .loaders.folder import SPLIT_FOLDERS, image_extensions
-from .manifest import Columns, number_classes
 from .parquets import LABELS, find_parquets, holds_images, read_layout, read_rows, same_layout
 from .samples import Entries, Entry, Original, Row, Source, note
 
@@ -185,6 +187,9 @@ def read_parquets(
         _check_splits(src, files)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(contextlib.closing(Spool(spool)))
+        label_cells = (
+            Labels(src, layout.label, columns) if layout.label is not None and layout.classes is None else None
+        )
         readers: list[SpoolReader] = []
         splits: dict[str, Entries] = {}
         labels: dict[str, int] = {}  # numbers of labels that no schema names, in the order of their appearance
@@ -192,7 +197,7 @@ def read_parquets(
             for path in paths:
                 place = path.relative_to(src) if path != src else Path(src.name)
                 reader = SpoolReader(file, str(path))
-                for sample in read_rows(path, layout):
+                for sample in read_rows(path, layout, label_cells):
                     key = sample.key or f"{place}/{sample.row - 1:06d}"
                     text = sample.label
                     label = labels.setdefault(text, len(labels)) if isinstance(text, str) else text
@@ -204,16 +209,17 @@ def read_parquets(
                 readers.append(reader)
         file.flush()
         _check_filled(src, splits, () if layout.split else files)
+        said = list(label_cells.judged()) if label_cells else []
         classes, numbers = number_classes(list(labels)) if layout.classes is None else (layout.classes, None)
         if numbers is not None:
             for entries in splits.values():
                 entries.relabel(numbers)
             _check_trained(splits, classes, readers)
-        said = []
         if layout.label is None:
             said = [f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column"]
         splits = dict(sorted(splits.items()))
         source = _source(src, "parquet", classes, splits, tuple(readers), named=layout.label is not None, said=said)
+        source = replace(source, from_table=label_cells is not None)
         stack.pop_all()
     return source
 

@@ -6,12 +6,14 @@ Strict reading refuses a file that is not UTF-8. Otherwise bytes that are not st
 
 import contextlib
 import csv
+import io
 import json
 import mmap
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ from .samples import Row
 Rows = Iterator[tuple[int, Row]]
 
 _BOM = b"\xef\xbb\xbf"
+_LOOKED_AT = 1 << 20  # characters of a file, to see what it is like
 # A field of a tsv as csv's quoting writes it, and what ends it.
 _FIELD = re.compile(rb'(?:"((?:[^"]++|"")*+)"|([^"\t\r\n]*+))(\t|\r?\n|\Z)')
 
@@ -37,24 +40,54 @@ def readable(src: Path) -> Iterator[None]:
         raise DataError(f"{src}: the manifest cannot be read ({reason}); check or write it again") from error
 
 
-def table_rows(src: Path, *, header: bool = True, strict: bool = True, quoted: bool = True) -> Rows:
+def table_rows(
+    src: Path, delimiter: str = "", *, header: bool = True, strict: bool = True, quoted: bool = True
+) -> Rows:
     """The rows of a file by its ending. Without a `header` the columns of a csv or tsv are called 1, 2, ...
 
-    A tsv that is not `quoted` is lines and tabs, and quotes in it are text.
+    Its fields are separated by `delimiter`, else by what its ending says. Where that is a tab, a file that is not
+    `quoted` is lines and tabs, and quotes in it are text.
     """
     suffix = src.suffix.lower()
     if suffix == ".parquet":
         return parquet_rows(src)
     if suffix == ".jsonl":
         return _jsonl_rows(src, strict)
-    fields = _fields(src, strict) if quoted or suffix == ".csv" else _plain_fields(src)
-    return _named(src, fields, header)
+    return _named(src, _lines(src, delimiter, strict, quoted), header)
 
 
-def first_fields(src: Path, quoted: bool = True) -> list[str]:
+def first_fields(src: Path, delimiter: str = "", quoted: bool = True) -> list[str]:
     """The first line of a csv or tsv; empty where there is none."""
-    fields = _fields(src, strict=False) if quoted or src.suffix.lower() == ".csv" else _plain_fields(src)
-    return next(fields, [])
+    return next(_lines(src, delimiter, False, quoted), [])
+
+
+def own_delimiter(src: Path) -> str:
+    """What separates columns by the ending of a csv or tsv."""
+    return "\t" if src.suffix.lower() == ".tsv" else ","
+
+
+def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
+    """Up to `count` rows of a csv or tsv that are not empty, of its first megabyte.
+
+    Where the quotes are not csv's, there are none; with tabs these are then text.
+    """
+    with src.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        text = file.read(_LOOKED_AT)
+    lines = list(io.StringIO(text, newline=""))
+    if len(text) == _LOOKED_AT and len(lines) > 1:
+        lines.pop()  # it may go on
+    records: list[list[str]] = []
+    with long_fields():
+        reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
+        try:
+            records += (record for record in islice(filter(None, reader), count))
+        except csv.Error:
+            if delimiter == "\t":
+                plain = (line.rstrip("\r\n") for line in lines)
+                return [line.split("\t") for line in islice(filter(None, plain), count)]
+            if len(text) < _LOOKED_AT or reader.line_num < len(lines):
+                return []
+    return records
 
 
 @contextlib.contextmanager
@@ -102,10 +135,17 @@ def quotes_fields(src: Path) -> bool:
     return doubled or len(tabs) > 1 or any(count == rows - 1 > 0 for count in enclosed.values())
 
 
-def _fields(src: Path, strict: bool) -> Iterator[list[str]]:
+def _lines(src: Path, delimiter: str, strict: bool, quoted: bool) -> Iterator[list[str]]:
+    delimiter = delimiter or own_delimiter(src)
+    if delimiter == "\t" and not quoted:
+        return _plain_fields(src)
+    return _fields(src, delimiter, strict)
+
+
+def _fields(src: Path, delimiter: str, strict: bool) -> Iterator[list[str]]:
     errors = "strict" if strict else "surrogateescape"
     with src.open(encoding="utf-8-sig", errors=errors, newline="") as file:
-        yield from csv.reader(file, delimiter="\t" if src.suffix.lower() == ".tsv" else ",", strict=True)
+        yield from csv.reader(file, delimiter=delimiter, strict=True)
 
 
 def _plain_fields(src: Path) -> Iterator[list[str]]:

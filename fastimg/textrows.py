@@ -7,7 +7,6 @@ out or refused when its turn comes; a label that is none ends the conversion, as
 import contextlib
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,31 +14,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .errors import UsageError
-from .loaders.errors import DataError
-from .loaders.folder import image_extensions
-from .manifest import (
+from .columns import (
+    KNOWN,
     LABEL_COLUMNS,
     PATH_COLUMNS,
+    SEPARATED,
     SPLIT_COLUMNS,
+    TEXT_COLUMNS,
     Columns,
     find_column,
-    first_row,
-    label_of,
-    number_classes,
-    plain,
-    split_of,
-    split_up,
+    lower,
+    on_delimiter,
 )
+from .errors import UsageError
+from .labels import Labels, number_classes
+from .loaders.errors import DataError
+from .loaders.folder import image_extensions
+from .manifest import first_row, plain, split_of, split_up
 from .parquets import class_names
 from .samples import Entries, Entry, Row, Source
 from .spool import Spool, SpoolReader
-from .tables import Rows, first_fields, long_fields, parquet_rows, quotes_fields, readable, table_rows
+from .tables import Rows, first_fields, long_fields, own_delimiter, parquet_rows, quotes_fields, readable, table_rows
 
-TEXT_COLUMNS = ("text", "sentence", "review", "content", "document")
-
-_KNOWN = frozenset({*PATH_COLUMNS, *TEXT_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS})
-_SEPARATED = (".csv", ".tsv")
 _SAY = "--text-column N --label-column M --no-header"
 
 
@@ -83,30 +79,34 @@ def holds_texts(src: Path, columns: Columns) -> bool:
             raise UsageError("--text-column is for texts, --path-column for images; give one of them")
         return columns.text is not None
     with readable(src), long_fields():
-        names = _names(src)
+        quoted = not _by_tabs(src, columns)
+        names = _names(src, columns, quoted)
         if names & set(PATH_COLUMNS):
             return False
         if names & set(TEXT_COLUMNS):
             return True
-        if src.suffix.lower() not in _SEPARATED or names & (_KNOWN | columns.lower()):
+        if src.suffix.lower() not in SEPARATED or names & (KNOWN | columns.lower()):
             return False
-        lines = table_rows(src, header=False, strict=False, quoted=src.suffix.lower() == ".csv")
+        lines = table_rows(src, columns.delimiter or "", header=False, strict=False, quoted=quoted)
         first = [row for (_, row), _ in zip(lines, range(2), strict=False)]
     extensions = image_extensions()
     of_images = any(os.path.splitext(value)[1].lower() in extensions for row in first for value in row.values())
     return bool(first) and (columns.no_header or len(first[0]) > 1) and not of_images
 
 
-def _names(src: Path) -> set[str]:
+def _by_tabs(src: Path, columns: Columns) -> bool:
+    """Whether tabs separate columns, and quotes may be text."""
+    return src.suffix.lower() in SEPARATED and (columns.delimiter or own_delimiter(src)) == "\t"
+
+
+def _names(src: Path, columns: Columns, quoted: bool) -> set[str]:
     """Names of the columns, in lower case; without a header whatever stands there."""
     suffix = src.suffix.lower()
     if suffix == ".parquet":
-        names = list(pq.read_schema(src).names)
-    elif suffix == ".jsonl":
-        names = list(next(table_rows(src, strict=False), (0, {}))[1])
-    else:
-        names = first_fields(src, quoted=suffix == ".csv")
-    return {name.strip().strip('"').lower() for name in names}
+        return lower(pq.read_schema(src).names)
+    if suffix == ".jsonl":
+        return lower(next(table_rows(src, strict=False), (0, {}))[1])
+    return lower(first_fields(src, columns.delimiter or "", quoted))
 
 
 def read_texts(src: Path, columns: Columns, spool: Path) -> Source:
@@ -123,29 +123,31 @@ def read_texts(src: Path, columns: Columns, spool: Path) -> Source:
 
 
 def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
-    separated = src.suffix.lower() in _SEPARATED
+    separated, by_tabs = src.suffix.lower() in SEPARATED, _by_tabs(src, columns)
     with readable(src):
         header = _has_header(src, columns)
-        quoted = src.suffix.lower() == ".csv" or (separated and header and quotes_fields(src))
-        said = _on_quotes(src, header, quoted) if src.suffix.lower() == ".tsv" else []
+        quoted = not by_tabs or (header and quotes_fields(src))
+        said = _on_quotes(src, header, quoted) if by_tabs else []
         chosen = _chosen(src, columns, header, quoted)
-        names, rows = None, table_rows(src, header=header, strict=False, quoted=quoted)
+        names = None
+        rows = table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
         if src.suffix.lower() == ".parquet":
             names, rows = _parquet(src, chosen)
     _, rows = first_row(src, _readable_rows(src, rows))
     listed = Entries()
+    label_cells = Labels(src, chosen.label, columns)
     labels: list[str] = []
     splits: list[str] = []
     taken = set(chosen[:3])
     for number, row in rows:
         where = f"{src}: row {number}"
-        label = _label(where, chosen.label, row[chosen.label], names)
-        labels.append(sys.intern(label))
+        labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
         splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
         entry = Entry(f"{src.name}:{number}", len(listed), 0, number)
         listed.append(reader.add_text(entry, row[chosen.text], fault, extra))
+    judged = label_cells.judged() if names is None else ()
     classes, numbers = number_classes(labels)
     if names is not None:  # in the order of the schema
         used = set(labels)
@@ -162,9 +164,10 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         classes,
         found,
         (reader,),
-        remarks=(*chosen.said, *said),
+        remarks=(*chosen.said, *said, *judged),
         content="text",
-        columns=(told,),
+        columns=(told + (on_delimiter(src, columns) if separated else ""),),
+        from_table=names is None,
     )
 
 
@@ -176,12 +179,12 @@ def _readable_rows(src: Path, rows: Rows) -> Rows:
 
 def _has_header(src: Path, columns: Columns) -> bool:
     """Columns of a csv or tsv have names where one of those in the first line is known, or was given."""
-    if src.suffix.lower() not in _SEPARATED:
+    if src.suffix.lower() not in SEPARATED:
         return True
     if columns.no_header:
         return False
-    names, given = _names(src), columns.lower()
-    if not names or names & (_KNOWN | given):
+    names, given = _names(src, columns, not _by_tabs(src, columns)), columns.lower()
+    if not names or names & (KNOWN | given):
         return True
     return any(not name.isdigit() for name in given)  # a name that is not there is told when it is looked for
 
@@ -198,13 +201,13 @@ def _on_quotes(src: Path, header: bool, quoted: bool) -> list[str]:
 
 def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
     if header:
-        known = _columns(src, quoted)
+        known = _columns(src, columns, quoted)
         text = find_column(src, known, columns.text, TEXT_COLUMNS, "text")
         label = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
         split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
         assert text is not None and label is not None
         return _apart(src, _Chosen(text, label, split, []))
-    width = len(first_fields(src, quoted))
+    width = len(first_fields(src, columns.delimiter or "", quoted))
     known = [str(number) for number in range(1, width + 1)]
     for what, given in (("text", columns.text), ("label", columns.label), ("split", columns.split)):
         if given is not None:
@@ -219,17 +222,17 @@ def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
         return _apart(src, _Chosen(text, label, columns.split, [numbered]))
     if width != 2 or columns.split is not None:
         raise UsageError(f"{numbered}; say which are meant with {_SAY}, or write their names into a first line")
-    text, label, why = _told_apart(src, quoted, numbered)
+    text, label, why = _told_apart(src, columns, quoted, numbered)
     said = f"{numbered}; taken as text: {text}, as label: {label} ({why}); if that is wrong, give {_SAY}"
     return _Chosen(text, label, None, [said])
 
 
-def _columns(src: Path, quoted: bool) -> list[str]:
+def _columns(src: Path, columns: Columns, quoted: bool) -> list[str]:
     if src.suffix.lower() == ".parquet":
         return list(pq.read_schema(src).names)
     if src.suffix.lower() == ".jsonl":
         return first_row(src, table_rows(src, strict=False))[0]
-    return first_fields(src, quoted)
+    return first_fields(src, columns.delimiter or "", quoted)
 
 
 def _apart(src: Path, chosen: _Chosen) -> _Chosen:
@@ -239,12 +242,12 @@ def _apart(src: Path, chosen: _Chosen) -> _Chosen:
     return chosen
 
 
-def _told_apart(src: Path, quoted: bool, numbered: str) -> tuple[str, str, str]:
+def _told_apart(src: Path, columns: Columns, quoted: bool, numbered: str) -> tuple[str, str, str]:
     """Of two columns the text, the label, and why: labels repeat themselves and are the shorter ones."""
     values: tuple[set[int], set[int]] = (set(), set())  # hashes of the different ones
     length, again, rows = [0, 0], [0, 0], 0
     first: Row = {}
-    for _, row in table_rows(src, header=False, strict=False, quoted=quoted):
+    for _, row in table_rows(src, columns.delimiter or "", header=False, strict=False, quoted=quoted):
         first = first or row
         rows += 1
         for at, (name, value) in enumerate(row.items()):
@@ -279,8 +282,7 @@ def _parquet(src: Path, chosen: _Chosen) -> tuple[tuple[str, ...] | None, Rows]:
     return class_names(schema, chosen.label), parquet_rows(src, chosen.text)
 
 
-def _label(where: str, column: str, value: Any, names: tuple[str, ...] | None) -> str:
-    label = label_of(where, column, value)
+def _label(where: str, column: str, label: str, names: tuple[str, ...] | None) -> str:
     if names is not None:
         if not 0 <= int(label) < len(names):
             raise DataError(

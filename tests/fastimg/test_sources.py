@@ -1,5 +1,6 @@
 """Class folders and manifests as lists of entries."""
 
+import csv
 import json
 import os
 import re
@@ -10,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastimg import sources
+from fastimg.columns import Columns
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
-from fastimg.manifest import Columns
 from fastimg.samples import Entries
 
 
@@ -199,7 +200,11 @@ def test_what_is_wrong_with_a_manifest(files, lines, columns, message):
         ),
         ("set.jsonl", b"[1]\n", "row 1: not a json object"),
         ("set.jsonl", b'{"path": "a", "label": 1}\n{"path": "b"}\n', "row 2: the label in column 'label' is empty"),
-        ("set.jsonl", b'{"path": "a", "label": 0.5}\n', "row 1: the label '0.5' .*neither a string nor an integer"),
+        (
+            "set.jsonl",
+            b'{"path": "a", "label": 0.5}\n',
+            "row 1: the label 0.5 .*is not a whole number; name the column of classes .*--labels-are-classes",
+        ),
         ("set.parquet", b"not parquet", "cannot be read"),
         ("set.csv", b"path,label\n\xff\xfe,x\n", "cannot be read .*utf-8"),
         ("set.xlsx", b"", "neither a folder, nor a manifest that ends in .csv, .tsv, .jsonl, .parquet"),
@@ -235,3 +240,259 @@ def test_half_a_surrogate_pair_in_a_label_and_a_column(files):
     assert source.classes == ("\ud800",) and json.loads(source.read(entry).note)["text"] == "\udfff"
     assert source.fingerprint() == read_source(files / "set.jsonl", Columns()).fingerprint()
     assert Entries([entry._replace(path="\udfff \udc80")])[0].path == "\udfff \udc80"
+
+
+def labelled(folder, labels, kind="csv", column="label"):
+    """A manifest with a row for each label, all of the same image."""
+    rows = [{"path": "a/1.jpg", column: label} for label in labels]
+    if kind != "csv":
+        return write_manifest(folder, kind, rows)
+    src = folder / "set.csv"
+    with src.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ("path", column))
+        writer.writeheader()
+        writer.writerows(rows)
+    return src
+
+
+REMEDY = (
+    "; name the column of classes with --label-column, or make each different label a class with --labels-are-classes"
+)
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (
+            range(100),
+            "look like identifiers, not like classes: 100 of 100 rows have a label that no other row has, such",
+        ),
+        ([f"{i}.jpg" for i in range(11)] + ["x"] * 9, "look like identifiers, not like classes: 11 of 20 rows have"),
+        (["0.5", "1.0", "2", "1"], "look like numbers with fractions, such as '0.5', not like classes"),
+        (["1e-3", "2", "2", "3"] * 3 + ["NA"], "look like numbers with fractions, such as '1e-3'"),
+        (["0,5", "0,75"], "look like numbers with fractions, such as '0,5', '0,75'"),
+        (["daisy|roses", "tulips", "daisy"], "look like lists in 1 of 3 rows, such as 'daisy|roses': a sample has one"),
+        (["a", "b"] * 50 + ["a|b"], "look like lists in 1 of 101 rows, such as 'a|b'"),
+        (["a;b", "c"], "look like lists in 1 of 2 rows, such as 'a;b'"),
+        (["a,b", "c,d"], "look like lists in 2 of 2 rows, such as 'a,b', 'c,d'"),
+        (["a, b", "b, c", "a, c", "a"], "look like lists in 3 of 4 rows, such as 'a, b', 'a, c', 'b, c'"),
+        (['["a", "b"]', "['a']", "[1 0]", "[]"], "look like lists in 4 of 4 rows"),
+        (['{"a": 1}', "b"], "look like lists in 1 of 2 rows"),
+        (["7 1 2", "0"], "look like lists in 1 of 2 rows, such as '7 1 2'"),
+    ],
+)
+def test_labels_that_do_not_look_like_classes(files, labels, reason):
+    src = labelled(files, labels)
+    with pytest.raises(DataError) as refused:
+        read_source(src, Columns())
+    assert str(refused.value).startswith(f"{src}: the labels in column 'label' {reason}")
+    assert str(refused.value).endswith(REMEDY)
+    source = read_source(src, Columns(labels_are_classes=True))
+    assert len(source.splits["train"]) == len(labels) and len(source.classes) == len(set(labels))
+    each = f"--labels-are-classes makes a class of each of {len(set(labels))} different ones"
+    assert reason in source.remarks[0] and source.remarks[0].endswith(each)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["x", "y", "z"],  # a first trial of three images
+        range(19),
+        [i // 2 for i in range(100)],  # fine-grained: two images of each class
+        [*range(10), *range(10, 20), *range(10, 20)],  # half of the classes have one image
+        [f"{i % 10}" for i in range(100)],
+        ["1.0", "2.0", "1.0"],  # what pandas makes of integers
+        ["tench, Tinca tinca", "goldfish, Carassius auratus", "Paris, France", "Nice, France"],
+        ["golden retriever", "golden eagle", "bald eagle"],
+        ["v1.2", "v1.3", "3.5mm jack"],
+        ["[unknown]", "(none)", "C++ / C#"],
+        ["2024-05-01", "2024-05-02"],
+    ],
+)
+def test_labels_that_may_be_classes(files, labels):
+    source = read_source(labelled(files, labels), Columns())
+    assert len(source.classes) == len(set(labels)) and all("labels" not in remark for remark in source.remarks[:-1])
+    remarks = read_source(labelled(files, labels), Columns(labels_are_classes=True)).remarks
+    assert "the labels in column 'label' look like classes: --labels-are-classes changes nothing" in remarks[0]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl", "parquet"])
+def test_labels_of_every_kind_of_manifest_are_judged(files, kind):
+    with pytest.raises(DataError, match=r"the labels in column 'label' look like lists .*'x\|y'.*--labels-are-classes"):
+        read_source(labelled(files, ["x|y", "x", "y"], kind), Columns())
+    with pytest.raises(DataError, match=r"the labels in column 'label' look like identifiers.*--labels-are-classes"):
+        read_source(labelled(files, range(20), kind), Columns())
+
+
+@pytest.mark.parametrize(
+    ("label", "reason", "name"),
+    [(0.5, "is not a whole number", "0.5"), (["a", "b"], "is a list, not one class", '["a", "b"]')],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_labels_that_are_not_strings(files, kind, label, reason, name):
+    src = labelled(files, [label], kind)
+    with pytest.raises(DataError) as refused:
+        read_source(src, Columns())
+    assert str(refused.value) == f"{src}: row 1: the label {label} in column 'label' {reason}{REMEDY}"
+    assert read_source(src, Columns(labels_are_classes=True)).classes == (name,)
+
+
+def test_labels_known_as_classes_are_not_judged(files):
+    src = labelled(files, range(30))
+    known = frozenset(map(str, range(20)))
+    assert len(read_source(src, Columns(known_classes=known)).classes) == 30
+    with pytest.raises(DataError, match="20 of 30 rows have a label that no other row has"):
+        read_source(src, Columns(known_classes=frozenset(map(str, range(10)))))
+
+
+def test_labels_are_judged_before_their_splits(files):
+    src = write_csv(files, "path,label,split", "a/1.jpg,0.5,train", "a/2.jpg,0.7,val")
+    with pytest.raises(DataError, match="look like numbers with fractions"):
+        read_source(src, Columns())
+
+
+def test_labels_that_are_not_taken_letter_by_letter(files):
+    source = read_source(labelled(files, [" x", "y ", "x", "y"]), Columns())
+    assert source.classes == ("x", "y")
+    assert "the labels in column 'label' lose the blanks around them in 2 rows, as in ' x'" in source.remarks[0]
+    source = read_source(labelled(files, ["007", "7", "10"]), Columns())
+    assert source.classes == ("7", "10")
+    assert source.remarks[0].endswith("are all integers and named as such: '007' is class 7")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "delimiter"),
+    [
+        ("set.csv", ["path;label", "a/1.jpg;x", "a/2.jpg;y, or z"], "';'"),
+        ("set.csv", ["path\tlabel\tn", "a/1.jpg\tx\t1,5", "a/2.jpg\ty, or z\t2,5"], "tabs"),
+        ("set.csv", ["path|label", "a/1.jpg|x", "a/2.jpg|y, or z"], "'|'"),
+        ("set.tsv", ["path,label", "a/1.jpg,x", 'a/2.jpg,"y, or z"'], "','"),
+        ("set.csv", ["path;label;n,m", "a/1.jpg;x;1,5", "a/2.jpg;y, or z;2"], "';'"),  # commas too, unevenly
+        ("set.csv", ["path;label;n,m", "a/1.jpg;x;1,5", 'a/2.jpg;"y, or z";2'], "';'"),
+        ("set.csv", ["a/1.jpg;x", "a/2.jpg;y, or z"], "';'"),  # no header
+        ("set.csv", ["photo;kind", "a/1.jpg;x", 'a/2.jpg;"y, or z"'], "';'"),  # names that nobody knows
+        ("set.csv", ["path,label", "a/1.jpg,x", 'a/2.jpg,"y, or z"'], ""),
+        ("set.csv", ["path,label;n", "a/1.jpg,x", 'a/2.jpg,"y, or z"'], ""),
+        ("set.tsv", ["path\tlabel", "a/1.jpg\tx", "a/2.jpg\ty, or z"], ""),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_separates_columns_is_found(files, name, lines, delimiter, end):
+    src = files / name
+    src.write_bytes(end.join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
+    named = {"path": "photo", "label": "kind"} if "photo" in lines[0] else {}
+    label = {"label": "label;n"} if "label;n" in lines[0] and "path," in lines[0] else {}
+    source = read_source(src, Columns(**named, **label))
+    assert source.classes == ("x", "y, or z") and len(source.splits["train"]) == 2
+    (told,) = source.columns
+    assert told.partition(", columns separated by ")[2] == delimiter
+
+
+def test_quotes_around_a_delimiter_survive(files):
+    src = write_csv(files, "path;label;by", 'a/1.jpg;"x;""1""";"A', 'B"', "a/2.jpg;y;C")
+    source = read_source(src, Columns(labels_are_classes=True))
+    assert source.classes == ('x;"1"', "y") and source.splits["train"][0].extra == {"by": "A\nB"}
+
+
+def test_a_delimiter_that_is_given(files):
+    src = write_csv(files, "path:label", "a/1.jpg:x", "a/2.jpg:y")
+    source = read_source(src, Columns(delimiter=":"))
+    assert source.classes == ("x", "y") and source.columns[0].endswith("columns separated by ':'")
+    with pytest.raises(DataError, match=r"no path column .*it has path:label"):
+        read_source(src, Columns())
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a|b;c", "1|2;3"], "its columns may be separated by ';' or '|'; say which with --delimiter"),
+        (["path;label", "a/1.jpg;x", "a/2.jpg;y;z"], "row 3: 3 fields under a header of 2"),
+        (["path,label", "a/1.jpg;x", "a/2.jpg;y"], "row 2: 1 fields under a header of 2"),
+        (["photo,kind", "a/1.jpg,x;y", "a/2.jpg,x,z;y"], "row 3: 3 fields where the first row has 2"),
+    ],
+)
+def test_columns_that_nothing_separates_evenly(files, lines, message):
+    with pytest.raises((DataError, UsageError), match=message):
+        read_source(write_csv(files, *lines), Columns())
+
+
+def test_a_delimiter_where_there_is_none(files):
+    with pytest.raises(UsageError, match="--delimiter: no character separates the columns of"):
+        read_source(write_manifest(files, "jsonl"), Columns(delimiter=";"))
+    with pytest.raises(UsageError, match=r"--delimiter: .* is a folder and has no columns"):
+        read_source(files, Columns(delimiter=";"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "columns", "chosen"),
+    [
+        (["a/1.jpg,x", "a/2.jpg,image"], Columns(), "1, as label: 2"),
+        (["image,a/1.jpg", "x,a/2.jpg"], Columns(), "2, as label: 1"),  # a class that is called like a column
+        (["gone.jpg,x", "a/1.jpg,image"], Columns(), "1, as label: 2"),
+        (["a/1.jpg,x", "a/2.jpg,image"], Columns(no_header=True), "1, as label: 2"),
+        (["a/1.jpg,x,1", "a/2.jpg,image,2"], Columns(label="2"), "1, as label: 2"),
+        (["1,a/1.jpg,x", "2,a/2.jpg,image"], Columns(path="2", label="3"), None),
+    ],
+)
+def test_images_without_a_header(files, lines, columns, chosen):
+    src = write_csv(files, *lines)
+    source = read_source(src, columns)
+    assert source.classes == ("image", "x") and len(source.splits["train"]) == 2
+    assert sorted(entry.row for entry in source.splits["train"]) == [1, 2]
+    found = "asked for" if columns.no_header else f"its first line is a row: {lines[0].replace(',', ', ')!r}"
+    width = len(lines[0].split(","))
+    numbered = f"{src}: no header ({found}): columns are numbered 1 to {width}"
+    taken = f"; taken as path: {chosen}; if that is wrong, give --path-column N --label-column M --no-header"
+    assert source.remarks == (numbered + (taken if chosen else ""),)
+
+
+@pytest.mark.parametrize(
+    ("lines", "columns", "message"),
+    [
+        (
+            ["a/1.jpg,x,1"],
+            Columns(),
+            "numbered 1 to 3, and 1 holds the paths; say which holds the labels with --label-c",
+        ),
+        (["a/1.jpg,x"], Columns(label="3"), "no column '3' .*it has 1, 2"),
+        (["x.jpg,kind", "a/1.jpg,x"], Columns(path="x.jpg"), "no label column .*it has x.jpg, kind"),
+    ],
+)
+def test_images_without_a_header_whose_columns_are_unclear(files, lines, columns, message):
+    with pytest.raises((DataError, UsageError), match=message):
+        read_source(write_csv(files, *lines), columns)
+
+
+def test_paths_of_windows_and_blanks_around_them(files):
+    src = write_csv(files, "path,label", "a\\1.jpg,x", " a/2.jpg ,y", ".\\b\\1.jpg,y", "b\\9.jpg,y")
+    source = read_source(src, Columns())
+    assert [entry.path for entry in source.splits["train"]] == ["a/1.jpg", "a/2.jpg", "b/1.jpg", "b\\9.jpg"]
+    assert [entry.size > 0 for entry in source.splits["train"]] == [True, True, True, False]
+    (said,) = source.remarks
+    assert said == (
+        f"{src}: 3 paths lead to files without the blanks around them, or with / for each \\ (row 2: 'a\\\\1.jpg' is "
+        "'a/1.jpg')"
+    )
+    (files / "a\\1.jpg").write_bytes(b"itself")  # a name that is right as it is
+    assert read_source(src, Columns()).splits["train"][1].path == "a\\1.jpg"
+
+
+def test_paths_of_which_none_leads_to_a_file(files, monkeypatch):
+    (files / "lists").mkdir()
+    src = write_csv(files / "lists", "path,label", "a/1.jpg,x", "a/2.jpg,y")
+    message = (
+        r"none of its 2 paths leads to a file, such as 'a/1.jpg'; paths are absolute or relative to the manifest's f"
+    )
+    with pytest.raises(DataError, match=message):
+        read_source(src, Columns())
+    monkeypatch.chdir(files)
+    with pytest.raises(DataError, match="they are there from the current directory, so move the manifest there"):
+        read_source(src, Columns())
+
+
+def test_files_in_several_rows(files):
+    src = write_csv(files, "path,label", "a/1.jpg,x", "a/2.jpg,y", "b/1.jpg,y", "./a/1.jpg,x", "a/2.jpg,x")
+    (said,) = read_source(src, Columns()).remarks
+    assert said == (
+        f"{src}: 2 files are in several rows, 1 of them with different labels; 'a/2.jpg' is in rows 3 (y), 6 (x)"
+    )

@@ -18,10 +18,10 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
+from fastimg.columns import Columns
 from fastimg.digits import write_digits
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
-from fastimg.manifest import Columns
 from fastimg.samples import Entry
 from fastimg.spool import Spool, SpoolReader, find_parquets, holds_images, read_named, read_parquets
 
