@@ -9,6 +9,7 @@ from .tables import first_records, own_delimiter
 DELIMITERS = (",", ";", "\t", "|")
 
 _ROWS = 100  # that are looked at
+_ENOUGH = 10  # rows: so many texts hardly have the same number of semicolons by chance
 
 
 def parse_delimiter(text: str) -> str:
@@ -28,8 +29,9 @@ def find_delimiter(src: Path, recognised: Callable[[list[str]], bool]) -> str:
     """The delimiter of a csv or tsv. `recognised`: whether a first row makes sense, by names of columns or a path.
 
     The ending's own is preferred wherever it gives a first row that makes sense, or rows of one length. Another one is
-    taken where it does that and the own one does not. What fits nothing is left to the own one, and refused when its
-    rows are read. Raises UsageError where two others fit equally well.
+    taken where it does that and the own one does not; by the length of rows alone only if the own one is not in the
+    first, or ten rows agree. What fits nothing is left to the own one, and refused when its rows are read. Raises
+    UsageError where two others fit equally well.
     """
     own = own_delimiter(src)
     cut = {delimiter: first_records(src, delimiter, _ROWS) for delimiter in (own, *DELIMITERS)}
@@ -41,7 +43,9 @@ def find_delimiter(src: Path, recognised: Callable[[list[str]], bool]) -> str:
     fitting = [delimiter for delimiter in sensible if delimiter in even]
     if not fitting and own in even:
         return own
-    fitting = fitting or sensible or ([] if own in several else even)
+    if own in several:
+        even = [delimiter for delimiter in even if len(several[delimiter]) >= _ENOUGH]
+    fitting = fitting or sensible or even
     if len(fitting) > 1:
         raise UsageError(
             f"{src}: its columns may be separated by {' or '.join(map(spelled, fitting))}; say which with --delimiter"

@@ -1,6 +1,7 @@
 """A manifest as a source: csv, tsv, jsonl or parquet, one row per image, with a path, a label and, optionally, a split.
 
-Paths are absolute or relative to the manifest's folder. Labels that are all integers give classes named after the
+Paths are absolute or relative to the manifest's folder. A csv or tsv without a header is recognised by the path of an
+image in its first line. Labels that are all integers give classes named after the
 sorted integers; any other labels give the sorted strings. What other columns say is kept with each sample.
 """
 

@@ -172,7 +172,10 @@ def _named(src: Path, lines: Iterator[list[str]], header: bool) -> Rows:
         if not row:
             continue
         if len(row) != len(names):
-            raise DataError(f"{src}: row {number}: {len(row)} fields {under}; quote fields that hold the separator")
+            raise DataError(
+                f"{src}: row {number}: {len(row)} fields {under}; quote fields that hold the separator, or "
+                "name another one with --delimiter"
+            )
         yield number, dict(zip(names, row, strict=True))
 
 

@@ -5,6 +5,8 @@ import shutil
 import struct
 import zlib
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -100,6 +102,26 @@ def test_an_empty_class(command, commands, folder, refuses):
 def test_a_class_that_only_validation_has(command, commands, folder, refuses):
     shutil.copytree(folder / "val" / "red", folder / "val" / "pink")
     refuses(1, [folder / "val" / "pink", "no class 'pink'", "add it there or remove"], *commands[command](folder))
+
+
+def test_one_class_is_not_trained_on(folder, commands, refuses, cli, tmp_path):
+    for name in ("train/red", "train/green", "val/red", "val/green"):
+        shutil.rmtree(folder / name)
+    told = ["every image of the training split is of one class, 'blue'", "add images of another class"]
+    refuses(1, [folder, *told], *commands["train"](folder))
+    refuses(1, [folder, *told], *commands["train"](folder), "--num-classes", 3, "--dry-run")
+    ran = cli(*commands["convert"](folder))
+    assert ran.code == 0
+    assert f"{folder}: there is only one class, 'blue'; `train` refuses such a dataset" in ran.err
+    refuses(1, told, *commands["train"](tmp_path / "new/out"))
+
+
+def test_several_classes_of_which_one_has_images(tmp_path, encode, commands, refuses, cli):
+    names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
+    table = pa.table({"image": [encode(seed=i) for i in range(8)], "label": [1] * 8})
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "set.parquet")
+    assert cli(*commands["convert"](tmp_path / "set.parquet")).code == 0
+    refuses(1, ["every image of the training split is of one class, 'dog'"], *commands["train"](tmp_path / "new/out"))
 
 
 def damage(folder, split):

@@ -66,6 +66,14 @@ def samples(folder, split="train"):
     return found
 
 
+def write_table(folder, labels):
+    """`folder/set.csv`: a row for each label, with images in turn."""
+    files = sorted(folder.rglob("*.jpg"))
+    rows = [f"{files[i % len(files)].relative_to(folder)},{label}" for i, label in enumerate(labels)]
+    (folder / "set.csv").write_text("\n".join(["path,label", *rows, ""]))
+    return folder / "set.csv"
+
+
 def stop_after(monkeypatch, count, error=KeyboardInterrupt):
     """Raise `error` in place of the check of image number `count`."""
     left = iter(range(count))
@@ -650,3 +658,68 @@ def test_report(console):
     assert "skipped a/9.jpg: the file is empty" in shown and "a/10.jpg" not in shown and "... and 4 more" in shown
     told = json.loads(report.to_json())
     assert told["skipped"][0] == {"path": "a/0.jpg", "reason": "the file is empty"} and told["images"] == 1200
+
+
+def test_labels_are_classes_where_somebody_says_so(image_folder, tmp_path, cli):
+    src = write_table(image_folder, range(100))
+    ran = cli("convert", src, tmp_path / "out")
+    assert ran.code == 1 and "look like identifiers" in ran.err and not (tmp_path / "out").exists()
+    ran = cli("convert", src, tmp_path / "out", "--labels-are-classes")
+    assert ran.code == 0 and "100 of 100 classes" in ran.out
+    assert "--labels-are-classes makes a class of each of 100 different ones" in ran.err
+    assert read_description(tmp_path / "out")["options"]["labels_are_classes"] is True
+    again = ("convert", src, tmp_path / "out", "--resume")
+    assert "complete already" in cli(*again, "--labels-are-classes").err
+    more = write_table(image_folder, [*range(99, -1, -1)])  # each alone in its table, and known
+    assert cli("convert", more, tmp_path / "out", "--append").code == 0
+    assert read_description(tmp_path / "out")["splits"]["train"]["class_counts"] == [2] * 100
+
+
+def test_labels_that_look_like_classes_leave_no_option(image_folder, tmp_path, cli):
+    ran = cli("convert", write_table(image_folder, "abab"), tmp_path / "out")
+    assert ran.code == 0 and "labels_are_classes" not in read_description(tmp_path / "out")["options"]
+
+
+@pytest.mark.parametrize("container", ["folder", "tar", "beton"])
+def test_classes_of_containers_are_not_judged(container, tmp_path, encode, cli):
+    src = tmp_path / "src"
+    for i in range(20):
+        (src / f"{i / 8}|{i}").mkdir(parents=True)
+        (src / f"{i / 8}|{i}" / "1.jpg").write_bytes(encode(seed=i))
+    if container != "folder":
+        assert cli("convert", src, tmp_path / "D", "--format", container).code == 0
+        src = tmp_path / "D"
+    ran = cli("convert", src, tmp_path / "out")
+    assert ran.code == 0 and "20 of 20 classes" in ran.out
+    ran = cli("convert", src, tmp_path / "E", "--labels-are-classes")
+    assert ran.code == 2 and "--labels-are-classes has no effect: " in ran.err and not (tmp_path / "E").exists()
+
+
+def test_a_table_and_a_folder_merge_with_any_labels(image_folder, tmp_path, cli):
+    src = write_table(image_folder, ["blue|red", "red", "blue"])
+    ran = cli("convert", src, image_folder, tmp_path / "out", "--merge", "--labels-are-classes")
+    assert ran.code == 0 and read_description(tmp_path / "out")["classes"] == ["blue", "blue|red", "red", "green"]
+
+
+def test_one_class_is_said(image_folder, tmp_path, cli):
+    ran = cli("convert", write_table(image_folder, "aaa"), tmp_path / "out")
+    assert ran.code == 0
+    assert "set.csv: there is only one class, 'a'; `train` refuses such a dataset, which has nothing to" in ran.err
+    ran = cli("convert", write_table(image_folder, "bbb"), tmp_path / "out", "--append")
+    assert ran.code == 0 and "only one class" not in ran.err
+
+
+def test_classes_that_are_written_almost_alike(image_folder, tmp_path, cli):
+    ran = cli("convert", write_table(image_folder, ["dog", "Dog", "cat", "a  b", "A b"]), tmp_path / "out")
+    assert ran.code == 0
+    told = "classes that differ only in upper and lower case or spaces stay apart: 'A b' and 'a  b'; 'Dog' and 'dog'; "
+    assert told + "write them alike if they are the same" in ran.err
+    ran = cli("convert", write_table(image_folder, ["DOG", "cat"]), tmp_path / "out", "--append")
+    assert "'Dog' and 'dog' and 'DOG'" in ran.err
+
+
+def test_which_columns_were_used_is_reported(image_folder, tmp_path, cli):
+    src = write_table(image_folder, "abab")
+    src.write_text(src.read_text().replace(",", ";"))
+    report = json.loads(cli("convert", src, tmp_path / "out", "--json").out)
+    assert report["columns"] == [f"{src}: path from column 'path', label from 'label', columns separated by ';'"]

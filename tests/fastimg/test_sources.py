@@ -408,7 +408,11 @@ def test_a_delimiter_that_is_given(files):
         (["a|b;c", "1|2;3"], "its columns may be separated by ';' or '|'; say which with --delimiter"),
         (["path;label", "a/1.jpg;x", "a/2.jpg;y;z"], "row 3: 3 fields under a header of 2"),
         (["path,label", "a/1.jpg;x", "a/2.jpg;y"], "row 2: 1 fields under a header of 2"),
-        (["photo,kind", "a/1.jpg,x;y", "a/2.jpg,x,z;y"], "row 3: 3 fields where the first row has 2"),
+        (["photo,kind", "a/1.jpg,x;y", "a/2.jpg,x,z;y"], "row 3: 3 fields where the first row has 2; .*--delimiter"),
+        (
+            ["so; good, yes,x", "bad; no,y"],
+            "row 2: 2 fields where the first row has 3; .*--delimiter",
+        ),  # too few to say
     ],
 )
 def test_columns_that_nothing_separates_evenly(files, lines, message):

@@ -26,6 +26,7 @@ from fastimg.samples import Entry
 from fastimg.spool import Spool, SpoolReader, find_parquets, holds_images, read_named, read_parquets
 
 ANIMALS = ["cat", "dog", "owl"]
+ANY = {"labels_are_classes": True}
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
@@ -148,6 +149,27 @@ def test_the_only_image_and_the_only_class_label_are_found_by_the_metadata(tmp_p
     assert holds_images(src, Columns())
     source = read(src)
     assert source.classes == tuple(ANIMALS) and source.splits["train"].labels.tolist() == [2, 1, 0]
+
+
+def test_labels_that_do_not_look_like_classes(tmp_path, jpegs, read):
+    src = write(tmp_path / "set.parquet", {"image": pictures(jpegs), "label": [" x|y", "x", "y"]})
+    with pytest.raises(DataError, match=r"column 'label' look like lists in 1 of 3 rows.*--labels-are-classes"):
+        read(src)
+    source = read(src, labels_are_classes=True)
+    assert source.classes == ("x", "x|y", "y") and source.from_table
+    assert "--labels-are-classes makes a class of each of 3" in source.remarks[0]
+    assert "lose the blanks around them in 1 rows, as in ' x|y'" in source.remarks[1]
+    source = read(write(tmp_path / "half.parquet", {"image": pictures(jpegs), "label": [0.5, 1, 2]}), **ANY)
+    assert source.classes == ("0.5", "1", "2")
+    with pytest.raises(DataError, match=r"row 1: the label 0.5 in column 'label' is not a whole number"):
+        read(tmp_path / "half.parquet")
+
+
+def test_names_of_a_schema_are_not_judged(tmp_path, jpegs, read):
+    names = [f"{i / 8}|{i}" for i in range(30)]
+    columns = {"image": pictures(jpegs * 10), "label": list(range(30))}
+    source = read(write(tmp_path / "set.parquet", columns, metadata=features(image=None, label=names)))
+    assert source.classes == tuple(names) and not source.from_table and source.remarks == ()
 
 
 def test_two_class_labels_ask_for_a_choice(tmp_path, jpegs, read):

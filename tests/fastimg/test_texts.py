@@ -228,6 +228,59 @@ def test_manifests_of_texts_that_are_refused(content, options, message, tmp_path
     assert not (tmp_path / "out0").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "separator", "said_of_it"),
+    [
+        ("set.csv", ";", "';'"),
+        ("set.csv", "|", "'|'"),
+        ("set.csv", "\t", "tabs"),
+        ("set.tsv", ",", "','"),
+        ("set.tsv", ";", "';'"),
+        ("set.csv", ",", ""),
+        ("set.tsv", "\t", ""),
+    ],
+)
+@pytest.mark.parametrize("header", [True, False])
+def test_what_separates_texts_and_labels_is_found(name, separator, said_of_it, header, tmp_path, make):
+    rows = [('good; "fine", and | so on\tand on', "pos"), ("a\nb", "neg"), ("so, so", "pos"), ("bad", "neg")]
+    rows = rows * 3
+    if separator == "\t" and (name == "set.tsv" or not header):  # whose quotes are text, and every line is a row
+        rows = [(text.replace("\t", " ").replace("\n", " "), label) for text, label in rows]
+        table = "".join(f"{text}\t{label}\r\n" for text, label in rows)
+    else:
+        file = io.StringIO(newline="")
+        csv.writer(file, delimiter=separator).writerows(rows)
+        table = file.getvalue()
+    src = write(tmp_path / name, (f"text{separator}label\r\n" if header else "") + table)
+    dst, report = make(src, no_shuffle=True)
+    assert texts(dst) == rows
+    assert report.columns[0].partition(", columns separated by ")[2] == said_of_it
+
+
+def test_a_delimiter_that_is_given(tmp_path, make):
+    src = write(tmp_path / "set.csv", "good:pos\nbad:neg\nfine:pos\ndull:neg\n")
+    dst, report = make(src, delimiter=":", no_shuffle=True)
+    assert texts(dst)[0] == ("good", "pos") and report.columns[0].endswith("columns separated by ':'")
+    src = write(tmp_path / "tabs.csv", "text\tlabel\ngood\tpos\nbad\tneg\n")
+    for spelled in ("tab", "\\t", "\t"):
+        assert texts(make(src, delimiter=spelled, no_shuffle=True)[0]) == [("good", "pos"), ("bad", "neg")]
+    for wrong in ("", ";;", "x", '"', "\n"):
+        with pytest.raises(UsageError, match=r"--delimiter .*: give one character, such as ',' ';' or '|', or tab"):
+            make(src, delimiter=wrong)
+
+
+def test_labels_of_texts_that_do_not_look_like_classes(tmp_path, make, console):
+    rows = [f"text {i},{i / 8}" for i in range(20)]
+    src = write(tmp_path / "set.csv", "\n".join(["text,label", *rows]))
+    with pytest.raises(DataError, match=r"column 'label' look like numbers with fractions.*--labels-are-classes"):
+        make(src)
+    dst, report = make(src, labels_are_classes=True)
+    assert report.classes == 20 and read_description(dst)["options"]["labels_are_classes"] is True
+    src = write(tmp_path / "set.jsonl", '{"text": "good", "label": ["a", "b"]}\n')
+    with pytest.raises(DataError, match=r"row 1: the label \['a', 'b'\] in column 'label' is a list, not one class"):
+        make(src)
+
+
 def test_a_manifest_of_images_without_a_header_stays_one(tmp_path, make):
     src = write(tmp_path / "set.csv", "a/1.jpg,x\na/2.jpg,y\nb/1.jpg,x\nb/2.jpg,y\n")
     with pytest.raises(DataError, match=r"no path column .*--path-column, or a column of texts with --text-column"):
