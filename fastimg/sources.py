@@ -27,6 +27,7 @@ def read_source(src: Path, columns: Columns, spool: Path) -> Source:
     if os.path.isdir(src):
         parquets = find_parquets(src)
         if parquets and not (src / "dataset.json").exists():
+            _refuse_separation(columns, src)
             return read_parquets(src, parquets, columns, spool)
         _refuse_columns(columns, f"{src} is a folder and has no columns")
         return _read_directory(src)
@@ -43,10 +44,8 @@ def read_source(src: Path, columns: Columns, spool: Path) -> Source:
         )
     if suffix in SEPARATED:
         columns = with_delimiter(src, columns)
-    elif columns.delimiter is not None:
-        raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
-    elif columns.no_header:
-        raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
+    else:
+        _refuse_separation(columns, src)
     if columns.text is None and suffix == ".parquet" and holds_images(src, columns):
         return read_parquets(src, {"train": [src]}, columns, spool)
     if holds_texts(src, columns):
@@ -66,6 +65,14 @@ def _read_directory(src: Path) -> Source:
         refuse_class_folder(src, list(betons.values()))
         return read_betons(src, betons)
     return read_folder(src)
+
+
+def _refuse_separation(columns: Columns, src: Path) -> None:
+    """Refuse flags that are about csv and tsv alone."""
+    if columns.delimiter is not None:
+        raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
+    if columns.no_header:
+        raise UsageError(f"--no-header: the columns of {src} have names; leave it out")
 
 
 def _refuse_columns(columns: Columns, reason: str) -> None:

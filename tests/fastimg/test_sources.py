@@ -425,6 +425,12 @@ def test_a_delimiter_where_there_is_none(files):
         read_source(write_manifest(files, "jsonl"), Columns(delimiter=";"))
     with pytest.raises(UsageError, match=r"--delimiter: .* is a folder and has no columns"):
         read_source(files, Columns(delimiter=";"))
+    (files / "parquets").mkdir()
+    table = pa.table({"image": [(files / "a/1.jpg").read_bytes()], "label": ["x"]})
+    pq.write_table(table, files / "parquets" / "train.parquet")
+    for columns in (Columns(delimiter=";"), Columns(no_header=True)):
+        with pytest.raises(UsageError, match=r"the columns of .*parquets.*; leave it out"):
+            read_source(files / "parquets", columns)
 
 
 @pytest.mark.parametrize(
