@@ -45,7 +45,7 @@ _CONTRADICTIONS: _Contradictions = [
     (["sched"], ["decay", "decay_epochs", "decay_rate"]),
     (["sched=step", "sched=constant"], ["min_lr"]),
     (["order"], ["order_window"]),
-    (["val_fraction=0.0"], ["tta", "patience", "val_interval"]),
+    (["val_fraction=0.0"], ["tta", "patience", "patience_metric", "val_interval"]),
     (["loader=torch", "loader=dali", "loader=ffcv", "loader=synthetic"], ["decode", "dct_scaling"]),
     (["loader=ffcv", "loader=synthetic"], ["on_error", "max_pixels"]),
     (["loader=synthetic"], ["workers", "prefetch", "scale", "ratio"]),

@@ -21,6 +21,7 @@ from .loaders.order import WINDOW
 from .models import Model, Preprocessing
 from .optim import Schedule
 from .parallel import Ranks
+from .patience import DEFAULT_METRIC
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
 from .textmodel import PREFIX
@@ -166,6 +167,7 @@ def resolve(
         cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=model.text.tokenizer.length if model.text else None,
+        patience_metric=None if config.patience is None else config.patience_metric or DEFAULT_METRIC,
     )
     if model.text is None:
         return chosen

@@ -1,5 +1,7 @@
 """What is counted: sums on the device that are read only when somebody looks."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +16,19 @@ from .precision import Precision
 
 
 class Meter:
-    """Weighted sums of loss, top-1 and top-5 hits, and weights, as one float64 tensor [4] on the device."""
+    """Weighted sums of loss, top-1 and top-5 hits, and weights, as one float64 tensor [4] on the device.
 
-    def __init__(self, device: torch.device) -> None:
+    With `classes`, also the weight and the top-1 hits of each class: float64 [classes, 2], which hard targets index.
+    """
+
+    def __init__(self, device: torch.device, classes: int = 0) -> None:
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self.by_class = torch.zeros((classes, 2), dtype=torch.float64, device=device)
 
     def add(self, logits: torch.Tensor, losses: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor) -> None:
         """Count a batch: logits [B, C], losses [B], targets [B] or soft ones [B, C], weight [B].
 
-        Of soft targets the class with the largest share is the one to hit.
+        Of soft targets the class with the largest share is the one to hit. Nothing waits for the device.
         """
         if targets.is_floating_point():
             targets = targets.argmax(dim=1)
@@ -30,12 +36,31 @@ class Meter:
         hits = ranked == targets[:, None]
         rows = torch.stack([losses, hits[:, 0].float(), hits.any(dim=1).float(), torch.ones_like(losses)])
         self.sums += (rows * weight).sum(dim=1).double()
+        if len(self.by_class):
+            counted = torch.stack([weight, weight * hits[:, 0]], dim=1).double()  # [B, 2]
+            self.by_class.index_add_(0, targets.long(), counted)  # no bincount: on a GPU that waits for its result
 
     def read(self) -> "Score":
         """The means so far. A sync point."""
         loss, top1, top5, count = self.sums.tolist()
         count_ = max(count, 1.0)
-        return Score(loss=loss / count_, top1=top1 / count_, top5=top5 / count_, samples=round(count))
+        balanced, missed = _recalls(self.by_class.tolist())
+        return Score(
+            loss=loss / count_,
+            top1=top1 / count_,
+            top5=top5 / count_,
+            samples=round(count),
+            balanced_accuracy=balanced,
+            missed=missed,
+        )
+
+
+def _recalls(by_class: list[list[float]]) -> tuple[float | None, tuple[int, ...]]:
+    """The mean recall of the classes that have samples, None without any; and those whose recall is 0."""
+    recalls = {index: hits / count for index, (count, hits) in enumerate(by_class) if count > 0}
+    if not recalls:
+        return None, ()
+    return math.fsum(recalls.values()) / len(recalls), tuple(index for index, recall in recalls.items() if recall == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +71,22 @@ class Score:
     top1: float
     top5: float
     samples: int
+    balanced_accuracy: float | None = None  # mean recall of the classes that have samples, where classes were counted
+    missed: tuple[int, ...] = ()  # classes that have samples and a recall of 0
 
     def as_dict(self, classes: int) -> dict[str, float]:
-        """For logs; top-5 only where it says something."""
-        values = {"loss": self.loss, "top1": self.top1, "samples": self.samples}
+        """For logs; top-5 only where it says something, and classes where they were counted."""
+        values: dict[str, float] = {"loss": self.loss, "top1": self.top1, "samples": self.samples}
+        if self.balanced_accuracy is not None:
+            values |= {"balanced_accuracy": self.balanced_accuracy, "zero_recall_classes": len(self.missed)}
         return {**values, "top5": self.top5} if shows_top5(classes) else values
+
+
+def zero_recall(names: Sequence[str]) -> str:
+    """A sentence that names the classes with a recall of 0: the first ten, and how many there are."""
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    classes = "class has" if len(names) == 1 else "classes have"
+    return f"{len(names):,} {classes} a recall of 0: {', '.join(names[:10])}{more}"
 
 
 def shows_top5(classes: int) -> bool:
@@ -65,10 +101,16 @@ def answer(model: nn.Module, images: torch.Tensor, tta: bool = False) -> torch.T
 
 
 def evaluate(
-    model: nn.Module, loader: BatchSource, policy: Policy, precision: Precision, ranks: Ranks, tta: bool = False
+    model: nn.Module,
+    loader: BatchSource,
+    policy: Policy,
+    precision: Precision,
+    ranks: Ranks,
+    classes: int,
+    tta: bool = False,
 ) -> Score:
     """Loss (without label smoothing) and accuracy over a whole loader, every sample counted once over all ranks."""
-    meter = Meter(ranks.device)
+    meter = Meter(ranks.device, classes)
     model.eval()
     with torch.inference_mode():
         for batch in loader:
@@ -77,4 +119,5 @@ def evaluate(
             losses = F.cross_entropy(logits, batch.targets, reduction="none")
             meter.add(logits, losses, batch.targets, batch.weight)
     ranks.sum(meter.sums)
+    ranks.sum(meter.by_class)
     return meter.read()

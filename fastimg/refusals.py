@@ -45,6 +45,7 @@ def check(config: Train) -> None:
         (config.cache_embeddings, "--cache-embeddings", head_alone(config) or None, "--freeze backbone all the time"),
         (config.cache_dtype, "--cache-dtype", head_alone(config) or None, "--freeze backbone all the time"),
         (config.cache_dir, "--cache-dir", head_alone(config) or reads_text(config) or None, "--freeze backbone"),
+        (config.patience_metric, "--patience-metric", config.patience, "--patience"),
         (config.max_length, "--max-length", reads_text(config) or None, "a text encoder (--arch hf:NAME)"),
     ]
     for value, flag, other_value, other in needs:

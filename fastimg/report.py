@@ -18,10 +18,11 @@ from .errors import printable
 from .loaders import BatchSource
 from .loaders.arrays import ArrayDataset
 from .loaders.order import BLOCK
-from .metrics import shows_top5
+from .metrics import shows_top5, zero_recall
 from .models import TextSide
 from .optim import implementation
 from .parallel import Ranks
+from .patience import rule, stopped
 from .plots import plot_curves
 from .progress import UNITS, duration
 from .run import Run
@@ -58,6 +59,7 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
         "loss": _loss(config),
         "optimiser": _optimiser(config, implementation(run.optimizer), rate),
         "schedule": _schedule(run),
+        "patience": _patience(run),
         "batch": _batch(config, ranks),
         "memory": "activations within blocks are computed twice, not kept" if config.grad_checkpointing else None,
         "average": _average(config),
@@ -149,6 +151,15 @@ def _schedule(run: Run) -> str:
     return f"{whole} ({run.steps:,} steps), {fall}, warmup {_span(config.warmup)} ({run.schedule.warmup_steps} steps)"
 
 
+def _patience(run: Run) -> str | None:
+    if run.config.patience is None:
+        return None
+    changes = ["everything trains"] if run.config.freeze_epochs is not None else []
+    changes += ["crops have their full size"] if run.progressive is not None else []
+    counted = f", counted once {' and '.join(changes)}" if changes else ""
+    return rule(run.config.patience, run.patience_metric) + counted
+
+
 def _span(text: str | None) -> str:
     return "" if text is None else str(parse(text, ""))
 
@@ -227,7 +238,12 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             "best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({score.samples} {run.unit})"
         )
         top5 = f"top-5 {score.top5:.2%}, " if shows_top5(len(run.classes)) else ""
-        table.add_row("", f"{top5}loss {score.loss:.4f}")
+        balanced = f"balanced accuracy {score.balanced_accuracy:.2%}, " if score.balanced_accuracy is not None else ""
+        table.add_row("", f"{top5}{balanced}loss {score.loss:.4f}")
+        if score.missed:
+            table.add_row("", printable(zero_recall([run.classes[index] for index in score.missed])))
+    if run.stopped_early:
+        table.add_row("stopped", stopped(run.standing, run.patience_metric, run.epoch))
     table.add_row("trained", f"{run.epoch} epochs, {run.step} steps, {duration(run.seconds)}")
     steps = [record for record in records if record["kind"] == "train"]
     if steps:

@@ -22,20 +22,13 @@ from .ema import Ema
 from .hints import Probe
 from .kornia_pass import KorniaPass
 from .loaders import BatchSource
-from .metrics import Meter, Score
+from .metrics import Meter
 from .models import Model, Preprocessing
 from .optim import Schedule
 from .parallel import Ranks
+from .patience import DEFAULT_METRIC, Best, Metric, Standing
 from .precision import Precision
 from .progressive import Progressive
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best validation so far."""
-
-    score: Score
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -88,8 +81,7 @@ class Run:
     step: int = 0  # optimiser steps done
     meter: Meter = field(init=False)  # of the epoch so far, this rank's share
     bad_step: torch.Tensor = field(init=False)  # the first whose loss was no number, on the device
-    best: Best | None = None
-    stale: int = 0  # validations since the best
+    standing: Standing = field(default_factory=Standing)  # what validations have shown
     seconds: float = 0.0  # of training, over all its parts
     epoch_seconds: float = 0.0  # of training, of this epoch and this process
     account: Account = field(init=False)  # of this process
@@ -104,6 +96,26 @@ class Run:
         self.meter = Meter(self.ranks.device)
         self.account = Account(self.loader.spent, self.loader.workers)
         self.bad_step = torch.full((), math.inf, dtype=torch.float64, device=self.ranks.device)
+
+    @property
+    def best(self) -> Best | None:
+        """The validation that the best checkpoint is from."""
+        return self.standing.best
+
+    @property
+    def patience_metric(self) -> Metric:
+        """What --patience watches."""
+        return self.config.patience_metric or DEFAULT_METRIC
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether --patience ends the run here."""
+        return self.config.patience is not None and self.standing.stale >= self.config.patience
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether --patience left epochs out."""
+        return self.out_of_patience and self.epoch < self.epochs
 
     @property
     def batch_size(self) -> int:
@@ -145,6 +157,13 @@ class Run:
     def loaders(self) -> list[BatchSource]:
         """All that read."""
         return [loader for loader in (self.loader, self.val_loader, self.train_eval_loader) if loader is not None]
+
+    @property
+    def changing(self) -> bool:
+        """Whether the plan still had a change to come in the epoch that was done last: unfreezing, or larger crops."""
+        done, held = self.epoch - 1, self.config.freeze_epochs
+        growing = self.progressive is not None and self.progressive.size(done) < self.progressive.size(self.epochs - 1)
+        return growing or (held is not None and done < held)
 
     @property
     def frozen(self) -> bool:

@@ -12,6 +12,7 @@ from .config import Train
 from .configfile import dump, load
 from .errors import UsageError, UserError
 from .loaders.tar import replace_file
+from .patience import DEFAULT_METRIC
 
 CONFIG, METRICS, CURVES = "config.yaml", "metrics.jsonl", "curves.png"
 
@@ -135,6 +136,8 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
 def _setting(config: Train, name: str) -> Any:
     """One setting, as it is compared: one process alone and DDP save the same, FSDP something else."""
     value = getattr(config, name)
+    if name == "patience_metric":  # a run from before there was a choice goes on with the default
+        return value or (None if config.patience is None else DEFAULT_METRIC)
     return value == "fsdp" if name == "strategy" else value
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from . import checkpoint
 from .errors import UserError
-from .metrics import Score
 from .models import read_weights
 from .parallel import agree_on_buffers
-from .run import Best, Held, Run
+from .patience import Standing
+from .run import Held, Run
 
 PAUSE = 10.0  # seconds between checkpoints that may wait
 
@@ -37,7 +36,7 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
         preprocessing=run.preprocessing,
         step=run.step,
         epoch=run.epoch,
-        metrics=asdict(run.best.score) if run.best and best else {},
+        metrics=run.best.score.as_dict(len(run.classes)) if run.best and best else {},
         blurpool=run.config.blurpool,
         head=run.model.head,
         head_hidden=run.model.head_hidden,
@@ -51,8 +50,7 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
         "loader": run.loader.state_dict(),
         "scaler": run.scaler.state_dict(),
         "meter": sums.cpu(),
-        "best": asdict(run.best) if run.best else None,
-        "stale": run.stale,
+        **run.standing.state_dict(),
         "seconds": run.seconds,
     }
     try:
@@ -113,9 +111,7 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
         run.optimizer.load_state_dict(training["optimizer"])
     run.scaler.load_state_dict(training["scaler"])
     run.step, run.epoch = training["step"], training["epoch"]
-    run.stale, run.seconds = training["stale"], training["seconds"]
-    if training["best"] is not None:
-        run.best = Best(Score(**training["best"]["score"]), training["best"]["epoch"])
+    run.standing, run.seconds = Standing.from_state(training), training["seconds"]
     if run.ranks.first:  # the sums over all ranks go on in one of them
         run.meter.sums.copy_(training["meter"])
     run.loader.load_state_dict(training["loader"])

@@ -29,10 +29,11 @@ from .metrics import Meter, Score, evaluate, shows_top5
 from .models import train_mode
 from .optim import set_lr
 from .parallel import Ranks, agree_on_buffers, start
+from .patience import stopped
 from .prepare import compiled, prepare, wrapped
 from .progress import Display, Line
 from .report import print_summary
-from .run import Best, Run
+from .run import Run
 from .saving import save, write_held
 from .step import forward_backward, passes, seed_of
 from .waiting import tell, try_native, verdict
@@ -83,7 +84,7 @@ def _all_epochs(run: Run, console: Console) -> int:
         display = None
         if run.ranks.first:
             display = stack.enter_context(Display(console, run.epochs, run.steps_per_epoch))
-        while run.epoch < run.epochs and not _out_of_patience(run):
+        while run.epoch < run.epochs and not run.out_of_patience:
             if run.step_in_epoch < run.steps_of_epoch:
                 signal = _epoch(run, interrupt, display)
                 if signal:
@@ -91,6 +92,8 @@ def _all_epochs(run: Run, console: Console) -> int:
                 if display is not None:
                     try_native(run, display)
             _end_of_epoch(run, display)
+        if run.stopped_early and display is not None:
+            display.say(f"stopped: {stopped(run.standing, run.patience_metric, run.epoch)}")
     return 0
 
 
@@ -251,15 +254,13 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     due = run.epoch % run.config.val_interval == 0 or run.epoch == run.epochs
     if run.val_loader is not None and due:
         score = _evaluate(run, run.val_loader, "validation")
-        is_best = run.best is None or score.top1 > run.best.score.top1
-        run.stale = 0 if is_best else run.stale + 1
-        if is_best:
-            run.best = Best(score, run.epoch)
+        run.standing = run.standing.after(score, run.epoch, run.patience_metric, counts=not run.changing)
+        is_best = run.best is not None and run.best.epoch == run.epoch
         _tell(run, display, "val", "validation", score, "  (best)" if is_best else "")
     if run.train_eval_loader is not None and due:
         _tell(run, display, "train_eval", "training split", _evaluate(run, run.train_eval_loader, "training"))
     evaluated = time.perf_counter()
-    save(run, best=is_best, may_wait=run.epoch < run.epochs and not _out_of_patience(run))
+    save(run, best=is_best, may_wait=run.epoch < run.epochs and not run.out_of_patience)
     if run.log is not None:
         spent = {"train": run.epoch_seconds, "val": evaluated - ended, "save": time.perf_counter() - evaluated}
         seconds = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}
@@ -271,7 +272,7 @@ def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
     """Evaluate the weights that would be saved."""
     with run.averaged():
         agree_on_buffers(run.model.module, run.ranks)
-        score = evaluate(run.trained, loader, run.policy, run.precision, run.ranks, run.config.tta)
+        score = evaluate(run.trained, loader, run.policy, run.precision, run.ranks, len(run.classes), run.config.tta)
     if score.samples == 0:
         fault = _first_fault(loader)
         raise UserError(f"{run.config.data}: no {name} {run.unit[:-1]} could be decoded ({fault}); replace them")
@@ -282,7 +283,8 @@ def _tell(run: Run, display: Display | None, kind: str, name: str, score: Score,
     """A line and a record of an evaluation."""
     if display is not None and run.log is not None:
         top5 = f"  top5 {score.top5:.2%}" if shows_top5(len(run.classes)) else ""
-        text = f"{name}  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{mark}"
+        balanced = f"  balanced {score.balanced_accuracy:.2%}" if score.balanced_accuracy is not None else ""
+        text = f"{name}  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{balanced}{mark}"
         display.say(f"epoch {run.epoch}/{run.epochs}  {text}")
         run.log.add(kind, epoch=run.epoch, step=run.step, **score.as_dict(len(run.classes)))
 
@@ -291,10 +293,6 @@ def _first_fault(loader: BatchSource) -> str:
     """One of the images that could not be decoded, and why; another rank may have met them all."""
     faults = (f"{loader.dataset.sample_name(index)}: {reason}" for index, reason in loader.unreadable.items())
     return next(faults, "see the other ranks")
-
-
-def _out_of_patience(run: Run) -> bool:
-    return run.config.patience is not None and run.stale >= run.config.patience
 
 
 def _silent(_: str) -> None:

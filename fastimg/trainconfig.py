@@ -279,7 +279,14 @@ class Train(Augmenting, Inputs):
     checkpoint_hist: int = 1
     """Checkpoints to keep beside the best and the last."""
     patience: flagtypes.Int = None
-    """Stop after this many validations without a better accuracy."""
+    """Stop after this many validations in a row without a better one, by --patience-metric. Those before the end of
+    --freeze-epochs, or before crops have grown with --progressive, do not count."""
+    patience_metric: Annotated[
+        Literal["loss", "top1", "balanced_accuracy"] | None,
+        arg(metavar="{loss,top1,balanced_accuracy}", help_behavior_hint=""),
+    ] = None
+    """What --patience watches in validation; where an accuracy ties, the lower loss is better, and a new best
+    checkpoint always is. Default: loss, which still falls where accuracy, a count of whole images, stands still."""
     recipe: flagtypes.Str = None
     """Start from a recipe's settings, which files and flags overrule; `fastimg recipe list` names them."""
     config: flagtypes.File = None

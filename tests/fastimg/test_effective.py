@@ -66,6 +66,10 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
         (("--freeze-epochs", "2"), "--freeze-epochs has no effect without --freeze"),
         (("--model-ema-decay", "0.9"), "--model-ema-decay has no effect without --model-ema"),
         (("--head-init", "he"), "--head-init has no effect without --pretrained or --weights"),
+        (
+            ("--patience-metric", "top1"),
+            "--patience-metric has no effect without --patience; add that",
+        ),
         (("--progressive-epochs", "1:2"), "--progressive-epochs has no effect without --progressive"),
         (("--ghost-bn", "24"), "--ghost-bn 24: does not divide the batch of 64; choose a divisor"),
         (("--freeze", "2", "--freeze-epochs", "10"), "--freeze-epochs 10: the run has 10 epochs"),
