@@ -34,6 +34,7 @@ from .heads import HeadKind
 from .loaders.tar import sync_folder
 from .models import Model, Preprocessing, TextSide, build, load_weights, read_weights
 from .parallel import Ranks
+from .provenance import TrainedOn
 from .tokenizer import read_tokenizer
 
 MODEL = "model.safetensors"
@@ -57,6 +58,7 @@ class Card:
     head: HeadKind = "linear"
     head_hidden: int = 0
     text: dict[str, Any] | None = None  # of a text encoder: from what it is made, its tokens and pooling
+    trained_on: tuple[TrainedOn, ...] | None = None  # and, after that, the weights it started from; None: not recorded
 
     def to_json(self) -> str:
         """As it stands in the safetensors metadata."""
@@ -69,7 +71,9 @@ class Card:
         fields.pop("fastimg")
         stated = fields.pop("preprocessing")
         preprocessing = msgspec.convert(stated, Preprocessing)
-        return cls(**{**fields, "classes": tuple(fields["classes"]), "preprocessing": preprocessing})
+        trained_on = msgspec.convert(fields.pop("trained_on", None), tuple[TrainedOn, ...] | None)
+        classes = tuple(fields.pop("classes"))
+        return cls(**fields, classes=classes, preprocessing=preprocessing, trained_on=trained_on)
 
 
 def save(
@@ -234,6 +238,16 @@ def read_card(file: Path) -> Card:
         ) from error
     except (SafetensorError, OSError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise UserError(f"{file}: not a complete checkpoint ({error}); use another one") from error
+
+
+def trained_before(weights: Path | None) -> tuple[TrainedOn, ...]:
+    """What the weights in a file were trained on, as far as they say so: those of other programs do not."""
+    if weights is None:
+        return ()
+    try:
+        return read_card(weights).trained_on or ()
+    except UserError:
+        return ()
 
 
 def load_model(path: Path) -> tuple[Model, Card]:

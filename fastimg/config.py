@@ -134,7 +134,7 @@ class Eval:
     data: Positional[Path]
     """Shards or an image folder, with the checkpoint's classes."""
     split: flagtypes.Str = None
-    """The split to evaluate. Default: val, else test, else train."""
+    """The split to evaluate. Default: val, else test, else what training held out of train."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per step."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"

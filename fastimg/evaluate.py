@@ -16,11 +16,12 @@ from . import checkpoint, inference
 from .config import Eval
 from .data import check_backend, check_readable, chosen_backend, worker_count
 from .errors import UsageError, UserError, printable
-from .loaders import BatchSource, Dataset, list_splits, open_dataset
-from .metrics import shows_top5
+from .loaders import BatchSource, Dataset
+from .metrics import shows_top5, zero_recall
 from .parallel import start
 from .plots import plot_confusion
 from .precision import choose as choose_precision
+from .provenance import select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +36,25 @@ class ClassScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The result over a split. Accuracies are shares; `loss` is the mean cross-entropy in nats."""
+    """The result over a split, or over what training held out of it. Accuracies are shares.
+
+    `loss` is the mean cross-entropy in nats, `balanced_accuracy` the mean recall of the classes that have images.
+    `trained_on` says whether any of the images were, as far as the checkpoint records it; None where that is unknown.
+    """
 
     checkpoint: str
     data: str
     split: str
+    part: str  # the split, or what of it, in words
+    trained_on: bool | None
+    warning: str | None
     images: int
     unreadable: int
     top1: float
+    balanced_accuracy: float
     top5: float | None  # where there are ten classes or more
     loss: float
+    zero_recall: list[str]  # classes that have images, none of which was found
     classes: list[ClassScore]
     confusion: list[list[int]]  # [true][predicted]
     plot: str
@@ -58,8 +68,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
-        split = config.split or _default_split(config.data)
-        dataset = open_dataset(config.data, split)
+        selection = select(config.data, config.split, engine.card.trained_on)
+        dataset = selection.dataset
         for remark in dataset.notes:
             err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
         inference.check_content(engine, dataset, config.data)
@@ -68,7 +78,9 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             raise UserError(f"{config.data}: has samples without a label; convert it again with labels")
         check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
-        loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend)
+        loader = engine.loader(
+            dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices
+        )
         if backend != "native" and engine.model.text is not None:
             raise UsageError(f"--loader {backend}: reads images; texts are read by fastimg's own, leave it out")
         if backend != "native":
@@ -82,22 +94,28 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             name = printable(dataset.sample_name(index))
             err.print(f"left out {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
     if len(truth) == 0:
-        raise UserError(f"{config.data}: none of its {len(dataset)} images could be decoded; see the lines above")
+        raise UserError(f"{config.data}: none of its {len(loader.unreadable)} images could be decoded; see above")
     names = engine.card.classes
     labels = np.arange(len(names))
     matrix = confusion_matrix(truth, chosen, labels=labels)
     each = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=0.0)
+    there = [(name, float(recall)) for name, recall, count in zip(names, each[1], each[3], strict=True) if count]
     file = checkpoint.find(config.checkpoint)
-    plot = config.plot or file.parent / f"confusion-{split}.png"
+    plot = config.plot or file.parent / f"confusion-{selection.split}.png"
     result = Evaluation(
         checkpoint=str(file),
         data=str(config.data),
-        split=split,
+        split=selection.split,
+        part=selection.origin,
+        trained_on=selection.trained_on,
+        warning=selection.warning,
         images=len(truth),
         unreadable=len(loader.unreadable),
         top1=float((truth == chosen).mean()),
+        balanced_accuracy=float(np.mean([recall for _, recall in there])),
         top5=float(top5.mean()) if shows_top5(len(names)) else None,
         loss=float(losses.mean()),
+        zero_recall=[name for name, recall in there if recall == 0],
         classes=[
             ClassScore(name=name, precision=float(p), recall=float(r), images=int(n))
             for name, p, r, n in zip(names, each[0], each[1], each[3], strict=True)
@@ -105,12 +123,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         confusion=matrix.tolist(),
         plot=str(plot),
     )
-    try:
-        plot_confusion(matrix, names, f"{split}: top-1 {result.top1:.2%} of {result.images}", plot)
-    except OSError as error:
-        raise UserError(f"--plot {plot}: {error.strerror}; give a place that can be written to") from error
-    except ValueError as error:  # matplotlib's own words: the formats that it can write
-        raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
+    _draw(result, matrix)
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -118,9 +131,15 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     return result
 
 
-def _default_split(data: Path) -> str:
-    splits = list_splits(data)
-    return next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
+def _draw(result: Evaluation, matrix: npt.NDArray[np.int64]) -> None:
+    """Draw the confusion matrix. Raises UserError and UsageError."""
+    names = [score.name for score in result.classes]
+    try:
+        plot_confusion(matrix, names, f"{result.part}: top-1 {result.top1:.2%} of {result.images}", Path(result.plot))
+    except OSError as error:
+        raise UserError(f"--plot {result.plot}: {error.strerror}; give a place that can be written to") from error
+    except ValueError as error:  # matplotlib's own words: the formats that it can write
+        raise UsageError(f"--plot {result.plot}: {error}; give a name that ends in .png") from error
 
 
 def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
@@ -159,7 +178,9 @@ def _answers(
 
 
 def _print(result: Evaluation, out: Console) -> None:
-    table = Table(title=Text(f"{result.data} ({result.split}), {result.images} images"), title_justify="left")
+    title = f"{result.data} ({result.part}), {result.images} images"  # apart: a table folds its title to its own width
+    out.print(printable(title), style="italic", highlight=False, markup=False, soft_wrap=True)
+    table = Table()
     table.add_column("class", overflow="fold")
     for column in ("precision", "recall", "images"):
         table.add_column(column, justify="right")
@@ -170,5 +191,14 @@ def _print(result: Evaluation, out: Console) -> None:
     out.print(table, highlight=False)
     top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
     left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
-    out.print(f"top-1 {result.top1:.2%}{top5}  loss {result.loss:.4f}{left_out}", highlight=False)
+    balanced = f"balanced accuracy {result.balanced_accuracy:.2%}"
+    out.print(f"top-1 {result.top1:.2%}  {balanced}{top5}  loss {result.loss:.4f}{left_out}", highlight=False)
+    if result.zero_recall:
+        _say(out, zero_recall(result.zero_recall))
+    if result.warning is not None:
+        _say(out, f"warning: {result.warning}")
     out.print(f"confusion matrix: {result.plot}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _say(out: Console, text: str) -> None:
+    out.print(printable(text), style="yellow", highlight=False, markup=False, soft_wrap=True)

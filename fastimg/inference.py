@@ -41,15 +41,16 @@ class Inference:
         max_pixels: int | None,
         on_error: str | None,
         backend: Backend = "native",
+        indices: npt.NDArray[np.int64] | None = None,
     ) -> BatchSource:
-        """Every sample of `dataset` once, in order, cut as in validation."""
+        """Every sample of `dataset`, or those of `indices`, once, in order, cut as in validation."""
+        part = Part(dataset, indices, "the data")
         settings = LoaderConfig(
-            batch_size=min(batch_size, len(dataset)),
+            batch_size=min(batch_size, len(part)),
             order="sequential",
             workers=workers,
             on_error="fail" if on_error == "fail" else "skip",
         )
-        part = Part(dataset, None, "the data")
         if self.model.text is not None:
             return array_loader(part, TextDecoder(self.model.text.tokenizer), settings, self.device)
         crop = center_crop(self.card.preprocessing)

@@ -10,10 +10,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from . import augmentation, caching, effective, kornia_pass, machine, refusals, rundir
+from . import augmentation, caching, effective, kornia_pass, machine, provenance, refusals, rundir
 from .autobatch import find_batch_size
 from .blocks import repeated
 from .cached import Keeper
+from .checkpoint import trained_before
 from .compilation import Compilation, compile_modules
 from .config import Train
 from .data import (
@@ -62,6 +63,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     check_content(config, data, part)
     check_classes(data, part)
     model, preprocessing = build_model(config, ranks, part.dataset.classes)
+    trained_on = _provenance(config, data, part, val_part) if ranks.first and not config.dry_run else ()
     root = cache_root(data, config.cache_dir)
     keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)
     if model.text is not None and not config.dry_run:
@@ -112,6 +114,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     if config.dry_run:
         return None
     _tell_of_compilation(run, part, console)
+    run.trained_on = trained_on
     last = rundir.last_checkpoint(directory, final, run.global_batch) if resuming else None
     if last is not None:
         restore(run, *last)
@@ -133,6 +136,12 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
         if parts.embedding is not None:
             run.log.add("cache", step=run.step, made=parts.made, seconds=round(parts.seconds, 3))
     return run
+
+
+def _provenance(config: Train, data: Path, part: Part, val_part: Part | None) -> tuple[provenance.TrainedOn, ...]:
+    """What the run's checkpoints will have been trained on, by the run and by the weights that it starts from."""
+    own = provenance.record(data, part, val_part, config.train_split, config.seed)
+    return (own, *trained_before(config.weights))
 
 
 _SMALL = 2**25  # multiplications of a forward pass: about a millisecond of one core

@@ -29,6 +29,7 @@ from .parallel import Ranks
 from .patience import DEFAULT_METRIC, Best, Metric, Standing
 from .precision import Precision
 from .progressive import Progressive
+from .provenance import TrainedOn
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Run:
     progressive: Progressive | None = None
     compilation: Compilation | None = None
     log: rundir.Log | None = None  # rank 0's
+    trained_on: tuple[TrainedOn, ...] = ()  # rank 0's: for the checkpoints
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     meter: Meter = field(init=False)  # of the epoch so far, this rank's share

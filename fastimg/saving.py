@@ -41,6 +41,7 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
         head=run.model.head,
         head_hidden=run.model.head_hidden,
         text=run.model.text.settings if run.model.text else None,
+        trained_on=run.trained_on,
     )
     files = run.model.text.tokenizer.files() if run.model.text else None
     training = {

@@ -1,0 +1,205 @@
+"""What a checkpoint was trained on, and which samples of a dataset are therefore fit to evaluate it.
+
+A checkpoint names no path: it holds digests, by which a dataset is known under any path, and by which one that lies
+where the training's lay, and is another by now, is found out.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .data import Part
+from .loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
+from .loaders.content import plural
+from .loaders.scratch import Scratch
+from .splits import stratified_split
+
+_PROBES = 16  # samples, spread over a split, whose content tells it from another with the same labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A split, by which it is known under any path."""
+
+    samples: int
+    labels: str  # digest of the labels, in order
+    content: str  # digest of some samples, and of file names in a plain folder
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Identity":
+        """Of an open split. A few samples are read."""
+        return cls(samples=len(dataset), labels=_labels_digest(dataset), content=_content_digest(dataset))
+
+    def fits(self, dataset: Dataset) -> bool:
+        """Whether it is that of `dataset`."""
+        if len(dataset) != self.samples or _labels_digest(dataset) != self.labels:
+            return False
+        return _content_digest(dataset) == self.content
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedOn:
+    """The split that a model was trained on: all of it, or what `stratified_split` left of it."""
+
+    split: str
+    identity: Identity  # of the whole split
+    held_out: float  # the share that was held out by `seed`; 0: none
+    seed: int
+    validation: Identity | None  # of the split that it was validated on, where that was another
+    data: str  # digest of the path of the dataset
+    place: str  # digest of the path of the split in it
+
+    def trained(self, dataset: Dataset) -> npt.NDArray[np.int64]:
+        """The samples of the split that were trained on."""
+        return stratified_split(dataset.labels, self.held_out, self.seed)[0]
+
+    def validated(self, dataset: Dataset) -> npt.NDArray[np.int64]:
+        """The samples of the split that were held out."""
+        return stratified_split(dataset.labels, self.held_out, self.seed)[1]
+
+
+def record(data: Path, part: Part, val_part: Part | None, split: str, seed: int) -> TrainedOn:
+    """Of what is about to be trained on."""
+    apart = val_part is not None and val_part.held_out is None
+    return TrainedOn(
+        split=split,
+        identity=Identity.of(part.dataset),
+        held_out=(val_part.held_out or 0.0) if val_part is not None else 0.0,
+        seed=seed,
+        validation=Identity.of(val_part.dataset) if val_part is not None and apart else None,
+        data=_path_digest(data),
+        place=_place_digest(part.dataset),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What of a dataset is evaluated."""
+
+    dataset: Dataset
+    split: str
+    origin: str  # in words
+    indices: npt.NDArray[np.int64] | None = None  # None: the whole split
+    trained_on: bool | None = None  # whether any of these samples were, by the checkpoint's record; None: unknown
+    warning: str | None = None
+
+
+def select(data: Path, split: str | None, history: Sequence[TrainedOn] | None) -> Selection:
+    """Open `split` of a dataset; None: samples that were not trained on, where there are any.
+
+    These are the first of the splits val, test, train and others that training left alone, or what it held out of a
+    split. `history` is what a checkpoint was trained on, then what the weights were that it started from; None: it does
+    not say. Raises DataError.
+    """
+    if split is not None:
+        return _judged(data, split, history, whole=True)
+    names = list_splits(data)
+    ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
+    ordered += [name for name in names if name not in ordered]
+    for name in ordered:
+        found = _judged(data, name, history)
+        if not found.trained_on:
+            return found
+        found.dataset.close()
+    return _judged(data, ordered[0], history)
+
+
+def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: bool = False) -> Selection:
+    """What to evaluate of a split: what was held out of it, unless the `whole` is asked for."""
+    dataset = open_dataset(data, split)
+    found, unit = Selection(dataset=dataset, split=split, origin=split), plural(dataset.content)
+    if history is None:
+        if split in ("val", "test"):
+            return found
+        return replace(found, warning=_UNKNOWN.format(unit=unit))
+    known = [each for each in history if each.identity.fits(dataset)]
+    if not known:
+        validated = any(each.validation is not None and each.validation.fits(dataset) for each in history)
+        change = None if validated else _change(data, dataset, history)
+        if change is None:
+            return replace(found, trained_on=False)
+        return replace(
+            found, warning=f"{change}, so that some of these {len(dataset):,} {unit} may have been trained on"
+        )
+    holding = next((each for each in known if each.held_out), None)
+    chosen = np.arange(len(dataset))
+    if holding is not None and not whole:
+        chosen = holding.validated(dataset)
+        words = f"{100 * holding.held_out:.4g}% of {split}, held out of training by seed {holding.seed}"
+        found = replace(found, indices=chosen, origin=words)
+    seen = int(np.isin(chosen, np.concatenate([each.trained(dataset) for each in known])).sum())
+    if not seen:
+        return replace(found, trained_on=False)
+    which = f"all {seen:,} {unit}" if seen == len(chosen) else f"{seen:,} of these {len(chosen):,} {unit}"
+    warning = f"{which} were trained on, so these are not the numbers of new {unit}"
+    if holding is not None and whole:
+        warning += "; leave --split out to evaluate those that were held out"
+    return replace(found, trained_on=True, warning=warning)
+
+
+_UNKNOWN = (
+    "the checkpoint is from before fastimg recorded what was trained on; if it was trained on these {unit}, these are "
+    "not the numbers of new {unit}"
+)
+
+
+def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn]) -> str | None:
+    """That the data is where it was trained on, and what of it has changed since; None where it is other data."""
+    for each in history:
+        if each.place == _place_digest(dataset):
+            return _difference(each, dataset)
+        if each.data != _path_digest(data):
+            continue
+        if each.split not in list_splits(data):
+            return f"the data has changed since the checkpoint was trained on it (its {each.split} split is gone)"
+        with closing(open_dataset(data, each.split)) as trained:
+            if not each.identity.fits(trained):
+                return _difference(each, trained)
+    return None
+
+
+def _difference(record: TrainedOn, dataset: Dataset) -> str:
+    """How the split that was trained on has changed."""
+    unit, before, now = plural(dataset.content), record.identity.samples, len(dataset)
+    how = f"{before:,} {unit} then, {now:,} now"
+    if before == now:
+        labels = _labels_digest(dataset) != record.identity.labels
+        how = f"the same number of {unit}, but other {'labels' if labels else 'contents or names'}"
+    return f"the {record.split} split has changed since the checkpoint was trained on it ({how})"
+
+
+def _labels_digest(dataset: Dataset) -> str:
+    return hashlib.sha256(np.ascontiguousarray(dataset.labels, "<i8").tobytes()).hexdigest()
+
+
+def _content_digest(dataset: Dataset) -> str:
+    """Of samples spread over the split; and of all names in a plain folder, where a renamed file moves others."""
+    digest = hashlib.sha256()
+    if isinstance(dataset, FilesDataset):
+        for index in range(len(dataset)):
+            digest.update(os.fsencode(os.path.basename(dataset.sample_key(index))) + b"\n")
+    scratch = Scratch()
+    for index in np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist():
+        try:
+            digest.update(hashlib.sha256(dataset.read(index, scratch)).digest())
+        except DataError:  # the loader tells of it in its turn
+            digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
+def _place_digest(dataset: Dataset) -> str:
+    """Of the folder of a plain folder's split, whichever folder above it is given; else of the first shard."""
+    if not isinstance(dataset, FilesDataset):
+        return _path_digest(dataset.files()[0])
+    ends = [os.path.abspath(dataset.sample_name(index)) for index in (0, len(dataset) - 1)]
+    return _path_digest(Path(os.path.commonpath([os.path.dirname(end) for end in ends])))  # the ends of sorted classes
+
+
+def _path_digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()
