@@ -29,12 +29,20 @@ class Identity:
 
     samples: int
     labels: str  # digest of the labels, in order
+    counts: str  # digest of the number of samples of each class
     content: str  # digest of some samples, and of file names in a plain folder
+    folder: bool  # a plain folder, not shards
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Identity":
         """Of an open split. A few samples are read."""
-        return cls(samples=len(dataset), labels=_labels_digest(dataset), content=_content_digest(dataset))
+        return cls(
+            samples=len(dataset),
+            labels=_labels_digest(dataset),
+            counts=_counts_digest(dataset.labels),
+            content=_content_digest(dataset),
+            folder=isinstance(dataset, FilesDataset),
+        )
 
     def fits(self, dataset: Dataset) -> bool:
         """Whether it is that of `dataset`."""
@@ -121,12 +129,13 @@ def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: 
     known = [each for each in history if each.identity.fits(dataset)]
     if not known:
         validated = any(each.validation is not None and each.validation.fits(dataset) for each in history)
-        change = None if validated else _change(data, dataset, history)
-        if change is None:
+        if validated:
             return replace(found, trained_on=False)
-        return replace(
-            found, warning=f"{change}, so that some of these {len(dataset):,} {unit} may have been trained on"
-        )
+        if change := _change(data, dataset, history):
+            return replace(found, warning=f"{change}; some of these {len(dataset):,} {unit} may have been trained on")
+        if any(_may_be(each.identity, data, dataset) for each in history):
+            return replace(found, warning=_SAME_COUNTS.format(unit=unit))
+        return replace(found, trained_on=False)
     holding = next((each for each in known if each.held_out), None)
     chosen = np.arange(len(dataset))
     if holding is not None and not whole:
@@ -147,6 +156,31 @@ _UNKNOWN = (
     "the checkpoint is from before fastimg recorded what was trained on; if it was trained on these {unit}, these are "
     "not the numbers of new {unit}"
 )
+
+
+_SAME_COUNTS = (
+    "the data has as many {unit} of every class as the data that was trained on, stored in another way; if it holds "
+    "the same {unit}, these are not the numbers of new {unit}"
+)
+
+
+def _may_be(trained: Identity, data: Path, dataset: Dataset) -> bool:
+    """Whether it may hold what was trained on, converted: then neither bytes nor order tell, only how many there are.
+
+    One plain folder does not become another. The split may be the one that was trained on, or a part of it.
+    """
+    if trained.folder and isinstance(dataset, FilesDataset):
+        return False
+    if trained.counts == _counts_digest(dataset.labels):
+        return True
+    splits = list_splits(data)
+    if len(splits) == 1 or sum(splits.values()) != trained.samples:
+        return False
+    labels = []
+    for split in splits:
+        with closing(open_dataset(data, split)) as each:
+            labels.append(each.labels)
+    return trained.counts == _counts_digest(np.concatenate(labels))
 
 
 def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn]) -> str | None:
@@ -176,6 +210,10 @@ def _difference(record: TrainedOn, dataset: Dataset) -> str:
 
 def _labels_digest(dataset: Dataset) -> str:
     return hashlib.sha256(np.ascontiguousarray(dataset.labels, "<i8").tobytes()).hexdigest()
+
+
+def _counts_digest(labels: npt.NDArray[np.int64]) -> str:
+    return hashlib.sha256(np.bincount(labels[labels >= 0]).astype("<i8").tobytes()).hexdigest()
 
 
 def _content_digest(dataset: Dataset) -> str:

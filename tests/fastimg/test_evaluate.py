@@ -305,6 +305,24 @@ def test_data_that_was_split_after_training_has_changed(shards, image_folder, tm
     assert found.split == "val" and found.trained_on is None and "36 images then, " in found.warning
 
 
+@pytest.mark.parametrize(("trained_kind", "other"), [("images", "shards"), ("shards", "images"), ("shards", "again")])
+def test_data_that_was_converted_may_be_what_was_trained_on(trained_kind, other, unsplit, tmp_path, cli):
+    """Neither bytes nor order are the same."""
+    history = [trained_on(unsplit / trained_kind)]
+    data = unsplit / other
+    if other == "again":
+        data = tmp_path / "d"
+        assert cli("convert", unsplit / "images", data, "--seed", "1", "--val-fraction", "0.25").code == 0
+    found = select(data, None, history)
+    assert found.trained_on is None and found.split == ("val" if other == "again" else "train")
+    assert "as many images of every class as the data that was trained on" in found.warning
+
+
+def test_other_shards_need_no_warning(unsplit, trained):
+    found = select(unsplit / "shards", None, [trained_on(trained.shards)])
+    assert (found.trained_on, found.warning) == (False, None)
+
+
 def test_images_that_join_training_leave_the_validation_split_as_it_was(trained, tmp_path):
     data = shutil.copytree(trained.images, tmp_path / "d")
     history = [trained_on(data)]

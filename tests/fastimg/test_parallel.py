@@ -56,15 +56,24 @@ MIXED = (
 def test_two_ranks_train_like_one_process_without_batch_norm(
     make_image_folder: Callable[[int], Path], two_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Flips, accumulated by the two ranks; and augmentation that mixes within a batch, which is not."""
+    """Flips, accumulated by the two ranks; and augmentation that mixes within a batch, which is not; and patience."""
     data = make_image_folder(9)
     kinds = {"flips": ((), ("--batch-size", "2", "--grad-accum-steps", "2")), "mixed": (MIXED, ())}
     trainings = []
     for name, (augmentation, share) in kinds.items():
         assert cli.run([*arguments(data, tmp_path / f"{name}-one", "test_vit", 8), *augmentation]) == 0
         trainings.append([*arguments(data, tmp_path / f"{name}-two", "test_vit", 4), *share, *augmentation])
-    done = two_ranks(*trainings)
+    still = ("--lr", "1e-12", "--sched", "constant", "--epochs", "9", "--patience", "1", "--patience-metric", "top1")
+    done = two_ranks(*trainings, [*arguments(data, tmp_path / "patient", "test_vit", 4), *still])
+    assert done.out.count("stopped: no better for ") == 1  # said by rank 0; ranks that disagreed would hang
+    validations = [r for r in rundir.read_log(tmp_path / "patient/run") if r["kind"] == "val"]
+    assert len(validations) < 9
     for name in kinds:
+        balanced, balanced2 = (
+            [r["balanced_accuracy"] for r in rundir.read_log(tmp_path / f"{name}-{n}/run") if r["kind"] == "val"]
+            for n in ("one", "two")
+        )
+        assert balanced == pytest.approx(balanced2) and len(balanced) == 2
         one, two = losses(tmp_path / f"{name}-one/run"), losses(tmp_path / f"{name}-two/run")
         assert [r[:2] for r in one] == [r[:2] for r in two]
         assert [r[3] for r in one] == [r[3] for r in two]  # every sample counted once, in both
@@ -72,7 +81,7 @@ def test_two_ranks_train_like_one_process_without_batch_norm(
         weights, weights2 = (load_file(tmp_path / f"{name}-{n}/run/last/model.safetensors") for n in ("one", "two"))
         for tensor in weights:
             torch.testing.assert_close(weights[tensor], weights2[tensor], rtol=1e-3, atol=2e-4)
-    assert done.out.count("best checkpoint") == 2  # only rank 0 speaks
+    assert done.out.count("last checkpoint") == 3  # only rank 0 speaks
     assert "Warning" not in done.err.replace("OMP_NUM_THREADS", "")
 
 
