@@ -58,7 +58,7 @@ class Card:
     head: HeadKind = "linear"
     head_hidden: int = 0
     text: dict[str, Any] | None = None  # of a text encoder: from what it is made, its tokens and pooling
-    trained_on: tuple[TrainedOn, ...] | None = None  # and, after that, the weights it started from; None: not recorded
+    trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
 
     def to_json(self) -> str:
         """As it stands in the safetensors metadata."""
@@ -241,7 +241,7 @@ def read_card(file: Path) -> Card:
 
 
 def trained_before(weights: Path | None) -> tuple[TrainedOn, ...]:
-    """What the weights in a file were trained on, as far as they say so: those of other programs do not."""
+    """What the weights in a file were trained on; nothing where the file does not say, as one of another program."""
     if weights is None:
         return ()
     try:

@@ -178,7 +178,8 @@ def _answers(
 
 
 def _print(result: Evaluation, out: Console) -> None:
-    title = f"{result.data} ({result.part}), {result.images} images"  # apart: a table folds its title to its own width
+    title = f"{result.data} ({result.part}), {result.images} images"
+    # Not the table's own title, which would be folded to the table's width.
     out.print(printable(title), style="italic", highlight=False, markup=False, soft_wrap=True)
     table = Table()
     table.add_column("class", overflow="fold")

@@ -38,7 +38,7 @@ class Meter:
         self.sums += (rows * weight).sum(dim=1).double()
         if len(self.by_class):
             counted = torch.stack([weight, weight * hits[:, 0]], dim=1).double()  # [B, 2]
-            self.by_class.index_add_(0, targets.long(), counted)  # no bincount: on a GPU that waits for its result
+            self.by_class.index_add_(0, targets.long(), counted)  # unlike bincount, no sync on a GPU
 
     def read(self) -> "Score":
         """The means so far. A sync point."""

@@ -1,4 +1,4 @@
-"""Which of two validations is the better one, and for how long there has been none.
+"""Which of two validations is better, and how long ago the last better one was.
 
 The best checkpoint is that of the highest top-1 accuracy; among equals, of the lowest loss. `--patience` watches one
 metric beside it, so that a run never stops while either gets better.
@@ -36,7 +36,7 @@ class Standing:
     stale: int = 0  # validations that count for --patience since the last better one
 
     def after(self, score: Score, epoch: int, metric: Metric, counts: bool = True) -> "Standing":
-        """With the validation after `epoch`. One that does not count cannot use up patience."""
+        """The standing with the validation after `epoch` added. One that does not count uses up no patience."""
         found = Best(score, epoch)
         is_best = self.best is None or is_better(score, self.best.score, "top1")
         is_watched = self.watched is None or is_better(score, self.watched.score, metric)
@@ -52,7 +52,7 @@ class Standing:
 
     @classmethod
     def from_state(cls, training: dict[str, Any]) -> "Standing":
-        """From what a checkpoint says of the training. Older ones have no watched metric: their best stands for it."""
+        """From a checkpoint's training state. An older one has no watched metric; its best stands in."""
         best, watched = (
             None if stated is None else Best(Score(**stated["score"]), stated["epoch"])
             for stated in (training["best"], training.get("watched", training["best"]))
@@ -61,7 +61,7 @@ class Standing:
 
 
 def is_better(score: Score, other: Score, metric: Metric) -> bool:
-    """By `metric`; accuracies that tie are decided by the lower loss. A loss that is no number is never the better."""
+    """By `metric`; accuracies that tie are decided by the lower loss. A loss of nan never wins."""
     if metric != "loss":
         ours, theirs = _accuracy(score, metric), _accuracy(other, metric)
         if ours != theirs:
@@ -82,7 +82,7 @@ def rule(patience: int, metric: Metric) -> str:
 
 
 def stopped(standing: Standing, metric: Metric, epoch: int) -> str:
-    """That the run has stopped after `epoch`, and what was best when."""
+    """Why a run stopped after `epoch`: the best value of the metric and its epoch."""
     best, watched = standing.best, standing.watched
     assert best is not None and watched is not None
     name = _NAMES[metric]

@@ -139,7 +139,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
 
 
 def _provenance(config: Train, data: Path, part: Part, val_part: Part | None) -> tuple[provenance.TrainedOn, ...]:
-    """What the run's checkpoints will have been trained on, by the run and by the weights that it starts from."""
+    """What the run's checkpoints are trained on: the run's own data, and that of the weights that it starts from."""
     own = provenance.record(data, part, val_part, config.train_split, config.seed)
     return (own, *trained_before(config.weights))
 

@@ -1,7 +1,6 @@
-"""What a checkpoint was trained on, and which samples of a dataset are therefore fit to evaluate it.
+"""What a checkpoint was trained on, and which samples of a dataset can therefore evaluate it.
 
-A checkpoint names no path: it holds digests, by which a dataset is known under any path, and by which one that lies
-where the training's lay, and is another by now, is found out.
+A checkpoint stores digests, not paths: they identify a dataset wherever it is, and reveal one that has changed.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ _PROBES = 16  # samples, spread over a split, whose content tells it from anothe
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A split, by which it is known under any path."""
+    """What identifies a split under any path."""
 
     samples: int
     labels: str  # digest of the labels, in order
@@ -35,7 +34,7 @@ class Identity:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Identity":
-        """Of an open split. A few samples are read."""
+        """The identity of an open split. Reads a few samples."""
         return cls(
             samples=len(dataset),
             labels=_labels_digest(dataset),
@@ -45,7 +44,7 @@ class Identity:
         )
 
     def fits(self, dataset: Dataset) -> bool:
-        """Whether it is that of `dataset`."""
+        """Whether `dataset` is this split."""
         if len(dataset) != self.samples or _labels_digest(dataset) != self.labels:
             return False
         return _content_digest(dataset) == self.content
@@ -73,7 +72,7 @@ class TrainedOn:
 
 
 def record(data: Path, part: Part, val_part: Part | None, split: str, seed: int) -> TrainedOn:
-    """Of what is about to be trained on."""
+    """The record of a training that is about to begin."""
     apart = val_part is not None and val_part.held_out is None
     return TrainedOn(
         split=split,
@@ -99,11 +98,11 @@ class Selection:
 
 
 def select(data: Path, split: str | None, history: Sequence[TrainedOn] | None) -> Selection:
-    """Open `split` of a dataset; None: samples that were not trained on, where there are any.
+    """Open what is to be evaluated: all of `split`, or without one, samples that were not trained on.
 
-    These are the first of the splits val, test, train and others that training left alone, or what it held out of a
-    split. `history` is what a checkpoint was trained on, then what the weights were that it started from; None: it does
-    not say. Raises DataError.
+    Those are the first of val, test, train and the other splits that was not trained on, or the part of it that
+    training held out. `history` has the checkpoint's own training first, then those of the weights that it started
+    from; None where the checkpoint does not say. Raises DataError.
     """
     if split is not None:
         return _judged(data, split, history, whole=True)
@@ -119,7 +118,7 @@ def select(data: Path, split: str | None, history: Sequence[TrainedOn] | None) -
 
 
 def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: bool = False) -> Selection:
-    """What to evaluate of a split: what was held out of it, unless the `whole` is asked for."""
+    """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
     dataset = open_dataset(data, split)
     found, unit = Selection(dataset=dataset, split=split, origin=split), plural(dataset.content)
     if history is None:
@@ -146,28 +145,29 @@ def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: 
     if not seen:
         return replace(found, trained_on=False)
     which = f"all {seen:,} {unit}" if seen == len(chosen) else f"{seen:,} of these {len(chosen):,} {unit}"
-    warning = f"{which} were trained on, so these are not the numbers of new {unit}"
+    warning = f"{which} were trained on, so the result says little about new {unit}"
     if holding is not None and whole:
-        warning += "; leave --split out to evaluate those that were held out"
+        warning += f"; leave out --split to evaluate the {unit} that were held out"
     return replace(found, trained_on=True, warning=warning)
 
 
 _UNKNOWN = (
-    "the checkpoint is from before fastimg recorded what was trained on; if it was trained on these {unit}, these are "
-    "not the numbers of new {unit}"
+    "the checkpoint is from before fastimg recorded what was trained on; if it was trained on these {unit}, the result "
+    "says little about new {unit}"
 )
 
 
 _SAME_COUNTS = (
-    "the data has as many {unit} of every class as the data that was trained on, stored in another way; if it holds "
-    "the same {unit}, these are not the numbers of new {unit}"
+    "the data has as many {unit} of every class as the training data, but stores them differently; if they are the "
+    "same {unit}, the result says little about new {unit}"
 )
 
 
 def _may_be(trained: Identity, data: Path, dataset: Dataset) -> bool:
-    """Whether it may hold what was trained on, converted: then neither bytes nor order tell, only how many there are.
+    """Whether `dataset` may be the training data before or after a conversion, which changes its bytes and its order.
 
-    One plain folder does not become another. The split may be the one that was trained on, or a part of it.
+    Only the numbers of samples can tell then. Two plain folders differ by more than that. The conversion may have
+    divided the split that was trained on.
     """
     if trained.folder and isinstance(dataset, FilesDataset):
         return False
@@ -184,7 +184,7 @@ def _may_be(trained: Identity, data: Path, dataset: Dataset) -> bool:
 
 
 def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn]) -> str | None:
-    """That the data is where it was trained on, and what of it has changed since; None where it is other data."""
+    """How data at the path that was trained on has changed since; None where it has not, or is at another path."""
     for each in history:
         if each.place == _place_digest(dataset):
             return _difference(each, dataset)
@@ -199,7 +199,7 @@ def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn]) -> str |
 
 
 def _difference(record: TrainedOn, dataset: Dataset) -> str:
-    """How the split that was trained on has changed."""
+    """How the split that was trained on, now `dataset`, has changed."""
     unit, before, now = plural(dataset.content), record.identity.samples, len(dataset)
     how = f"{before:,} {unit} then, {now:,} now"
     if before == now:
@@ -217,7 +217,7 @@ def _counts_digest(labels: npt.NDArray[np.int64]) -> str:
 
 
 def _content_digest(dataset: Dataset) -> str:
-    """Of samples spread over the split; and of all names in a plain folder, where a renamed file moves others."""
+    """Of samples spread over the split, and in a plain folder of all file names: a renamed file moves others."""
     digest = hashlib.sha256()
     if isinstance(dataset, FilesDataset):
         for index in range(len(dataset)):
@@ -226,17 +226,18 @@ def _content_digest(dataset: Dataset) -> str:
     for index in np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist():
         try:
             digest.update(hashlib.sha256(dataset.read(index, scratch)).digest())
-        except DataError:  # the loader tells of it in its turn
+        except DataError:  # the loader will report it
             digest.update(b"unreadable")
     return digest.hexdigest()
 
 
 def _place_digest(dataset: Dataset) -> str:
-    """Of the folder of a plain folder's split, whichever folder above it is given; else of the first shard."""
+    """Of the path of the first shard; in a plain folder, of the folder that holds the split's classes."""
     if not isinstance(dataset, FilesDataset):
         return _path_digest(dataset.files()[0])
     ends = [os.path.abspath(dataset.sample_name(index)) for index in (0, len(dataset) - 1)]
-    return _path_digest(Path(os.path.commonpath([os.path.dirname(end) for end in ends])))  # the ends of sorted classes
+    # Files are sorted by class: the first and the last are of different classes, which share the split's folder alone.
+    return _path_digest(Path(os.path.commonpath([os.path.dirname(end) for end in ends])))
 
 
 def _path_digest(path: Path) -> str:

@@ -116,7 +116,7 @@ class Run:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether --patience left epochs out."""
+        """Whether --patience ended the run before its last epoch."""
         return self.out_of_patience and self.epoch < self.epochs
 
     @property
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def changing(self) -> bool:
-        """Whether the plan still had a change to come in the epoch that was done last: unfreezing, or larger crops."""
+        """Whether unfreezing or larger crops were still to come in the epoch that was done last."""
         done, held = self.epoch - 1, self.config.freeze_epochs
         growing = self.progressive is not None and self.progressive.size(done) < self.progressive.size(self.epochs - 1)
         return growing or (held is not None and done < held)

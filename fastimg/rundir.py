@@ -136,7 +136,7 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
 def _setting(config: Train, name: str) -> Any:
     """One setting, as it is compared: one process alone and DDP save the same, FSDP something else."""
     value = getattr(config, name)
-    if name == "patience_metric":  # a run from before there was a choice goes on with the default
+    if name == "patience_metric":  # runs from before there was this flag resume
         return value or (None if config.patience is None else DEFAULT_METRIC)
     return value == "fsdp" if name == "strategy" else value
 

@@ -190,13 +190,13 @@ def test_what_training_held_out_is_evaluated(kind, way, unsplit, plot, tmp_path,
 def test_the_training_split_by_name_is_said_to_have_been_trained_on(unsplit, trained, plot, cli):
     told = told_of(cli, unsplit / "on-images", unsplit / "images", "--split", "train", "--plot", plot)
     assert (told["images"], told["part"], told["trained_on"]) == (36, "train", True)
-    words = "30 of these 36 images were trained on, so these are not the numbers of new images; leave --split out"
+    words = "30 of these 36 images were trained on, so the result says little about new images; leave out --split"
     assert told["warning"].startswith(words)
     ran = cli("eval", unsplit / "on-images", unsplit / "images", "--split", "train", "--plot", plot)
     assert f"warning: {words}" in ran.out
     told = told_of(cli, trained.run, trained.images, "--split", "train", "--plot", plot)
     assert told["trained_on"] is True
-    assert told["warning"] == "all 24 images were trained on, so these are not the numbers of new images"
+    assert told["warning"] == "all 24 images were trained on, so the result says little about new images"
     told = told_of(cli, trained.run, trained.images / "train", "--plot", plot)  # the same images, by another path
     assert told["trained_on"] is True and told["images"] == 24
 
@@ -315,7 +315,7 @@ def test_data_that_was_converted_may_be_what_was_trained_on(trained_kind, other,
         assert cli("convert", unsplit / "images", data, "--seed", "1", "--val-fraction", "0.25").code == 0
     found = select(data, None, history)
     assert found.trained_on is None and found.split == ("val" if other == "again" else "train")
-    assert "as many images of every class as the data that was trained on" in found.warning
+    assert "as many images of every class as the training data" in found.warning
 
 
 def test_other_shards_need_no_warning(unsplit, trained):
