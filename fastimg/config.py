@@ -245,13 +245,14 @@ class Embed:
     """Shards, .beton files, or a folder of images or texts."""
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to."""
-    arch: Annotated[str, arg(aliases=["-a", "--model"])] = "resnet50"
-    """Any timm model, torchvision's as torchvision/NAME, or for texts Hugging Face's encoders as hf:NAME or
-    hf:FOLDER."""
+    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME", help_behavior_hint="")] = None
+    """Any timm model, torchvision's as torchvision/NAME, or for texts Hugging Face's encoders as hf:NAME or hf:FOLDER.
+    Default: the one that --weights state, else resnet50."""
     pretrained: bool = False
     """With the model's published weights (downloaded)."""
     weights: flagtypes.File = None
-    """With the weights in this file, or of a run directory."""
+    """With the weights in this file, of a run, or of one of its checkpoints. What they state of the model is taken
+    where no flag says otherwise."""
     model_kwargs: tuple[str, ...] = ()
     """Further arguments of the model, as name=value."""
     img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None

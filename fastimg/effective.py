@@ -26,7 +26,8 @@ from .progressive import Progressive
 from .progressive import parse as parse_progressive
 from .textmodel import PREFIX
 
-EPOCHS = 10  # where nothing is said
+ARCH = "resnet50"  # where nothing is said, nor stated by weights
+EPOCHS = 10  # the same
 _BASE = 256  # the batch that a learning rate is for, as timm has it
 
 
@@ -50,7 +51,12 @@ def plain(config: Train) -> bool:
 
 def reads_text(config: Train) -> bool:
     """Whether the model is a text encoder."""
-    return config.arch.startswith(PREFIX)
+    return architecture(config).startswith(PREFIX)
+
+
+def architecture(config: Train) -> str:
+    """The model's name, where what its weights state was adopted."""
+    return config.arch or ARCH
 
 
 def tuned(config: Train) -> bool:
@@ -142,7 +148,7 @@ def resolve(
         lr=_learning_rate(config, model, _global_batch(config, ranks), searched)[0],
         lr_scale=None,
         lr_base_size=None,
-        head_init=(config.head_init or "zeros") if trained else None,
+        head_init=model.new_head,
         momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
         weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
         norm_weight_decay=config.norm_weight_decay or 0.0,

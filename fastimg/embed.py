@@ -25,12 +25,14 @@ from .config import Embed, Train
 from .data import Part, build_loader, center_crop, worker_count
 from .embedding import cache_root, why_not
 from .errors import UsageError, UserError, printable
+from .inputsize import check_input
 from .loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from .loaders.arrays import MULTIPLE, TokenDecoder
 from .loaders.content import plural
 from .loaders.tar import replace_file
-from .models import Model, Preprocessing, build, check_input, parse_kwargs
+from .models import Model, Preprocessing, build, check_kwargs, parse_kwargs
 from .neighbours import knn_accuracy
+from .origin import Stated, adopted
 from .parallel import Ranks, start
 from .precision import Precision
 from .precision import choose as choose_precision
@@ -42,6 +44,7 @@ _WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
 
 def embed(config: Embed, out: Console, err: Console) -> None:
     """Embed, write and print. Raises UsageError, UserError and DataError, each a sentence."""
+    config, stated, origin = adopted(config)
     _check(config)
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device))
@@ -50,7 +53,9 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         datasets = {name: open_dataset(config.data, name) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
-        model, preprocessing = _model(config, next(iter(datasets.values())))
+        model, preprocessing = _model(config, next(iter(datasets.values())), stated)
+        if origin and ranks.first:
+            err.print(f"weights: {printable(origin)}", markup=False, highlight=False, soft_wrap=True)
         model.module.to(ranks.device)
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err)
@@ -92,7 +97,7 @@ def _check(config: Embed) -> None:
         raise UsageError(f"--arch {config.arch}: an encoder needs weights; add --pretrained, or --weights FILE")
 
 
-def _model(config: Embed, dataset: Dataset) -> tuple[Model, Preprocessing]:
+def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:
     """The encoder, with a classifier that nobody asks."""
     texts = dataset.content == "text"
     if texts != effective.reads_text(Train(arch=config.arch)):
@@ -100,15 +105,18 @@ def _model(config: Embed, dataset: Dataset) -> tuple[Model, Preprocessing]:
         what = plural(dataset.content)
         raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")
     torch.manual_seed(0)
-    classes = max(1, len(dataset.classes))
+    classes, kwargs = max(1, len(dataset.classes)), parse_kwargs(config.model_kwargs)
+    check_kwargs(kwargs, config.img_size, "--img-size")
     model = build(
-        config.arch,
+        config.arch or effective.ARCH,
         classes,
         pretrained=config.pretrained,
         weights=config.weights,
-        kwargs=parse_kwargs(config.model_kwargs),
-        img_size=config.img_size,
+        kwargs=kwargs,
+        img_size=config.img_size or stated.image_size(),
+        blurpool=stated.blurpool,
         max_length=config.max_length,
+        text=stated.text,
     )
     preprocessing, size = model.preprocessing, MULTIPLE
     if not texts:

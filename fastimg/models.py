@@ -14,6 +14,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 
+import msgspec
 import timm
 import torch
 import torchvision
@@ -68,10 +69,12 @@ class Model:
     classifier: tuple[str, ...]  # prefixes of the classifier's parameters
     preprocessing: Preprocessing  # the model's own
     convolutional: bool
+    native_size: int = 0  # pixels that it was published for, whatever it is built for; 0: it has no pixels
     blurpool: bool = False
     text: TextSide | None = None  # None: it reads images
     head: HeadKind = "linear"
     head_hidden: int = 0  # units of an mlp's hidden layer
+    new_head: HeadInit | None = None  # how a classifier on a trained trunk began; None: it came with the weights
 
     def example(self, size: int, batch: int = 1) -> torch.Tensor:
         """A blank input: images [batch, 3, size, size], or tokens [batch, size]."""
@@ -97,6 +100,22 @@ def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
     return kwargs
 
 
+def check_kwargs(kwargs: Mapping[str, Any], img_size: int | None, size_flag: str) -> None:
+    """Refuse arguments that contradict what fastimg feeds a model, or for which there is a flag. Raises UsageError."""
+    if kwargs.get("in_chans", 3) != 3:
+        raise UsageError(
+            f"--model-kwargs in_chans={kwargs['in_chans']}: images always have 3 channels here, grey ones too; "
+            "remove in_chans"
+        )
+    for name, flag in (("num_classes", "--num-classes"), ("pretrained", "--pretrained")):
+        if name in kwargs:
+            raise UsageError(f"--model-kwargs {name}={kwargs[name]}: there is a flag for that; use {flag} instead")
+    if img_size is not None and kwargs.get("img_size", img_size) not in (img_size, (img_size, img_size)):
+        raise UsageError(
+            f"--model-kwargs img_size={kwargs['img_size']} contradicts {size_flag} {img_size}; remove img_size"
+        )
+
+
 def build(
     arch: str,
     num_classes: int,
@@ -105,6 +124,7 @@ def build(
     weights: Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
     img_size: int | None = None,
+    size_flag: str = "--img-size",
     classes: tuple[str, ...] | None = None,
     head_init: HeadInit = "zeros",
     blurpool: bool = False,
@@ -125,7 +145,7 @@ def build(
     elif arch.startswith("torchvision/"):
         model = _torchvision(arch, num_classes, pretrained, kwargs, head_init)
     else:
-        model = _timm(arch, num_classes, pretrained, kwargs, img_size, head_init)
+        model = _timm(arch, num_classes, pretrained, kwargs, img_size, head_init, size_flag)
     if blurpool:
         if blur_strides(model.module) == 0:
             raise UsageError(
@@ -137,18 +157,26 @@ def build(
         replace_head(model.module, model.classifier, hidden, arch)
         if pretrained or model.text is not None:
             init_head(model.module, model.classifier, head_init)
+            model = replace(model, new_head=head_init)
         model = replace(model, head="mlp", head_hidden=hidden)
     if weights is not None:
         tensors, metadata = read_weights(weights)
         if classes is not None and _stated_classes(metadata) not in (None, classes):
             tensors = {name: value for name, value in tensors.items() if not name.startswith(_head_prefixes(model))}
-        load_weights(model, tensors, str(weights), head_init=head_init)
-        model = replace(model, preprocessing=_stated_preprocessing(model.preprocessing, metadata))
+        kept = load_weights(model, tensors, f"--weights {weights}", head_init=head_init)
+        stated = _stated_preprocessing(model.preprocessing, metadata)
+        model = replace(model, preprocessing=stated, new_head=None if kept else head_init)
     return model
 
 
 def _timm(
-    arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], img_size: int | None, head_init: HeadInit
+    arch: str,
+    num_classes: int,
+    pretrained: bool,
+    kwargs: dict[str, Any],
+    img_size: int | None,
+    head_init: HeadInit,
+    size_flag: str,
 ) -> Model:
     if not timm.is_model(arch):
         raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
@@ -158,6 +186,9 @@ def _timm(
         name = arch.split(".")[0]
         tags = timm.list_pretrained(f"{name}.*")
         raise UsageError(f"--arch {arch}: {error} It has {', '.join(tags) or f'none: use {name}'}") from error
+    asked, native_size = kwargs, 0 if config is None else int(config.input_size[-1])
+    if img_size is None and isinstance(kwargs.get("img_size"), int):
+        img_size = kwargs["img_size"]
     if img_size is not None and config is not None and config.fixed_input_size and img_size != config.input_size[-1]:
         kwargs = {"img_size": img_size, **kwargs}
     if pretrained and not timm.is_model_pretrained(arch):
@@ -168,8 +199,12 @@ def _timm(
         with _reachable_hub() if pretrained else nullcontext():
             module = timm.create_model(arch, num_classes=num_classes, pretrained=pretrained, **kwargs)
     except TypeError as error:
+        if not asked and kwargs:
+            raise _cannot_be_built(arch, size_flag, kwargs["img_size"], native_size, error) from error
         raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
     except Exception as error:
+        if "img_size" in kwargs and "img_size" not in asked and isinstance(error, AssertionError | ValueError):
+            raise _cannot_be_built(arch, size_flag, kwargs["img_size"], native_size, error) from error
         if pretrained:
             raise UserError(_download_message(arch, error)) from error
         if not kwargs:
@@ -178,9 +213,12 @@ def _timm(
         raise UsageError(
             f"--model-kwargs: {arch} cannot be made with {given} ({type(error).__name__}: {error}); change or drop them"
         ) from error
+    new_head = None
     if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
         init_head(module, config.classifier, head_init)
+        new_head = head_init
     data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
+    native_size = native_size or int(data["input_size"][-1])
     size = img_size or data["input_size"][-1]
     preprocessing = Preprocessing(
         train_size=size,
@@ -192,7 +230,16 @@ def _timm(
     )
     classifier: str | tuple[str, ...] = config.classifier if config is not None and config.classifier else ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    return Model(module, arch, kwargs, names, preprocessing, _convolutional(module))
+    return Model(module, arch, kwargs, names, preprocessing, _convolutional(module), native_size, new_head=new_head)
+
+
+def _cannot_be_built(arch: str, flag: str, size: int, native_size: int, error: Exception) -> UsageError:
+    """timm refuses the image size itself."""
+    reason = (str(error).splitlines() or [""])[0]
+    because = f" ({reason})" if reason else ""
+    return UsageError(
+        f"{flag} {size}: {arch} cannot be built for images of {size} pixels{because}; its own size is {native_size}"
+    )
 
 
 def _text(
@@ -211,7 +258,7 @@ def _text(
     settings = text.settings
     module = TextClassifier(encoder, width_of(encoder), num_classes, settings["pooling"], settings["pad"])
     init_head(module, "classifier", head_init)
-    return Model(module, arch, kwargs, ("classifier",), NO_PIXELS, False, text=text)
+    return Model(module, arch, kwargs, ("classifier",), NO_PIXELS, False, text=text, new_head=head_init)
 
 
 def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], head_init: HeadInit) -> Model:
@@ -238,13 +285,15 @@ def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str
         mean=tuple(transforms.mean),
         std=tuple(transforms.std),
     )
-    model = Model(module, arch, kwargs, (linears[-1],), preprocessing, _convolutional(module))
+    native_size = preprocessing.val_size
+    model = Model(module, arch, kwargs, (linears[-1],), preprocessing, _convolutional(module), native_size)
     if pretrained:
         try:
             tensors = published.get_state_dict(progress=False, check_hash=True)
         except Exception as error:
             raise UserError(_download_message(arch, error)) from error
-        load_weights(model, tensors, f"torchvision's {name}", head_init=head_init)
+        kept = load_weights(model, tensors, f"torchvision's {name}", head_init=head_init)
+        model = replace(model, new_head=None if kept else head_init)
     return model
 
 
@@ -285,17 +334,35 @@ def _convolutional(module: nn.Module) -> bool:
     return sum(isinstance(m, nn.Conv2d) for m in module.modules()) > 1
 
 
+def weights_file(path: Path) -> Path:
+    """The file that --weights means: itself, or in a run or a checkpoint's directory the model. Raises UserError."""
+    inside = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
+    file = next((path / name for name in inside if (path / name).exists()), path) if path.is_dir() else path
+    if file.name == "training.pt" and (beside := file.with_name("model.safetensors")).exists():
+        raise UserError(f"--weights {path}: holds the state of the optimiser; the weights are in {beside}")
+    if not file.is_file():
+        reason = "a folder without model.safetensors" if file.is_dir() else "no such file"
+        raise UserError(f"--weights {path}: {reason}; give a weights file, or a run directory")
+    return file
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, empty for any other file. Raises UserError."""
+    if file.suffix != ".safetensors":
+        return {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"--weights {file}: not a complete safetensors file ({error}); copy it again") from error
+
+
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors by name, and metadata, of a safetensors file or a checkpoint of plain tensors. Nothing in it is executed.
 
     Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are undone. Raises UserError.
     """
-    if path.is_dir():
-        inside = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
-        path = next((path / name for name in inside if (path / name).exists()), path)
-    if not path.is_file():
-        reason = "a folder without model.safetensors" if path.is_dir() else "no such file"
-        raise UserError(f"--weights {path}: {reason}; give a weights file, or a run directory")
+    path = weights_file(path)
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
@@ -333,12 +400,16 @@ def load_weights(
     *,
     strict_head: bool = False,
     head_init: HeadInit = "zeros",
-) -> None:
-    """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit."""
+) -> bool:
+    """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit.
+
+    Returns whether the classifier is that of the weights. Raises UserError.
+    """
     own = model.module.state_dict()
     in_head = _head_prefixes(model)
     head = [name for name in own if name.startswith(in_head)]
-    if not strict_head and not all(name in tensors and tensors[name].shape == own[name].shape for name in head):
+    kept = strict_head or all(name in tensors and tensors[name].shape == own[name].shape for name in head)
+    if not kept:
         tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
         init_head(model.module, model.classifier, head_init)
     optional = {name for name in own if name.endswith("num_batches_tracked")}
@@ -362,6 +433,7 @@ def load_weights(
             "give the --arch (and --model-kwargs) that they were trained with"
         )
     model.module.load_state_dict(tensors, strict=False)
+    return kept
 
 
 def _head_prefixes(model: Model) -> tuple[str, ...]:
@@ -374,10 +446,9 @@ def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
-    """The preprocessing that a weights file states: ours, or plain `mean` and `std` entries."""
+    """The preprocessing that a weights file states: ours with its sizes, or plain `mean` and `std` entries."""
     if "fastimg" in metadata:
-        stated = json.loads(metadata["fastimg"])["preprocessing"]
-        return replace(own, mean=tuple(stated["mean"]), std=tuple(stated["std"]), interpolation=stated["interpolation"])
+        return msgspec.convert(json.loads(metadata["fastimg"])["preprocessing"], Preprocessing)
     found: dict[str, tuple[float, float, float]] = {}
     for key in ("mean", "std"):
         try:
@@ -387,30 +458,6 @@ def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Pr
         if len(values) == 3:
             found[key] = values
     return replace(own, **found)  # type: ignore[arg-type]
-
-
-def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
-    """Run the model once on a blank image [1, 3, size, size]. Raises UsageError where it cannot take that."""
-    was_training = model.module.training
-    model.module.eval()
-    try:
-        with torch.inference_mode():
-            logits = model.module(model.example(size))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        own = model.preprocessing.val_size
-        ways = (
-            ""
-            if model.convolutional
-            else ", and many of timm's ViTs take others by --model-kwargs dynamic_img_size=True"
-        )
-        raise UsageError(
-            f"{flag} {size}: {model.arch} cannot take it ({reason}); its own size is {own}{ways}"
-        ) from error
-    finally:
-        model.module.train(was_training)
-    if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
-        raise UsageError(f"--arch {model.arch}: does not return one score per class; choose a classifier")
 
 
 def freeze(model: Model, what: str) -> int:

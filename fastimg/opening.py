@@ -22,15 +22,16 @@ from .data import (
 )
 from .errors import UsageError, UserError, printable
 from .ghost import ghost_norms
+from .inputsize import check_input
 from .loaders import BatchSource, LoaderConfig
 from .loaders.arrays import ArrayDataset, ArrayDecoder, TokenDecoder
 from .loaders.crop import Crop
 from .loaders.epochs import Padding
 from .loaders.order import WINDOW, Order
-from .models import Model, Preprocessing, build, check_input, freeze, parse_kwargs
+from .models import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
+from .origin import Stated
 from .parallel import Ranks
 from .remat import checkpoint_blocks
-from .textmodel import PREFIX
 from .tokenizer import TextDecoder
 
 
@@ -64,14 +65,15 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
 
 def check_content(config: Train, data: Path, part: Part) -> None:
     """Raises UsageError where the model does not read such data."""
-    texts, reader = part.dataset.content == "text", config.arch.startswith(PREFIX)
+    texts = part.dataset.content == "text"
+    arch, reader = effective.architecture(config), effective.reads_text(config)
     if texts and not reader:
         raise UsageError(
-            f"--arch {config.arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
+            f"--arch {arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
             "such as --arch hf:FOLDER"
         )
     if reader and not texts:
-        raise UsageError(f"--arch {config.arch}: reads texts, and {data} holds images; give a model of timm's, say")
+        raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a model of timm's, say")
 
 
 def check_classes(data: Path, part: Part) -> None:
@@ -86,43 +88,66 @@ def check_classes(data: Path, part: Part) -> None:
         )
 
 
-def build_model(config: Train, ranks: Ranks, classes: tuple[str, ...]) -> tuple[Model, Preprocessing]:
+def build_model(
+    config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
+) -> tuple[Model, Preprocessing]:
+    """The model and the preprocessing of its images; `stated` is what its weights state.
+
+    Raises UsageError and UserError.
+    """
+    stated, arch = stated or Stated(), effective.architecture(config)
     num_classes = config.num_classes or len(classes)
     if num_classes < len(classes):
         raise UsageError(f"--num-classes {num_classes}: the dataset has {len(classes)} classes; give that many or more")
     kwargs = parse_kwargs(config.model_kwargs)
+    size, size_flag = config.train_crop_size or config.img_size, _size_flag(config)
+    check_kwargs(kwargs, size, size_flag)
     if config.drop_path is not None:
         kwargs["drop_path_rate"] = config.drop_path
     torch.manual_seed(config.seed)
     with ranks.first_goes_first():  # it may download weights for all
         model = build(
-            config.arch,
+            arch,
             num_classes,
             pretrained=config.pretrained,
             weights=config.weights,
             kwargs=kwargs,
-            img_size=config.train_crop_size or config.img_size,
+            img_size=size or stated.image_size(),
+            size_flag=size_flag,
             classes=classes,
             blurpool=config.blurpool,
             head_init=config.head_init or "zeros",
             head=config.head,
             head_hidden=config.head_hidden or 0,
             max_length=config.max_length,
+            text=stated.text,
+        )
+    if config.head_init is not None and model.new_head is None and config.resume is None:
+        raise UsageError(
+            f"--head-init {config.head_init} has no effect: the weights come with a classifier for these classes, "
+            "which is kept; leave it out"
         )
     preprocessing = _sizes(config, model, num_classes) if model.text is None else model.preprocessing
     if config.freeze is not None:
         freeze(model, config.freeze)
     if config.ghost_bn is not None and not ghost_norms(model.module, config.ghost_bn):
-        raise UsageError(f"--ghost-bn has no effect: {config.arch} has no batch norm; leave it out")
+        raise UsageError(f"--ghost-bn has no effect: {arch} has no batch norm; leave it out")
     if config.grad_checkpointing and not checkpoint_blocks(model.module):
-        raise UsageError(f"--grad-checkpointing has no effect: {config.arch} has no repeated blocks; leave it out")
+        raise UsageError(f"--grad-checkpointing has no effect: {arch} has no repeated blocks; leave it out")
     return model, preprocessing
+
+
+def _size_flag(config: Train) -> str:
+    """The flag that says how large training images are."""
+    if config.progressive is not None:
+        return "--progressive"
+    return "--train-crop-size" if config.train_crop_size is not None else "--img-size"
 
 
 def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
     """The preprocessing of images, for which the model was tried at every size."""
     preprocessing = effective.preprocessing(config, model.preprocessing)
-    check_input(model, preprocessing.train_size, num_classes, "--progressive" if config.progressive else "--img-size")
+    check_input(model, preprocessing.train_size, num_classes, _size_flag(config))
     if preprocessing.val_size != preprocessing.train_size:
         check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
     if config.progressive is not None:

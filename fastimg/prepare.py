@@ -26,7 +26,7 @@ from .data import (
 )
 from .ema import DECAY, Ema
 from .embedding import Head, cache_root
-from .errors import UsageError
+from .errors import UsageError, printable
 from .loaders import DataError
 from .loaders.arrays import ArrayDecoder
 from .loaders.crop import Crop
@@ -35,6 +35,7 @@ from .loaders.tiled import will_compile
 from .models import Model, Preprocessing
 from .opening import build_model, check_classes, check_content, open_data, open_loader
 from .optim import build_optimizer
+from .origin import adopted
 from .parallel import Ranks, check_strategy, wrap
 from .parts import Parts, embedded, tokenised
 from .precision import Precision
@@ -51,6 +52,9 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     Raises UsageError, UserError and DataError before anything is written.
     """
     console = console if ranks.first else Console(quiet=True)
+    config, stated, origin = adopted(config)
+    if origin:
+        console.print(f"weights     {printable(origin)}", soft_wrap=True, highlight=False, markup=False)
     refusals.check(config)
     refusals.check_device(config, ranks.device.type)
     config, profile = machine.applied(config, ranks)
@@ -62,13 +66,13 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     part, val_part, data = open_data(config, ranks, console, stack)
     check_content(config, data, part)
     check_classes(data, part)
-    model, preprocessing = build_model(config, ranks, part.dataset.classes)
+    model, preprocessing = build_model(config, ranks, part.dataset.classes, stated)
     trained_on = _provenance(config, data, part, val_part) if ranks.first and not config.dry_run else ()
     root = cache_root(data, config.cache_dir)
     keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)
     if model.text is not None and not config.dry_run:
         part, val_part = tokenised(model.text, keeper, part, val_part, stack)
-    base = f"{display_name(data)}-{short_name(config.arch)}"
+    base = f"{display_name(data)}-{short_name(effective.architecture(config))}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
     directory = Path(ranks.broadcast(str(directory)))
     searched = config.batch_size == "auto"

@@ -101,12 +101,19 @@ def _changed(config: Train) -> str:
     """What is done to the model's layers."""
     changes = [
         f"mlp head of {config.head_hidden}" if config.head == "mlp" else "",
-        f"{config.head_init} head" if config.head_init else "",
+        _classifier(config),
         f"drop path {config.drop_path:g}" if config.drop_path else "",
         f"ghost batch norm over {config.ghost_bn}" if config.ghost_bn else "",
         "BlurPool" if config.blurpool else "",
     ]
     return "".join(f", {change}" for change in changes if change)
+
+
+def _classifier(config: Train) -> str:
+    """How the classifier of a trained model begins."""
+    if config.head_init is not None:
+        return f"{config.head_init} head"
+    return "its classifier kept" if config.weights or config.pretrained else ""
 
 
 def _frozen(config: Train) -> str | None:

@@ -66,7 +66,7 @@ def measure_training(
     progress: Console,
 ) -> Trained:
     """End to end, beside what data that costs nothing would allow; the verdict, and what helps against it."""
-    arch, slots = rig.run.config.arch, rig.loader.config.prefetch
+    arch, slots = rig.run.model.arch, rig.loader.config.prefetch
     synthetic, real = list[float](), list[float]()
     with telling(progress, f"measuring {arch}: on random pixels, and end to end"):
         for _ in range(settings.repeats):

@@ -22,13 +22,14 @@ class Inputs:
     """Shards made by `fastimg convert`, or an image folder. Left out: the dataset in the current directory, else the
     embedded digits."""
 
-    arch: Annotated[str, arg(aliases=["-a", "--model"])] = "resnet50"
+    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME", help_behavior_hint="")] = None
     """Any timm model, torchvision's as torchvision/NAME, or for texts Hugging Face's encoders as hf:NAME or hf:FOLDER,
-    which come with their weights."""
+    which come with their weights. Default: the one that --weights state, else resnet50."""
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
     weights: flagtypes.File = None
-    """Start from the weights in this file: safetensors, or a checkpoint of plain tensors."""
+    """Start from the weights of a run, of one of its checkpoints, or in a file: safetensors, or a checkpoint of plain
+    tensors. Architecture, arguments and preprocessing that they state are taken where no flag says otherwise."""
     num_classes: flagtypes.Int = None
     """Outputs of the model. Default: as many as the dataset has classes."""
     freeze: Annotated[str | None, arg(metavar="{backbone,N}", help_behavior_hint="")] = None

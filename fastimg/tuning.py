@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from .benchdata import Images
+from .effective import architecture
 from .loaders import LoaderConfig, nvcodec
 from .loaders.cpus import available_cpus
 from .machine import Profile, device_name, now
@@ -82,7 +83,7 @@ def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
         prefetch=best["prefetch"],
         augment_stream=best["augment_stream"],
         batch_size=best["batch_size"],
-        arch=config.arch,
+        arch=architecture(config),
         size=rig.run.preprocessing.train_size,
         amp=config.amp,
         images_per_second=round(max(by_batch.values()), 1),

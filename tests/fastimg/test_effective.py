@@ -215,8 +215,8 @@ def test_a_resize_below_the_crop():
         preprocessing(Train(val_resize_size=200), OWN)
 
 
-def resolved(convolutional=True, world_size=1, **given):
-    model = Model(torch.nn.Identity(), "x", {}, ("fc",), OWN, convolutional)
+def resolved(convolutional=True, world_size=1, new_head=None, **given):
+    model = Model(torch.nn.Identity(), "x", {}, ("fc",), OWN, convolutional, new_head=new_head)
     ranks = Ranks(0, world_size, 1, torch.device("cpu"), None)
     return resolve(Train(**given), Path("data"), model, OWN, None, ranks)
 
@@ -250,9 +250,10 @@ def test_learning_rate(given, lr):
 
 
 def test_choices_by_where_the_weights_come_from():
-    scratch, tuned = resolved(), resolved(pretrained=True)
+    scratch, tuned = resolved(), resolved(pretrained=True, new_head="zeros")
     assert (scratch.sched, scratch.warmup, scratch.head_init) == ("cosine", "0.05dur", None)
     assert (tuned.sched, tuned.warmup, tuned.head_init) == ("linear", "0.2dur", "zeros")
+    assert resolved(pretrained=True).head_init is None  # the published classifier is kept
     assert resolved(warmup_epochs=1.5).warmup == "1.5ep"
     assert resolved(warmup_fraction=0.1).warmup == "0.1dur"
     assert resolved(warmup="300ba").warmup == "300ba"

@@ -13,7 +13,8 @@ from fastimg.blocks import blocks
 from fastimg.checkpoint import MODEL, load_model
 from fastimg.errors import UsageError
 from fastimg.heads import init_head
-from fastimg.models import build, freeze, load_weights, parse_kwargs, read_weights, train_mode
+from fastimg.inputsize import check_input
+from fastimg.models import build, check_kwargs, freeze, load_weights, parse_kwargs, read_weights, train_mode
 
 
 def state(model):
@@ -229,3 +230,63 @@ def test_more_outputs_than_classes(trained, tmp_path, fast, cli):
     assert load_model(tmp_path / "run")[0].module.fc.out_features == 7
     ran = cli("predict", tmp_path / "run", trained.images / "val" / "red" / "0.jpg", "--json", "--topk", "9")
     assert sum(json.loads(ran.out)["probabilities"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "words"),
+    [
+        (
+            "vit_tiny_patch16_224",
+            100,
+            "--img-size 100: vit_tiny_patch16_224 cuts images into patches of 16 pixels and would ignore the last 4 "
+            "rows and columns; the nearest sizes are 96 and 112",
+        ),
+        ("convnext_atto", 65, "would ignore the last row and column; the nearest sizes are 64 and 68"),
+        ("test_vit", 100, "the nearest sizes are 96 and 112, and its own size is 160"),
+        ("vit_tiny_patch16_224", 8, "the nearest size is 16, and its own size is 224"),
+        (
+            "xcit_tiny_12_p8_224",
+            100,
+            "--img-size 100: xcit_tiny_12_p8_224 cannot be built for images of 100 pixels "
+            "(`patch_size` should divide image dimensions evenly); its own size is 224",
+        ),
+    ],
+)
+def test_sizes_that_a_model_does_not_take(arch, size, words):
+    with pytest.raises(UsageError) as caught:
+        check_input(build(arch, 3, img_size=size), size, 3, "--img-size")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "kwargs"),
+    [
+        ("vit_tiny_patch16_224", 96, {}),
+        ("vit_tiny_patch16_224", 100, {"dynamic_img_size": True, "dynamic_img_pad": True}),  # it pads its images
+        ("test_resnet", 33, {}),  # a strided convolution is not a patch
+        ("test_vit", 160, {}),
+    ],
+)
+def test_sizes_that_a_model_takes(arch, size, kwargs):
+    check_input(build(arch, 3, img_size=size, kwargs=kwargs), size, 3, "--img-size")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ("in_chans=1", "--model-kwargs in_chans=1: images always have 3 channels here, grey ones too; remove in_chans"),
+        ("num_classes=7", "use --num-classes instead"),
+        ("pretrained=True", "use --pretrained instead"),
+        ("img_size=64", "--model-kwargs img_size=64 contradicts --img-size 32; remove img_size"),
+    ],
+)
+def test_arguments_that_contradict_what_a_model_is_fed(kwargs, words, trained, tmp_path, cli):
+    flags = ("--arch", "test_vit", "--img-size", "32", "--model-kwargs", kwargs)
+    for command, more in (("train", ("--dry-run",)), ("embed", (tmp_path / "out", "--weights", trained.run))):
+        ran = cli(command, trained.images, *(flags if command == "train" else (*more, *flags)))
+        assert ran.code == 2 and words in ran.err, ran.err
+
+
+def test_arguments_that_agree_are_taken():
+    check_kwargs({"in_chans": 3, "img_size": 32}, 32, "--img-size")
+    assert build("test_vit", 3, kwargs={"img_size": 64}).preprocessing.val_size == 64

@@ -13,7 +13,8 @@ from fastimg.config import Train
 from fastimg.configfile import combined, load
 from fastimg.duration import parse
 from fastimg.errors import UsageError
-from fastimg.models import build, check_input, parse_kwargs
+from fastimg.inputsize import check_input
+from fastimg.models import build, parse_kwargs
 from fastimg.refusals import check
 
 NAMES = [*recipes.RECIPES, *(f"resnet50-short:{epochs}" for epochs in (16, 24, 32, 40, 56, 88))]
