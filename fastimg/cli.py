@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, benchconfig, config, configfile, helptext, recipes
+from . import __version__, benchconfig, config, configfile, flags, helptext, recipes
 from .errors import UsageError, UserError, nearest, printable
 from .trainconfig import COMPILE_MODES
 
@@ -153,6 +153,7 @@ def _parse(command: str, arguments: list[str]) -> Any:
     options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
     if not {"-h", "--help"}.isdisjoint(arguments):
         helptext.fold(kind)
+    flags.check(command, kind, arguments, _COMMANDS)
     for flag, meaning in _NUMBERS.items():
         arguments = _with_number(arguments, flag, meaning)
     if kind is not config.Train:
@@ -169,8 +170,8 @@ def _parse(command: str, arguments: list[str]) -> Any:
         file = {**file, "recipe": recipe}
     default = configfile.combined(file)
     parsed = tyro.cli(config.Train, args=arguments, default=default, **options)
-    flags = {name: value for name, value in vars(parsed).items() if value != getattr(default, name)}
-    return configfile.combined(file, flags)
+    given = {name: value for name, value in vars(parsed).items() if value != getattr(default, name)}
+    return configfile.combined(file, given)
 
 
 def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import msgspec
 import yaml
 
-from . import recipes
+from . import flags, recipes, yamlvalues
 from .config import Augmenting, Train
 from .errors import UsageError, nearest
 
@@ -107,13 +107,8 @@ def read(path: Path, kind: type[Any]) -> dict[str, Any]:
     values = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in values:
         if key not in known:
-            raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, known)}")
-    values = _as_flags(values, kind)
-    try:
-        config = msgspec.convert(values, kind, dec_hook=lambda target, value: target(value), strict=True)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"--config {path}: {error}") from error
-    values = {key: getattr(config, key) for key in values}
+            raise UsageError(f"--config {path}: unknown key {key!r}{_meant(key, known)}")
+    values = _typed(_as_flags(values, kind), kind, path)
     try:
         if values.get("augmentation") is not None:
             _check_list(values)
@@ -124,12 +119,27 @@ def read(path: Path, kind: type[Any]) -> dict[str, Any]:
     return values
 
 
+def _meant(key: str, known: Collection[str]) -> str:
+    """What an unknown key was probably meant to be, by other tools' names too."""
+    name = flags.suggestion(key.replace("_", "-"), [one.replace("_", "-") for one in known])
+    return f"; did you mean {name.replace('-', '_')}?" if name else nearest(key, known)
+
+
+def _typed(values: Mapping[str, Any], kind: type[Any], path: Path) -> dict[str, Any]:
+    """Values as the types of their fields; null leaves a field as it is by default. Raises UsageError."""
+    hints, found = get_type_hints(kind), {}
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for key, value in values.items():
+        try:
+            found[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
+        except yamlvalues.Unfit as error:
+            raise UsageError(f"--config {path}: {key}: {error}") from error
+    return found
+
+
 def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """YAML's values as the flags would have them: `workers: 4` and `duration: 16` are text, true may be a word."""
-    hints = get_type_hints(kind)
-    texts = {name for name in values if hints[name] in (str, str | None)}
-    numbers = {name: str(value) for name, value in values.items() if name in texts and type(value) in (int, float)}
-    values = {**values, **numbers}
+    """YAML's words for what a flag says by standing alone, or under another name."""
+    hints, values = get_type_hints(kind), dict(values)
     if isinstance(values.get("compile"), bool):
         values["compile"] = "default" if values["compile"] else None
     if "no_aug" in hints and values.get("augmentation") is False:
@@ -137,9 +147,9 @@ def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     return values
 
 
-def combined(file: Mapping[str, Any], flags: Mapping[str, Any] | None = None) -> Train:
+def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:
     """A recipe's settings, over them a file's, over those the flags'. Raises UsageError for an unknown recipe."""
-    above = _over(file, flags or {}, _CONTRADICTIONS)
+    above = _over(file, given or {}, _CONTRADICTIONS)
     if above.get("recipe") is None:
         return Train(**above)
     return Train(**_over(recipes.settings(above["recipe"], above.get("epochs")), above, _OF_RECIPES))

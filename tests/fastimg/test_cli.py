@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastimg import __version__, benchconfig, config
+from fastimg import __version__, benchconfig, config, flags
 from fastimg import cli as command_line
 
 COMMANDS = {
@@ -86,6 +87,61 @@ def test_unknown_command(word, hint, cli):
 def test_unknown_flag(command, cli):
     ran = cli(command, *([] if command == "demo" else ["a", "b"]), "--no-such-flag", "1")
     assert ran.code == 2 and "--no-such-flag" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_known_flags_are_those_of_the_help(command, cli):
+    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", cli(command, "--help").out))
+    known = flags.flags_of(COMMANDS[command])
+    assert known - words == set()
+    assert {word for word in words - known if word.startswith("--")} <= {"--config", "--recipe"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train x --learning-rate 1", "train has no flag --learning-rate; did you mean --lr?"),
+        ("train x --learning_rate=1", "train has no flag --learning_rate; did you mean --lr?"),
+        ("train x --bs 8", "--bs; did you mean --batch-size?"),
+        ("train x -bs 8", "-bs; did you mean --batch-size?"),
+        ("train x -lr 1", "-lr; did you mean --lr?"),
+        ("train x --image-size 64", "--image-size; did you mean --img-size?"),
+        ("train x --batch 8", "--batch; did you mean --batch-size?"),
+        ("train x --num-workers 2", "--num-workers; did you mean --workers?"),
+        ("train x --num-train-epochs 2", "--num-train-epochs; did you mean --epochs?"),
+        ("train x --max_epochs 2", "--max_epochs; did you mean --epochs?"),
+        ("train x --optimizer sgd", "--optimizer; did you mean --opt?"),
+        ("train x --lr-warmup-epochs 2", "--lr-warmup-epochs; did you mean --warmup-epochs?"),
+        ("train x --accumulate-grad-batches 2", "did you mean --grad-accum-steps?"),
+        ("train x --max-grad-norm 2", "did you mean --clip-grad?"),
+        ("train x --weigth-decay 1", "--weigth-decay; did you mean --weight-decay?"),
+        ("train x --epoch 1", "--epoch; did you mean --epochs?"),
+        ("eval a b --per-device-eval-batch-size 1", "did you mean --batch-size?"),
+        ("embed a b --image-size 1", "did you mean --img-size?"),
+        ("predict a b --top-k 1", "did you mean --topk?"),
+        ("train --data x", "give the data without a flag: `fastimg train DATA`"),
+        ("predict a b --epochs 3", "predict has no flag --epochs, which belongs to demo and train"),
+        ("train x --no-such-flag", "train has no flag --no-such-flag; `fastimg train --help` lists its flags"),
+    ],
+)
+def test_what_an_unknown_flag_was_meant_to_be(arguments, words, cli):
+    ran = cli(*arguments.split())
+    assert ran.code == 2 and words in ran.err and ran.err.count("\n") == 1, ran.err
+
+
+def test_every_name_of_another_tool_means_a_flag_that_there_is():
+    names = {flag.removeprefix("--") for kind in COMMANDS.values() for flag in flags.flags_of(kind)}
+    assert set(flags._ELSEWHERE) <= names
+    theirs = [name for names in flags._ELSEWHERE.values() for name in names]
+    assert len(theirs) == len(set(theirs)) and not {f"--{name}" for name in theirs} & flags.flags_of(config.Train)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["data -b8 -j2 -oruns", "data --batch_size 8 -j 2 --output runs", "data -b=8 -j=2"]
+)
+def test_flags_may_be_written_in_other_ways(arguments):
+    parsed = command_line._parse("train", arguments.split())
+    assert (parsed.batch_size, parsed.workers, str(parsed.output)) == (8, "2", "runs")
 
 
 @pytest.mark.parametrize(
