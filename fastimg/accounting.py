@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 from .loaders.spent import Spent
 
 SETTLED = 2.0  # seconds: what is judged by less may be chance
+BATCHES = 5  # the same
+STARTS = 3  # epochs after the first whose beginning was seen: what is judged by fewer may be chance
+LONG = 20.0  # seconds of these epochs: a shorter run gains nothing by knowing why it started slowly
 _FILLING = 2  # batches at the beginning of an epoch: the loader begins with nothing
 
 
@@ -31,6 +34,7 @@ class Window:
     read: float | None = 0.0  # of the loader's threads together
     busy: float | None = 0.0
     threads: float = 0.0  # seconds that these had
+    batches: int = 0
 
     def __add__(self, other: "Window") -> "Window":
         return Window(
@@ -41,6 +45,7 @@ class Window:
             _sum(self.read, other.read),
             _sum(self.busy, other.busy),
             self.threads + other.threads,
+            self.batches + other.batches,
         )
 
     @property
@@ -107,27 +112,31 @@ def overall(records: Iterable[Mapping[str, Any]]) -> Window:
 class _Mark(NamedTuple):
     at: float
     samples: int
+    batches: int
     spent: Spent
 
 
 class Account:
     """Counts a training run, window by window. `spent` and `workers` are the loader's.
 
-    `steady` is the run without the first batches of each epoch, which no loader has ready.
+    `steady` is the run without the first batches of each epoch, which no loader has ready. `starting` are these, of all
+    epochs but the first, in which code is compiled and files are read for the first time; `starts` counts them.
     """
 
     def __init__(
         self, spent: Callable[[], Spent], workers: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.steady = Window()
+        self.steady = self.starting = Window()
+        self.starts = self._epochs = 0
         self._spent, self._workers, self._clock = spent, workers, clock
-        self._samples = self._filling = 0
+        self._samples = self._batches = self._filling = 0
         self._last = self._since = self._mark()  # where the window began; and what is steady in it
         self._unseen = Window()  # of what is steady
 
     def begin(self) -> None:
         """An epoch begins, or goes on: its batches come from here on. What was since the last window is forgotten."""
         self._filling = _FILLING
+        self._epochs += 1
         self.skip()
 
     def skip(self) -> None:
@@ -137,10 +146,14 @@ class Account:
     def add(self, samples: int) -> None:
         """A batch was worked on."""
         self._samples += samples
+        self._batches += 1
         if self._filling:
             self._filling -= 1
-            if not self._filling:
-                self._since = self._mark()
+            now = self._mark()
+            if self._epochs > 1:
+                self.starting += self._between(self._since, now)
+                self.starts += self._filling == _FILLING - 1
+            self._since = now
 
     def read(self) -> Window:
         """What was since the window before."""
@@ -154,13 +167,13 @@ class Account:
 
     def evidence(self) -> Window | None:
         """What was steady and is new since this was asked last, once it is long enough to judge by; until then None."""
-        if self._unseen.seconds < SETTLED:
+        if not settled(self._unseen):
             return None
         found, self._unseen = self._unseen, Window()
         return found
 
     def _mark(self) -> _Mark:
-        return _Mark(self._clock(), self._samples, self._spent())
+        return _Mark(self._clock(), self._samples, self._batches, self._spent())
 
     def _between(self, before: _Mark, now: _Mark) -> Window:
         seconds, then, spent = now.at - before.at, before.spent, now.spent
@@ -172,7 +185,13 @@ class Account:
             _difference(spent.read, then.read),
             _difference(spent.busy, then.busy),
             seconds * self._workers,
+            now.batches - before.batches,
         )
+
+
+def settled(window: Window) -> bool:
+    """Whether what was steady is long enough to judge by."""
+    return window.seconds >= SETTLED and window.batches >= BATCHES
 
 
 def _share(part: float, whole: float) -> float:

@@ -115,8 +115,12 @@ def resolve(
     validation: Part | None,
     ranks: Ranks,
     searched: bool = False,
+    samples: int | None = None,
 ) -> Train:
-    """`config` with every open choice made; its batch size is a number, which was `searched` for or given."""
+    """`config` with every open choice made; its batch size is a number, which was `searched` for or given.
+
+    `samples` are those of the training split: no step has more.
+    """
     trained = tuned(config)
     opt, sched = config.opt, config.sched or ("linear" if trained else "cosine")
     loader = chosen_backend(config.loader)
@@ -145,7 +149,7 @@ def resolve(
         on_error=None if "on_error" in IDLE[loader] else config.on_error or "skip",
         max_pixels=None if "max_pixels" in IDLE[loader] else config.max_pixels or MAX_PIXELS,
         epochs=(config.epochs or EPOCHS) if config.duration is None else None,
-        lr=_learning_rate(config, model, _global_batch(config, ranks), searched)[0],
+        lr=_learning_rate(config, model, true_batch(config, ranks, samples), searched)[0],
         lr_scale=None,
         lr_base_size=None,
         head_init=model.new_head,
@@ -187,10 +191,10 @@ def views(config: Train) -> int:
     return 0 if config.cache_embeddings in (None, "off") else int(config.cache_embeddings)
 
 
-def schedule(config: Train, steps_per_epoch: int, ranks: Ranks) -> Schedule:
+def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
     """The schedule of a resolved configuration, and with it the length of the run."""
     assert config.lr != "auto" and config.sched is not None and config.warmup is not None
-    batch, whole = _global_batch(config, ranks), config.duration or f"{config.epochs}ep"
+    batch, whole = true_batch(config, ranks, samples), config.duration or f"{config.epochs}ep"
     steps = max(1, math.ceil(duration.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
     drops = math.inf
     if config.decay is not None:
@@ -211,14 +215,16 @@ def schedule(config: Train, steps_per_epoch: int, ranks: Ranks) -> Schedule:
     )
 
 
-def rate_words(config: Train, model: Model, global_batch: int, searched: bool) -> str:
-    """Where the learning rate comes from, empty where it was given as it is."""
-    return _learning_rate(config, model, global_batch, searched)[1]
+def rate_words(config: Train, model: Model, batch: int, searched: bool) -> str:
+    """Where the learning rate comes from, empty where it was given as it is. `batch` is the true one."""
+    return _learning_rate(config, model, batch, searched)[1]
 
 
-def _global_batch(config: Train, ranks: Ranks) -> int:
+def true_batch(config: Train, ranks: Ranks, samples: int | None) -> int:
+    """Samples in an optimiser step over all ranks: no more than the training split has."""
     assert config.batch_size != "auto"
-    return config.batch_size * config.grad_accum_steps * ranks.world_size
+    asked = config.batch_size * config.grad_accum_steps * ranks.world_size
+    return asked if samples is None else max(1, min(asked, samples))
 
 
 def _warmup(config: Train, tuned: bool) -> str:
@@ -237,7 +243,7 @@ def _decay(config: Train) -> str:
     return f"{1 / 3!r}dur" if config.decay_epochs is None else f"{config.decay_epochs!r}ep"
 
 
-def _learning_rate(config: Train, model: Model, global_batch: int, searched: bool) -> tuple[float, str]:
+def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> tuple[float, str]:
     """The peak learning rate, and in words how it was found.
 
     A rate that was given is taken as it is, unless the batch was searched for or --lr-scale asks for more. `auto` is
@@ -252,10 +258,10 @@ def _learning_rate(config: Train, model: Model, global_batch: int, searched: boo
         rule = "none" if config.lr != "auto" and not searched else "linear" if config.opt == "sgd" else "sqrt"
     if rule == "none":
         return rate, "auto" if config.lr == "auto" else ""
-    factor = (global_batch / base) ** (1.0 if rule == "linear" else 0.5)
+    factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
     found = "auto" if config.lr == "auto" else ""
-    if global_batch != base:
-        found = f"{rate:g} at batch {base}, {rule} to {global_batch}"
+    if batch != base:
+        found = f"{rate:g} at batch {base}, {rule} to {batch}"
     return float(f"{rate * factor:.3g}"), found
 
 

@@ -85,12 +85,12 @@ def hint(facts: Facts) -> Hint | None:
     return Hint(kind, "; ".join(words), None if first is None else first * facts.ranks)
 
 
-def started_slowly(facts: Facts, epoch_seconds: float) -> Hint:
-    """The verdict on a run whose waiting is that for the first batches of its epochs."""
+def started_slowly(facts: Facts, each: float) -> Hint:
+    """The verdict on a run whose waiting is that for the first batches of its epochs: `each` time so many seconds."""
     return Hint(
         "start-up",
-        f"start-up: {facts.wait:.0%} of the time was spent waiting for data, nearly all of it for the first batches of "
-        f"epochs, which take {epoch_seconds:.1f} s each; it weighs less where epochs are longer",
+        f"start-up: {facts.wait:.0%} of the time, the first start aside, was spent waiting for data, nearly all of it "
+        f"for the first batches of each epoch, {each:.1f} s every time; it matters less where epochs are longer",
     )
 
 

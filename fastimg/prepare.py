@@ -1,6 +1,7 @@
 """Everything before the first step: data, model, the effective configuration, the run directory, the loaders."""
 
 import math
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from .data import (
 from .ema import DECAY, Ema
 from .embedding import Head, cache_root
 from .errors import UsageError, printable
-from .loaders import DataError
+from .loaders import DataError, ImageDecoder, ImageError
 from .loaders.arrays import ArrayDecoder
 from .loaders.crop import Crop
 from .loaders.scratch import Scratch
@@ -90,7 +91,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
 
     def resolved(batch_size: int) -> Train:
         chosen = replace(config, batch_size=batch_size)
-        return effective.resolve(chosen, data, model, preprocessing, val_part, ranks, searched)
+        return effective.resolve(chosen, data, model, preprocessing, val_part, ranks, searched, len(part))
 
     def trial(batch_size: int) -> Run:
         alone = replace(resolved(batch_size), strategy="auto", compile=None, val_fraction=0.0)
@@ -110,14 +111,14 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
         stack.callback(loader.close)
     if parts.embedding is not None and ranks.device.type == "cpu" and _is_small(run):
         torch.set_num_threads(1)  # two would spend their time on waiting for each other
-    print_effective(console, run, part, val_part, effective.rate_words(config, model, run.global_batch, searched))
+    print_effective(console, run, part, val_part, effective.rate_words(config, model, run.true_batch, searched))
     if note := augmentation.order_note(config):
         console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
     if config.verbose:
         _print_slots(run, console)
     if config.dry_run:
         return None
-    _tell_of_compilation(run, part, console)
+    _compile_decoder(run, part, console)
     run.trained_on = trained_on
     last = rundir.last_checkpoint(directory, final, run.global_batch) if resuming else None
     if last is not None:
@@ -216,7 +217,7 @@ def assemble(
         frozen_too=config.freeze_epochs is not None,
     )
     steps_per_epoch = math.ceil(len(loader) / config.grad_accum_steps)
-    schedule = effective.schedule(config, steps_per_epoch, ranks)
+    schedule = effective.schedule(config, steps_per_epoch, ranks, len(part))
     run = Run(
         config=config,
         ranks=ranks,
@@ -274,13 +275,22 @@ def _batch_of_before(config: Train, directory: Path, ranks: Ranks, console: Cons
     return replace(config, batch_size=batch[0], grad_accum_steps=batch[1])
 
 
-def _tell_of_compilation(run: Run, part: Part, console: Console) -> None:
+def _compile_decoder(run: Run, part: Part, console: Console) -> None:
+    """Where nobody has used the decoder of tiled JPEGs on this machine, compile it now, and say how long that took."""
     if run.config.loader != "native" or run.embedding is not None or run.model.text is not None:
         return
     first = 0 if part.indices is None else int(part.indices[0])
-    with suppress(DataError):  # the loader tells of it in its turn
-        if will_compile(part.dataset.read(first, Scratch())):
-            console.print("the decoder of tiled JPEGs is compiled, once on this machine: about 10 seconds")
+    decoder, scratch = ImageDecoder(center_crop(run.preprocessing)), Scratch()
+    with run.ranks.first_goes_first(), suppress(DataError, ImageError):  # the loader tells of it in its turn
+        data = part.dataset.read(first, scratch)
+        if will_compile(data):
+            console.print("compiling the decoder of tiled JPEGs, for the first time on this machine")
+            began = time.perf_counter()
+            row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
+            decoder.fill(data, (), row, scratch)
+            console.print(
+                f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s", highlight=False
+            )
 
 
 def _print_slots(run: Run, console: Console) -> None:

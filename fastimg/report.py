@@ -60,7 +60,7 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
         "optimiser": _optimiser(config, implementation(run.optimizer), rate),
         "schedule": _schedule(run),
         "patience": _patience(run),
-        "batch": _batch(config, ranks),
+        "batch": _batch(run),
         "memory": "activations within blocks are computed twice, not kept" if config.grad_checkpointing else None,
         "average": _average(config),
         "evaluation": _evaluation(config, val_part is not None),
@@ -183,12 +183,14 @@ def _evaluation(config: Train, validated: bool) -> str | None:
     return ", ".join(words) or None
 
 
-def _batch(config: Train, ranks: Ranks) -> str:
-    factors = {"accumulated": config.grad_accum_steps, "ranks": ranks.world_size}
-    assert config.batch_size != "auto"
-    total = config.batch_size * config.grad_accum_steps * ranks.world_size
+def _batch(run: Run) -> str:
+    factors = {"accumulated": run.config.grad_accum_steps, "ranks": run.ranks.world_size}
+    total, true = run.global_batch, run.true_batch
     text = "".join(f" x {count} {name}" for name, count in factors.items() if count > 1)
-    return f"{config.batch_size}{text} = {total}" if text else str(total)
+    words = f"{run.batch_size}{text} = {total}" if text else str(total)
+    if true < total:
+        words += f", more than the {true:,} {run.unit} there are: each step takes all of them, as a batch of {true:,}"
+    return words
 
 
 def _order(config: Train, samples: int) -> str:

@@ -156,6 +156,12 @@ class Run:
         return self.batch_size * self.config.grad_accum_steps * self.ranks.world_size
 
     @property
+    def true_batch(self) -> int:
+        """The same, where the training split has as many."""
+        indices = self.loader.indices
+        return min(self.global_batch, len(self.loader.dataset if indices is None else indices))
+
+    @property
     def loaders(self) -> list[BatchSource]:
         """All that read."""
         return [loader for loader in (self.loader, self.val_loader, self.train_eval_loader) if loader is not None]

@@ -198,7 +198,7 @@ def _report(run: Run, display: Display | None, signal: int) -> int:
     window = run.account.read()
     speed, waited = window.speed * ranks.world_size, window.wait_share
     if display is not None and run.log is not None:
-        eta = (run.steps - run.step) * run.global_batch / max(speed, 1e-9)
+        eta = (run.steps - run.step) * run.true_batch / max(speed, 1e-9)
         display.show(Line(run.epoch, run.step_in_epoch, score.loss, score.top1, lr, speed, waited, eta, run.unit))
         values = score.as_dict(len(run.classes))
         speeds = {"lr": lr, f"{run.unit}_per_second": round(speed, 1), **window.record()}

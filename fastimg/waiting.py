@@ -56,16 +56,23 @@ def _say(run: Run, display: Display, window: Window) -> None:
 def verdict(run: Run) -> str | None:
     """On all of the run. None where it waited little, or not long enough to tell."""
     whole, steady = overall(rundir.train_records(run.directory)), run.account.steady
-    if whole.seconds < accounting.SETTLED:
-        return None
-    found = _judged(run, steady) if steady.seconds >= accounting.SETTLED else None
+    found = _judged(run, steady) if accounting.settled(steady) or run.tried is not None else None
     if found is not None:
         alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
         return found.text if alike else f"{found.text}; epochs' first batches are not counted here"
-    if steady.wait_share <= LIMIT < whole.wait_share:
-        facts = replace(_facts(run, steady), wait=whole.wait_share)
-        return None if facts.backend == "synthetic" else started_slowly(facts, run.seconds / max(1, run.epoch)).text
-    return None
+    return _slow_starts(run)
+
+
+def _slow_starts(run: Run) -> str | None:
+    """Of epochs after the first, where enough of them were seen, which wait for their first batches and then do not."""
+    steady, starting, starts = run.account.steady, run.account.starting, run.account.starts
+    later = steady + starting
+    if starts < accounting.STARTS or later.seconds < accounting.LONG:
+        return None
+    if not steady.wait_share <= LIMIT < later.wait_share:
+        return None
+    facts = replace(_facts(run, steady), wait=later.wait_share)
+    return None if facts.backend == "synthetic" else started_slowly(facts, starting.wait / starts).text
 
 
 def _judged(run: Run, window: Window) -> Hint | None:

@@ -86,7 +86,7 @@ class Tiled:
 
 
 def will_compile(data: bytes | memoryview) -> bool:
-    """Whether decoding this image waits for a compilation, about 10 s, since nobody has done it on this machine."""
+    """Whether decoding this image would first compile the decoder, since nobody has done that on this machine."""
     view = np.frombuffer(data, np.uint8)
     view.flags.writeable = False
     return not is_kept(_crop_rows) and _peek(view, np.zeros(HEADER, np.int64), np.zeros(_JOB, np.int64)) == 1

@@ -7,12 +7,13 @@ import pytest
 
 from fastimg import accounting, rundir, train, waiting
 from fastimg.accounting import Account, Window, overall
-from fastimg.hints import Hint
+from fastimg.hints import Facts, Hint
 from fastimg.loaders import FilesDataset, ImageDecoder, torch_loader
 from fastimg.loaders.spent import Spent
 from fastimg.report import _time
 
 RUN = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "--val-fraction", "0", "--epochs", "2", "-b", "6")
+FACTS = Facts(wait=0.0, speed=100.0, data="D")
 SHARES = {"seconds", "wait_share", "copy_share", "compute_share", "loader_busy_share", "loader_read_share"}
 
 
@@ -84,7 +85,7 @@ def test_what_lies_between_epochs_is_nobodys(clock, account):
     clock.spent = Spent(60.0, 9.0, 9.0, 9.0)
     account.begin()
     clock.batch(account, seconds=1.0, wait=0.5)
-    assert account.read() == Window(1.0, 10, 0.5, 0.0, 0.0, 0.0, 2.0)
+    assert account.read() == Window(1.0, 10, 0.5, 0.0, 0.0, 0.0, 2.0, 1)
 
 
 def test_the_first_batches_of_an_epoch_are_no_evidence(clock, account):
@@ -94,7 +95,8 @@ def test_the_first_batches_of_an_epoch_are_no_evidence(clock, account):
         clock.batch(account, seconds=1.0)
         clock.batch(account, seconds=1.0, wait=0.02)
         assert account.read().seconds == 5.0
-    assert account.steady == Window(3.0, 30, pytest.approx(0.06), 0.0, 0.0, 0.0, 6.0)
+    assert account.steady == Window(3.0, 30, pytest.approx(0.06), 0.0, 0.0, 0.0, 6.0, 3)
+    assert (account.starting.seconds, account.starting.wait, account.starts) == (8.0, 4.0, 2)  # not the first epoch
     account.begin()
     clock.batch(account)
     assert account.read().seconds == 1.0 and account.steady.seconds == 3.0  # a window within the first batches
@@ -109,14 +111,20 @@ def test_evidence_is_what_is_new_and_long_enough(clock, account):
     assert account.evidence() is None
     clock.batch(account, seconds=accounting.SETTLED, wait=1.0)
     account.read()
+    assert account.evidence() is None  # two batches may be chance, too
+    for _ in range(accounting.BATCHES - 2):
+        clock.batch(account, seconds=0.0)
+    account.read()
     found = account.evidence()
     assert found is not None and found.seconds == 1.5 * accounting.SETTLED and found.wait == 1.0
     assert account.evidence() is None
     clock.now += 9.0
     account.skip()
-    clock.batch(account, seconds=accounting.SETTLED)
+    for _ in range(accounting.BATCHES):
+        clock.batch(account, seconds=accounting.SETTLED / 4)
     account.read()
-    assert account.evidence() == Window(accounting.SETTLED, 10, 0.0, 0.0, 0.0, 0.0, 2 * accounting.SETTLED)
+    seconds = accounting.BATCHES * accounting.SETTLED / 4
+    assert account.evidence() == Window(seconds, 50, 0.0, 0.0, 0.0, 0.0, 2 * seconds, accounting.BATCHES)
 
 
 def test_records_add_up_to_the_run_over_a_resume(clock):
@@ -210,16 +218,38 @@ def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon, slower):
 def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, steady, told):
     monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 10.0, "wait_share": 0.3}])
     monkeypatch.setattr(waiting, "_judged", lambda run, window: Hint("decode-bound", f"{window.wait_share:.0%}"))
-    account = SimpleNamespace(steady=Window(seconds=8.0, wait=8.0 * steady))
-    said = waiting.verdict(SimpleNamespace(directory=None, account=account))
+    account = SimpleNamespace(steady=Window(seconds=8.0, wait=8.0 * steady, batches=40))
+    said = waiting.verdict(SimpleNamespace(directory=None, account=account, tried=None))
     assert said.startswith(f"{steady:.0%}") and ("first batches are not counted" in said) == told
 
 
-def test_epochs_that_are_mostly_beginning(cli, image_folder, tmp_path, monkeypatch, slower):
-    """Two batches an epoch: what is waited for is the first of each."""
-    monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.02))
-    out, _ = trained(cli, image_folder, tmp_path, "--workers", "1", "-b", "18", "--epochs", "4")
-    assert len(verdicts(out, "start-up")[1]) == 1 and verdicts(out, "start-up")[0] == []
+@pytest.mark.parametrize(
+    ("epochs", "seconds", "each", "told"),
+    [
+        (9, 1.0, 1.0, True),
+        (9, 1.0, 0.05, False),  # next to no waiting
+        (3, 9.0, 5.0, False),  # too few starts
+        (1, 3.0, 0.4, False),  # a run of three seconds
+        (5, 0.5, 0.4, False),  # a short run of several epochs
+    ],
+)
+def test_epochs_that_are_mostly_beginning(clock, account, monkeypatch, epochs, seconds, each, told):
+    """The first epoch compiles and reads everything for the first time: its start is no evidence of the others'."""
+    for epoch in range(epochs):
+        account.begin()
+        wait = 30.0 if epoch == 0 else each
+        clock.batch(account, seconds=wait + 0.1, wait=wait)
+        for _ in range(9):
+            clock.batch(account, seconds=seconds / 5)
+        account.read()
+    monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 99.0, "wait_share": 0.5}])
+    monkeypatch.setattr(waiting, "_facts", lambda run, window: replace(FACTS, wait=window.wait_share))
+    said = waiting.verdict(SimpleNamespace(directory=None, account=account, tried=None))
+    if not told:
+        assert said is None
+        return
+    assert said.startswith("start-up: 32% of the time, the first start aside, was spent waiting for data")
+    assert "for the first batches of each epoch, 1.0 s every time" in said
 
 
 def test_pixels_that_nobody_reads_have_no_verdict(cli, image_folder, tmp_path, soon):

@@ -1,11 +1,12 @@
 """--compile: graphs are made before the first step, counted, and never silently none."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fastimg import compilation
+from fastimg import compilation, prepare
 from fastimg.compilation import ahead, compile_modules
 from fastimg.errors import UserError
 
@@ -85,6 +86,21 @@ def test_a_compiled_run_trains_like_a_plain_one(trained, fast, tmp_path, cli):
         runs[name] = re.findall(r"validation +loss ([\d.]+)", ran.out)
     assert re.search(r"compiled +default: 3 graphs in \d+ s, recompiled 0 times", ran.out)
     assert [float(x) for x in runs["plain"]] == pytest.approx([float(x) for x in runs["compiled"]], abs=2e-3)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_decoder_is_compiled_before_the_first_step(compiles, trained, fast, tmp_path, cli, monkeypatch):
+    """How long that took is said afterwards; nothing is promised before."""
+    ticks = iter([100.0, 134.56])
+    monkeypatch.setattr(prepare, "will_compile", lambda data: compiles)
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    ran = cli("train", trained.shards, *fast, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    said = [line for line in ran.out.splitlines() if "decoder of tiled JPEGs" in line]
+    assert said == compiles * [
+        "compiling the decoder of tiled JPEGs, for the first time on this machine",
+        "compiled    the decoder of tiled JPEGs in 34.6 s",
+    ]
 
 
 @pytest.mark.parametrize(

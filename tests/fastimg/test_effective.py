@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastimg.config import Train
-from fastimg.effective import preprocessing, resolve
+from fastimg.effective import preprocessing, resolve, schedule
 from fastimg.errors import UsageError
 from fastimg.models import Model, Preprocessing
 from fastimg.parallel import Ranks
@@ -215,10 +215,10 @@ def test_a_resize_below_the_crop():
         preprocessing(Train(val_resize_size=200), OWN)
 
 
-def resolved(convolutional=True, world_size=1, new_head=None, **given):
+def resolved(convolutional=True, world_size=1, new_head=None, samples=None, **given):
     model = Model(torch.nn.Identity(), "x", {}, ("fc",), OWN, convolutional, new_head=new_head)
     ranks = Ranks(0, world_size, 1, torch.device("cpu"), None)
-    return resolve(Train(**given), Path("data"), model, OWN, None, ranks)
+    return resolve(Train(**given), Path("data"), model, OWN, None, ranks, samples=samples)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,10 @@ def resolved(convolutional=True, world_size=1, new_head=None, **given):
         ({"lr": 0.1, "batch_size": 512}, 0.1),
         ({"pretrained": True, "opt": "sgd"}, 1.5e-2),
         ({"lr": 0.7}, 0.7),
+        ({"batch_size": 2000, "samples": 256}, 1e-3),  # no step has more images than there are
+        ({"batch_size": 64, "grad_accum_steps": 4, "world_size": 2, "samples": 64}, 5e-4),
+        ({"batch_size": 64, "samples": 600}, 5e-4),
+        ({"lr": 0.1, "lr_scale": "linear", "batch_size": 2000, "samples": 512}, 0.2),
     ],
 )
 def test_learning_rate(given, lr):
@@ -279,3 +283,19 @@ def test_what_is_resolved_passes_and_stays(given):
     check(once)
     again = resolved(**{name: getattr(once, name) for name in once.__dataclass_fields__})
     assert again == once
+
+
+def test_a_span_of_samples_is_as_long_where_a_batch_is_larger_than_the_data():
+    chosen = resolved(duration="6000sp", batch_size=2000, samples=600)
+    ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
+    assert schedule(chosen, 1, ranks, 600).steps == 10  # epochs
+    assert schedule(resolved(duration="6000sp", batch_size=100, samples=600), 6, ranks, 600).steps == 60
+
+
+def test_a_batch_that_is_larger_than_the_data_is_told(trained, cli):
+    flags = ("--arch", "test_resnet", "--img-size", "32", "-b", "2000", "--dry-run")
+    ran = cli("train", trained.images, *flags)
+    assert ran.code == 0, ran.err
+    assert "2000, more than the 24 images there are: each step takes all of them, as a batch of 24" in ran.out
+    assert "(0.001 at batch 256, sqrt to 24)" in ran.out
+    assert "more than" not in cli("train", trained.images, *flags, "-b", "8").out
