@@ -8,6 +8,7 @@ comparison  other loaders on the same images; tuning, the best settings, for `tr
 """
 
 import json
+import os
 import signal
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from .comparison import names as loader_names
 from .config import Augmenting, Train
 from .data import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
 from .errors import UsageError, nearest, printable
+from .load import Watch
 from .loaders import ImageDecoder
 from .measuring import environment
 from .parallel import Ranks, start
@@ -134,6 +136,7 @@ def _measure(
 ) -> dict[str, Any]:
     archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
     out = Console(quiet=True) if settings.json else console
+    watch = Watch()
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
     decoder = _decoder(first)
     threads = int(first.run.config.workers)
@@ -177,11 +180,15 @@ def _measure(
             if arch == archs[0]
             else build(_config(settings, ranks, arch), images.dataset, images.epoch(count), ranks)
         )
-        one = measure_training(settings, images, here, count, stages, alone, scratch / arch.replace("/", "_"), progress)
+        folder = scratch / arch.replace("/", "_")
+        one = measure_training(settings, images, here, count, stages, alone, folder, progress, watch)
         trained.append(one)
         show_training(out, one)
         if here is not rig:
             here.close()
+    load = watch.load()
+    found["load"] = load.record()
+    out.print(f"load      {load.text()}", highlight=False, markup=False, soft_wrap=True)
     found["training"] = [one.record() for one in trained]
     found["real_over_synthetic"] = found["training"][0]["real_over_synthetic"]
     found["verdict"] = trained[0].verdict.sentence()
@@ -239,6 +246,7 @@ def _head(out: Console, found: dict[str, Any]) -> None:
         f"{found['img_size']} px",
         "loader": found["loader"],
         "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {e['cores']} cores",
+        "load": f"load average {e['load']:.1f} on the machine's {os.cpu_count()} cores, before measuring",
     }
     for name, text in rows.items():
         out.print(f"{name:<9} {printable(text)}", highlight=False, markup=False, soft_wrap=True)

@@ -13,13 +13,14 @@ from .advice import advise
 from .benchconfig import Bench
 from .benchdata import Images
 from .errors import printable
+from .load import Watch
 from .loaders.cpus import available_cpus
 from .measuring import Spread
 from .memory import available
 from .progress import Status, telling
 from .rig import Rig, loader_rate, real_rate, synthetic_rate, with_loader
 from .stagebench import Stage, median_of
-from .verdict import Advice, Measured, Verdict, judge
+from .verdict import Advice, Measured, NoVerdict, Verdict, doubts, judge
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Trained:
     synthetic: Spread
     real: Spread
     augment: Spread | None
-    verdict: Verdict
+    verdict: Verdict | NoVerdict
     tried: list[Advice] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
@@ -64,8 +65,12 @@ def measure_training(
     alone: Spread,
     scratch: Path,
     progress: Console,
+    watch: Watch,
 ) -> Trained:
-    """End to end, beside what data that costs nothing would allow; the verdict, and what helps against it."""
+    """End to end, beside what data that costs nothing would allow; the verdict, and what helps against it.
+
+    There is none where the rates contradict each other: then nothing is tried either.
+    """
     arch, slots = rig.run.model.arch, rig.loader.config.prefetch
     synthetic, real = list[float](), list[float]()
     with telling(progress, f"measuring {arch}: on random pixels, and end to end"):
@@ -95,6 +100,15 @@ def measure_training(
     )
     worth: list[Advice] = []
     tried: list[Advice] = []
+    spreads = {
+        "the loader alone": alone,
+        "the training step": Spread.of(synthetic),
+        "training end to end": Spread.of(real),
+    }
+    doubted = doubts(measured, {name: (one.low, one.high) for name, one in spreads.items()}, alone.median)
+    if doubted:
+        none = NoVerdict(share=measured.real / measured.synthetic, doubts=doubted, load=watch.load())
+        return Trained(arch, Spread.of(synthetic), Spread.of(real), None, none)
     if not settings.no_advice:
         status = Status(progress)
         worth, tried = advise(images, rig, count, measured, scratch, warm, status)
@@ -147,7 +161,9 @@ def show_training(out: Console, one: Trained) -> None:
     ]
     measuring.show(out, one.arch, rows)
     out.print(f"real/synthetic  {one.real.median / one.synthetic.median:.2f}", highlight=False, style="bold")
-    out.print(printable(f"verdict  {one.verdict.sentence()}"), highlight=False, markup=False, soft_wrap=True)
+    sentence = one.verdict.sentence()
+    words = sentence if isinstance(one.verdict, NoVerdict) else f"verdict  {sentence}"
+    out.print(printable(words), highlight=False, markup=False, soft_wrap=True)
     for trial in one.tried:
         if trial not in one.verdict.advice:
             words = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"

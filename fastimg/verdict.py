@@ -4,15 +4,17 @@ Rates are images per second. The parts of a pipeline work at the same time, so t
 the CPU both decodes and trains, the two share its cores, and their times add up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .hints import number
+from .load import Load
 
 Kind = Literal["storage-bound", "decode-bound", "copy-bound", "augment-bound", "compute-bound", "balanced"]
 
 NEAR = 1.1  # rates within this factor of each other are about the same
+APART = 1.3  # what should be the same, or cannot be faster, and is by this factor, was not measured
 _WORDS = {
     "storage": "reading",
     "decode": "the loader",
@@ -84,6 +86,61 @@ class Verdict:
             "advice": advice,
             "sentence": self.sentence(),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoVerdict:
+    """The measurements contradict each other: nothing is said of what limits, and why."""
+
+    share: float  # real / synthetic
+    doubts: tuple[str, ...]
+    load: Load
+    advice: tuple[Advice, ...] = ()
+
+    def sentence(self) -> str:
+        """For a person."""
+        return (
+            f"no verdict: the measurements disagree by more than {APART - 1:.0%} ({'; '.join(self.doubts)}); the "
+            f"machine was busy, or its speed changed ({self.load.text()}); run again when it is idle"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For json, with the keys of a verdict."""
+        return {
+            "kind": None,
+            "real_over_synthetic": round(self.share, 4),
+            "limit": None,
+            "limit_images_per_second": None,
+            "next": None,
+            "next_images_per_second": None,
+            "advice": [],
+            "doubts": list(self.doubts),
+            "sentence": self.sentence(),
+        }
+
+
+def doubts(m: Measured, repeats: Mapping[str, tuple[float, float]], alone: float | None = None) -> tuple[str, ...]:
+    """Why the rates cannot be believed: what was repeated differs, or a part is slower than a whole that has it.
+
+    `repeats` are the lowest and the highest rate of what was measured several times, by name; `alone` is the rate of
+    the loader as it is in `real`, where `m.decode` is that of more threads.
+    """
+    found = [
+        f"{name} from {number(low)} to {number(high)} img/s"
+        for name, (low, high) in repeats.items()
+        if high > APART * low
+    ]
+    training = "the training step with its augmentation"
+    loader = m.decode if alone is None else alone
+    for part, rate, whole, faster in (
+        ("the step alone", m.step, training, m.synthetic),
+        ("augmentation alone", m.augment, training, m.synthetic),
+        ("training on data that costs nothing", m.synthetic, "training end to end", m.real),
+        ("the loader alone", loader, "training end to end", m.real),
+    ):
+        if rate is not None and faster > APART * rate:
+            found.append(f"{part} {number(rate)} img/s, and {whole}, which cannot be faster, {number(faster)}")
+    return tuple(found)
 
 
 def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:

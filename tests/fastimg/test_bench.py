@@ -3,7 +3,9 @@
 import itertools
 import json
 import os
+import re
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from fastimg import advice, bench, rig, stagebench, trainbench, tuning
+from fastimg.load import Load
 from fastimg.loaders import FilesDataset
 from fastimg.measuring import Spread
 from fastimg.stagebench import Stage
@@ -64,9 +67,9 @@ EVEN = {"read": 9e4, "decode": 5e3, "copy": 2e4, "augment": 8e4, "step": 5e3, "s
 @pytest.mark.parametrize(
     ("rates", "kind"),
     [
-        ({"read": 1e3}, "storage-bound"),
-        ({"decode": 1e3}, "decode-bound"),
-        ({"copy": 1e3}, "copy-bound"),
+        ({"read": 1e3, "real": 950.0}, "storage-bound"),
+        ({"decode": 1e3, "real": 950.0}, "decode-bound"),
+        ({"copy": 1e3, "real": 950.0}, "copy-bound"),
         ({"step": 1e3, "synthetic": 1e3, "real": 980.0}, "compute-bound"),
         ({}, "balanced"),
     ],
@@ -79,6 +82,49 @@ def test_a_slow_part_is_the_verdict(fake, rates, kind):
         assert verdict["limit_images_per_second"] == 1e3
     whole = {**EVEN, **rates}
     assert found["real_over_synthetic"] == pytest.approx(whole["real"] / whole["synthetic"])
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """A machine on which others work, too."""
+    load = Load(before=7.5, during=8.0, cores=2, others=0.6)
+    monkeypatch.setattr(bench, "Watch", lambda: SimpleNamespace(load=lambda: load))
+
+
+def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):
+    found = fake(**{**EVEN, "step": 13.4, "synthetic": 124.0, "real": 79.0})
+    verdict = found["training"][0]["verdict"]
+    assert verdict["kind"] is None and verdict["sentence"] == found["verdict"]
+    assert found["verdict"].startswith(
+        "no verdict: the measurements disagree by more than 30% (the step alone 13.4 img/s"
+    )
+    assert "other processes took 60% of the processors" in found["verdict"]
+    assert found["load"] == {"before": 7.5, "during": 8.0, "cores": 2, "others_share": 0.6}
+
+
+def test_no_verdict_is_printed_and_nothing_is_tried(cli, image_folder, busy, monkeypatch):
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: 700.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
+    monkeypatch.setattr(advice, "real_rate", None)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
+    assert ran.code == 0, ran.err
+    assert (
+        "no verdict: the measurements disagree by more than 30% (the loader alone 310 img/s, and training end"
+        in ran.out
+    )
+    assert "verdict  " not in ran.out and "trying" not in ran.err
+
+
+def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeypatch):
+    for name, rate in (("synthetic_rate", 300.0), ("loader_rate", 310.0)):
+        monkeypatch.setattr(trainbench, name, lambda rig, rate=rate: rate)
+    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: 290.0)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
+    assert ran.code == 0, ran.err
+    assert re.search(r"^load      load average [\d.]+ on the machine's \d+ cores, before measuring$", ran.out, re.M)
+    assert "load      load average 7.5 before and 8.0 after, on 2 cores; other processes took 60%" in ran.out
+    assert "verdict  " in ran.out
 
 
 def test_the_harness_is_measured_against_itself(monkeypatch):
@@ -96,7 +142,7 @@ def test_it_measures_prints_and_advises(cli, image_folder):
     for words in ("data      images: 36 images", "read, warm", "splice", "decode", "resize", "augment", "step"):
         assert words in ran.out
     assert "none: the CPU trains on the slot that was filled" in ran.out
-    assert "real/synthetic" in ran.out and "verdict  " in ran.out
+    assert "real/synthetic" in ran.out and "verdict" in ran.out
     assert "measured against itself it differs by" in ran.out
 
 
@@ -112,7 +158,7 @@ def test_json_has_what_a_script_needs(cli, trained):
         row = stages[name]
         assert row["n"] == 1 and row["per_core"] == pytest.approx(row["images_per_second"] / row["threads"], rel=0.01)
         ratio = row["images_per_second"] / row["ceiling_images_per_second"]
-        assert row["ratio"] == pytest.approx(ratio, rel=0.05) and row["ceiling"]
+        assert row["ratio"] == pytest.approx(ratio, rel=0.05, abs=1e-4) and row["ceiling"]  # it is rounded
     assert [one["arch"] for one in found["training"]] == ["test_resnet", "test_vit"]
     one = found["training"][0]
     share = one["real_images_per_second"] / one["synthetic_images_per_second"]
