@@ -339,7 +339,7 @@ def test_an_unknown_architecture(arch, texts, trained, tmp_path, refuses):
         ("=3", "give name=value"),
         ("a-b=3", "give name=value"),
         ("nonsense=3", "does not take them"),
-        ("num_classes=3", "does not take them"),
+        ("num_classes=3", "use --num-classes instead"),
         ("act_layer=nonsense", "cannot be made with act_layer=nonsense"),
         ("layers={1,2}", "give a number, string, list or dict"),
     ],
