@@ -13,9 +13,9 @@ from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from . import __version__, benchconfig, config, configfile, flags, helptext, recipes
+from . import __version__, benchconfig, config, configfile, flags, helptext, recipes, terminal
 from .errors import UsageError, UserError, nearest, printable
 from .trainconfig import COMPILE_MODES
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command. Returns the exit code; prints a sentence, not a traceback, for what a person can mend."""
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     rank = os.environ.get("RANK")
     prefix = "fastimg: error: " if rank in (None, "0") else f"fastimg: rank {rank}: error: "
     try:
@@ -94,54 +94,54 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         if settings.json:
             print(report.to_json())
         else:
-            print_report(report, Console())
+            print_report(report, terminal.console())
         return 0
     if command == "verify":
         from .verify import verify
 
-        return verify(settings, Console(), console)
+        return verify(settings, terminal.console(), console)
     if command == "inspect":
         from .inspect_data import inspect_data
 
-        inspect_data(settings, Console(), console)
+        inspect_data(settings, terminal.console(), console)
         return 0
     if command == "train":
         from .train import train
 
-        return _signal_code(train(settings, Console(soft_wrap=False)).signal)
+        return _signal_code(train(settings, terminal.console()).signal)
     if command == "eval":
         from .evaluate import evaluate_checkpoint
 
-        evaluate_checkpoint(settings, Console(), console)
+        evaluate_checkpoint(settings, terminal.console(), console)
         return 0
     if command == "predict":
         from .predict import predict
 
-        return predict(settings, Console(), console)
+        return predict(settings, terminal.console(), console)
     if command == "export":
         from .export import export
 
-        return export(settings, Console())
+        return export(settings, terminal.console())
     if command == "embed":
         from .embed import embed
 
-        embed(settings, Console(), console)
+        embed(settings, terminal.console(), console)
         return 0
     if command == "bench":
         from .bench import bench
 
-        bench(settings, Console(), console)
+        bench(settings, terminal.console(), console)
         return 0
     if command == "doctor":
         from .doctor import doctor
 
-        return doctor(settings, Console())
+        return doctor(settings, terminal.console())
     if command == "recipe":
-        _recipe(settings, Console())
+        _recipe(settings, terminal.console())
         return 0
     from .demo import demo
 
-    return _signal_code(demo(settings, Console()))
+    return _signal_code(demo(settings, terminal.console()))
 
 
 def _signal_code(signal: int) -> int:
@@ -208,7 +208,7 @@ def _recipe(settings: config.Recipe, console: Console) -> None:
         if settings.json:
             print(json.dumps([{"name": name, "for": purpose} for name, purpose in purposes.items()]))
             return
-        table = Table("recipe", "for", box=None, pad_edge=False)
+        table = Table("recipe", Column("for", overflow="fold"), box=None, pad_edge=False)
         for name, purpose in purposes.items():
             table.add_row(name, purpose)
         console.print(table, highlight=False)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from .describe import Base
 from .images import KEPT, KINDS, REENCODED, TILED
 from .samples import Source
+from .terminal import print_table
 
 
 class Skipped(NamedTuple):
@@ -86,7 +87,7 @@ def report_on(
 
 def print_report(report: Report, console: Console) -> None:
     """The report as a table, and at most ten of the images that were left out."""
-    table = Table(show_header=False, box=None)
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
     counts = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
     added = f", {report.added:,} of them new" if report.added != report.images else ""
     reasons = {kind: _reasons(report.outcomes, kind) for kind in KINDS}
@@ -111,7 +112,7 @@ def print_report(report: Report, console: Console) -> None:
     ]
     for name, value in rows:
         table.add_row(name, Text(value))
-    console.print(table)
+    print_table(console, table)
     for path, reason in report.skipped[:10]:
         console.print(Text(f"skipped {path}: {reason}"), soft_wrap=True)
     if len(report.skipped) > 10:

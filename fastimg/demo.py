@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from rich.console import Console
-from rich.rule import Rule
 
 from .config import Convert, Demo, Eval, Predict, Train
 from .conversion import print_report
@@ -22,6 +21,7 @@ from .train import train
 
 ARCH, SIZE, VAL_FRACTION, SHOWN, GOAL = "test_resnet", 32, 0.2, 12, 0.97
 _MARK = ".fastimg-demo"
+_RULE = 80  # columns of a heading
 
 
 def demo(config: Demo, console: Console) -> int:
@@ -62,7 +62,7 @@ def demo(config: Demo, console: Console) -> int:
     _step(console, f"fastimg eval {checkpoint} {shards}")
     score = evaluate_checkpoint(Eval(checkpoint=checkpoint, data=shards), console, console)
     if score.top1 < GOAL:
-        console.print(f"[yellow]below the {GOAL:.0%} that this demo reaches with its default settings")
+        console.print(f"below the {GOAL:.0%} that this demo reaches with its default settings", style="yellow")
 
     files = _held_out(images, config.seed)
     _step(console, f"fastimg predict {checkpoint} {files[0]} ...")
@@ -110,7 +110,7 @@ def _held_out(images: Path, seed: int) -> list[Path]:
 
 def _step(console: Console, title: str) -> None:
     console.print()
-    console.print(Rule(title, align="left", characters="-"))
+    console.print(f"{title} ".ljust(min(console.width, _RULE), "-"), style="rule.line", soft_wrap=True)
 
 
 def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Path) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import __version__, disks, hardware, installed
+from . import __version__, disks, hardware, installed, terminal
 from .benchconfig import Doctor
 from .disks import Reading
 from .errors import UsageError, UserError, printable
@@ -27,6 +27,7 @@ from .findings import rows
 from .hardware import Folder
 from .installed import said
 from .remedies import Copying, Facts, InUse, Unknown, advice, unusable
+from .terminal import print_table
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ def doctor(settings: Doctor, console: Console) -> int:
         raise UsageError(f"{settings.folder}: no such folder; name the one that your data is in, or none")
     if not settings.folder.is_dir():
         raise UsageError(f"{settings.folder}: not a folder; name the one that it is in")
-    facts = look(settings.folder, Console(stderr=True))
+    facts = look(settings.folder, terminal.console(stderr=True))
     told = advice(facts)
     if settings.json:
         print(json.dumps({**as_json(facts), "advice": told, "unusable": unusable(facts)}))
@@ -95,7 +96,7 @@ def _print(facts: Facts, told: list[str], console: Console) -> None:
     for row in rows(facts):
         table.add_row(row.section if row.section != section else "", row.name, Text(printable(row.value)))
         section = row.section
-    console.print(table, highlight=False)
+    print_table(console, table)
     for sentence in told:
         console.print(Text(printable(f"advice: {sentence}")), soft_wrap=True)
     if not told:

@@ -36,6 +36,7 @@ from .origin import Stated, adopted
 from .parallel import Ranks, start
 from .precision import Precision
 from .precision import choose as choose_precision
+from .terminal import print_table
 from .vectors import Vectors, write_npy, write_parquet, write_tars
 
 DESCRIPTION, _BEGUN = "embeddings.json", ".embedding"
@@ -265,14 +266,14 @@ def _arrays(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.i
 
 
 def _print(result: dict[str, Any], folder: Path, out: Console) -> None:
-    table = Table(title=f"embeddings in {folder}", title_justify="left")
+    table = Table()
     for column in ("split", "samples", "left out", "made now", "files"):
         table.add_column(column, overflow="fold", justify="left" if column in ("split", "files") else "right")
     for split, found in result["splits"].items():
         files = found["files"]
         names = ", ".join(files[:3]) + (f", ... ({len(files)})" if len(files) > 3 else "")
         table.add_row(split, *(f"{found[key]:,}" for key in ("samples", "left out", "made now")), names)
-    out.print(table, highlight=False, markup=False)
+    print_table(out, table, f"embeddings in {folder}")
     if "knn" in result:
         knn = result["knn"]
         among = f"among {knn['known']}" if knn["asked"] != knn["known"] else "among all others"

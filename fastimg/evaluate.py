@@ -22,6 +22,7 @@ from .parallel import start
 from .plots import plot_confusion
 from .precision import choose as choose_precision
 from .provenance import select
+from .terminal import print_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +179,6 @@ def _answers(
 
 
 def _print(result: Evaluation, out: Console) -> None:
-    title = f"{result.data} ({result.part}), {result.images} images"
-    # Not the table's own title, which would be folded to the table's width.
-    out.print(printable(title), style="italic", highlight=False, markup=False, soft_wrap=True)
     table = Table()
     table.add_column("class", overflow="fold")
     for column in ("precision", "recall", "images"):
@@ -189,7 +187,7 @@ def _print(result: Evaluation, out: Console) -> None:
         table.add_row(Text(score.name), f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
     if len(result.classes) > 100:
         table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
-    out.print(table, highlight=False)
+    print_table(out, table, f"{result.data} ({result.part}), {result.images} images")
     top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
     left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
     balanced = f"balanced accuracy {result.balanced_accuracy:.2%}"

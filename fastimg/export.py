@@ -21,6 +21,7 @@ from .errors import UsageError, UserError, printable
 from .models import Model
 from .precision import choose as choose_precision
 from .subject import Subject
+from .terminal import print_table
 
 _PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # the extra `export`, but for --check
 
@@ -202,7 +203,7 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     table.add_column(overflow="fold")
     for name, text in rows.items():
         table.add_row(name, Text(printable(text)))
-    out.print(table, highlight=False)
+    print_table(out, table)
 
 
 def _told(check: Agreement) -> str:

@@ -25,6 +25,7 @@ from .loaders.crop import Crop
 from .models import Preprocessing
 from .sheets import draw_augmented, draw_samples, draw_trivial
 from .tallies import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+from .terminal import print_table
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
@@ -238,7 +239,7 @@ def _print(result: Inspection, out: Console) -> None:
     }
     for name, value in rows.items():
         table.add_row(f" {name}", Text(value))
-    out.print(table, highlight=False)
+    print_table(out, table)
     print_classes(result.splits, out)
     print_copies(result.duplicates, out)
     print_some(

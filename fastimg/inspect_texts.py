@@ -16,6 +16,7 @@ from .facts import Duplicates, Facts, duplicates, gather, several
 from .loaders import Dataset
 from .loaders.scratch import Scratch
 from .tallies import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+from .terminal import print_table
 
 _SHOWN, _CHARACTERS = 10, 80
 _TAKEN = ("data", "split", "samples", "workers", "seed", "json")  # flags that say something of texts
@@ -136,7 +137,7 @@ def _print(result: TextInspection, out: Console) -> None:
     }
     for name, value in rows.items():
         table.add_row(f" {name}", Text(value))
-    out.print(table, highlight=False)
+    print_table(out, table)
     print_classes(result.splits, out)
     print_copies(result.duplicates, out)
     print_some(
@@ -148,7 +149,7 @@ def _print(result: TextInspection, out: Console) -> None:
         shown.add_column(f"texts of {result.shown[0].split}", overflow="fold")
         for one in result.shown:
             shown.add_row(Text(one.label), Text(_visible(one.text)))
-        out.print(shown, highlight=False)
+        print_table(out, shown)
 
 
 def _visible(text: str) -> str:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from . import __version__
 from .loaders.cpus import available_cpus
+from .terminal import print_table
 
 PACKAGES = (
     *("torch", "torchvision", "timm", "simplejpeg", "pillow", "numpy", "numba"),
@@ -134,13 +135,13 @@ def synchronise(device: torch.device) -> None:
 def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """A small table: one column per key, in the order of their first appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for column in columns:
         numeric = all(isinstance(row.get(column, 0), int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    console.print(table, highlight=False, markup=False)
+    print_table(console, table, title)
 
 
 def _cell(value: Any) -> str:

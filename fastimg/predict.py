@@ -24,6 +24,7 @@ from .loaders.folder import find_images, find_texts
 from .loaders.scratch import Scratch
 from .parallel import start
 from .precision import choose as choose_precision
+from .terminal import print_table
 
 
 class GivenTexts:
@@ -176,7 +177,7 @@ def _print(answers: list[Answer], out: Console) -> None:
         else:
             shares = zip(answer.classes, answer.probabilities, strict=True)
             table.add_row(printable(answer.file), ", ".join(f"{name} {share:.1%}" for name, share in shares))
-    out.print(table, highlight=False, markup=False)
+    print_table(out, table)
 
 
 def _write_csv(answers: list[Answer], target: Path) -> None:

@@ -6,7 +6,6 @@ from statistics import median
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from . import checkpoint, rundir
 from .accounting import Window, overall
@@ -26,6 +25,7 @@ from .patience import rule, stopped
 from .plots import plot_curves
 from .progress import UNITS, duration
 from .run import Run
+from .terminal import print_table
 
 
 def print_effective(console: Console, run: Run, part: Part, val_part: Part | None, rate: str) -> None:
@@ -73,7 +73,7 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
     for name, value in rows.items():
         if value is not None:
             table.add_row(name, value)
-    console.print(table, highlight=False, markup=False)
+    print_table(console, table)
 
 
 def _texts(part: Part, text: TextSide) -> str:
@@ -237,8 +237,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             markup=False,
         )
         return
-    title = Text(f"{run.model.arch} on {shown(run.config.data or Path())}")
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     if run.best is not None:
@@ -266,7 +265,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     table.add_row("best checkpoint", shown(run.directory / "best" / checkpoint.MODEL))
     table.add_row("last checkpoint", shown(run.directory / "last" / checkpoint.MODEL))
     table.add_row("curves, records", f"{shown(run.directory / rundir.CURVES)}, {rundir.METRICS}")
-    console.print(table, highlight=False, markup=False)
+    print_table(console, table, f"{run.model.arch} on {shown(run.config.data or Path())}")
 
 
 def _time(window: Window, ranks: Ranks) -> str:

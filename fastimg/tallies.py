@@ -9,6 +9,7 @@ from rich.text import Text
 
 from .errors import printable
 from .facts import Copies, Duplicates, Facts
+from .terminal import print_table
 
 _LINES, _CLASSES = 5, 30
 
@@ -75,7 +76,7 @@ def print_classes(splits: dict[str, dict[str, int]], out: Console) -> None:
         table.add_row(Text(name), *(f"{classes[name]:,}" for classes in splits.values()))
     if len(names) > _CLASSES:
         table.add_row(f"... {len(names) - _CLASSES:,} more, see --json", *("" for _ in splits))
-    out.print(table, highlight=False)
+    print_table(out, table)
 
 
 def print_copies(found: Duplicates, out: Console) -> None:

@@ -1,0 +1,27 @@
+"""Where commands print."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_UNFOLDED = 1_000_000  # columns: wider than any table
+
+
+def console(stderr: bool = False) -> Console:
+    """Standard output, or standard error.
+
+    On a terminal, lines fold at its width. In a pipe or a file nothing does: each row of a table is one line, and a
+    path can be searched for and copied. Texts are printed as they are: square brackets and colons mean nothing.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _UNFOLDED
+    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_table(console: Console, table: Table, title: str = "") -> None:
+    """A table, its title on a line of its own above it: rich would fold a title at the table's width."""
+    if title:
+        console.print(Text(title, style="italic"), soft_wrap=True)
+    console.print(table, highlight=False, markup=False, emoji=False)

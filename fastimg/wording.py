@@ -1,0 +1,24 @@
+"""How counts and long names are written, everywhere the same."""
+
+_VERBS = {"is": "are", "was": "were", "has": "have", "does": "do", "needs": "need", "lacks": "lack"}
+_SIBILANTS = ("s", "x", "z", "ch", "sh")
+
+
+def plural(count: int, noun: str, verb: str = "") -> str:
+    """`count` and `noun` in the number that goes with it, then `verb`: "1 class is", "1,200 batches are"."""
+    words = f"{count:,} {noun if count == 1 else several(noun)}"
+    if verb:
+        words += f" {verb if count == 1 else _VERBS[verb]}"
+    return words
+
+
+def several(noun: str) -> str:
+    """The plural of a noun, given in the singular."""
+    if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(_SIBILANTS) else f"{noun}s"
+
+
+def shortened(text: str, length: int) -> str:
+    """At most `length` characters of `text`; an ellipsis says that some are missing."""
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
