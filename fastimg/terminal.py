@@ -16,8 +16,10 @@ def console(stderr: bool = False) -> Console:
     path can be searched for and copied. Texts are printed as they are: square brackets and colons mean nothing.
     """
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _UNFOLDED
-    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+    if stream is not None and stream.isatty():
+        return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    # Without a height rich would take 80 columns for both where TERM is dumb.
+    return Console(stderr=stderr, width=_UNFOLDED, height=25, markup=False, highlight=False, emoji=False)
 
 
 def print_table(console: Console, table: Table, title: str = "") -> None:
