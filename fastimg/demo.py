@@ -122,4 +122,6 @@ def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Pat
         console.print(f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}", highlight=False)
     captions = [f"{answer.classes[0]} ({answer.probabilities[0]:.0%})" for answer in answers]
     right_ones = [answer.classes[0] == file.parent.name for file, answer in zip(files, answers, strict=True)]
-    plot_predictions([np.asarray(Image.open(file).convert("RGB")) for file in files], captions, right_ones, sheet)
+    images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
+    for remark in plot_predictions(images, captions, right_ones, sheet):
+        console.print(f"  {remark}", soft_wrap=True)

@@ -124,7 +124,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         confusion=matrix.tolist(),
         plot=str(plot),
     )
-    _draw(result, matrix)
+    for remark in _draw(result, matrix):
+        err.print(f"{result.plot}: {remark}", markup=False, highlight=False, soft_wrap=True)
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -132,11 +133,12 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     return result
 
 
-def _draw(result: Evaluation, matrix: npt.NDArray[np.int64]) -> None:
-    """Draw the confusion matrix. Raises UserError and UsageError."""
+def _draw(result: Evaluation, matrix: npt.NDArray[np.int64]) -> list[str]:
+    """Draw the confusion matrix; what the picture leaves out, in sentences. Raises UserError and UsageError."""
     names = [score.name for score in result.classes]
+    title = f"{result.part}: top-1 {result.top1:.2%} of {result.images}"
     try:
-        plot_confusion(matrix, names, f"{result.part}: top-1 {result.top1:.2%} of {result.images}", Path(result.plot))
+        return plot_confusion(matrix, names, title, Path(result.plot))
     except OSError as error:
         raise UserError(f"--plot {result.plot}: {error.strerror}; give a place that can be written to") from error
     except ValueError as error:  # matplotlib's own words: the formats that it can write

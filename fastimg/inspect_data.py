@@ -163,7 +163,10 @@ def _draw(
     facts: Facts,
     err: Console,
 ) -> list[str]:
-    """The pictures, of the first split. Raises UserError where they cannot be written."""
+    """The pictures, of the first split: TrivialAugment's operations where it is on. Raises UserError.
+
+    A remark on what a picture cannot show goes to `err`.
+    """
     ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
@@ -172,14 +175,20 @@ def _draw(
     rows = ids[:_ROWS]  # neighbours, which are mixed, are of different classes
     policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
     epochs = 1 if policy is None else _EPOCHS
+    operations = policy is not None and policy.trivial
     try:
         with err.status("drawing"):
-            draw_samples(facts.dataset, ids, config.max_pixels, samples)
-            draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
-            draw_augmented(facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented)
+            remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples)
+            if operations:
+                draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
+            remarks += draw_augmented(
+                facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented
+            )
     except OSError as error:
         raise _unwritable(folder, error) from error
-    return [str(file) for file in (samples, trivial, augmented)]
+    for remark in dict.fromkeys(remarks):
+        err.print(f"{folder}: {remark}", markup=False, highlight=False, soft_wrap=True)
+    return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 
 
 def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspection:

@@ -1,6 +1,7 @@
 """Pictures: training curves, a confusion matrix, a sheet of predictions."""
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .lettering import Lettering, lettering
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MOST, SHOWN = 150, 40  # classes of which a confusion matrix names all, and how many it shows of more
+_COUNTED = 40  # classes for which there is room for counts
+_LABEL, _CAPTION = 32, 22  # characters
 
 
 def blank(width: float, height: float) -> "Figure":
@@ -48,45 +55,82 @@ def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
     _save(figure, file)
 
 
-def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str, file: Path) -> None:
-    """Rows are true classes, columns predicted ones; coloured by share of the row, numbered while there is room."""
-    n = len(classes)
-    side = min(18.0, 2.8 + 0.42 * n)
+def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str, file: Path) -> list[str]:
+    """Rows are true classes, columns predicted ones; coloured by share of the row, counts where there is room.
+
+    Of more than `MOST` classes the `SHOWN` most confused ones are drawn. Returns remarks for the person: what is
+    shown, and which characters no font has.
+    """
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    drawn, remarks = np.arange(len(classes)), list[str]()
+    if len(classes) > MOST:
+        drawn = most_confused(matrix, SHOWN)
+        remarks.append(
+            f"the picture shows the {SHOWN} most confused of {len(classes):,} classes; --json has all of them"
+        )
+        title += (
+            f"\nthe {SHOWN} most confused of {len(classes):,} classes; colour: share of all images of the true class"
+        )
+    share, matrix = share[np.ix_(drawn, drawn)], matrix[np.ix_(drawn, drawn)]
+    names = [str(classes[index]) for index in drawn.tolist()]
+    n = len(names)
+    cell = max(0.14, min(0.42, 16 / n))  # inches
+    side = 2.8 + cell * n
     figure = blank(side, side)
     axis = figure.subplots()
-    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     image = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    axis.set(title=title, xlabel="predicted", ylabel="true")
-    if n <= 60:
-        axis.set_xticks(range(n), labels=[str(c)[:24] for c in classes], rotation=90, parse_math=False)
-        axis.set_yticks(range(n), labels=[str(c)[:24] for c in classes], parse_math=False)
-    if n <= 25:
+    axis.set(xlabel="predicted", ylabel="true")
+    axis.set_title(title, parse_math=False)
+    letters = lettering([*names, title])
+    labels = _labels([letters.text(name, _LABEL) for name in names], drawn.tolist())
+    size = min(10.0, 72 * 0.75 * cell)
+    axis.set_xticks(range(n), labels=labels, rotation=90, parse_math=False, fontsize=size)
+    axis.set_yticks(range(n), labels=labels, parse_math=False, fontsize=size)
+    if n <= _COUNTED:
         for (row, column), count in np.ndenumerate(matrix):
             if count:
                 colour = "white" if share[row, column] > 0.5 else "black"
                 axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
     else:
-        figure.colorbar(image, shrink=0.7)
-    _save(figure, file)
+        figure.colorbar(image, shrink=0.7, fraction=0.03, label="share of the images of the true class")
+    _save(figure, file, letters)
+    return [*remarks, *filter(None, [letters.note()])]
+
+
+def most_confused(matrix: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """The `count` classes with the most mistakes, of their images or of others taken for them; in their own order."""
+    mistakes = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
+    return np.sort(np.argsort(-mistakes, kind="stable")[:count])
+
+
+def _labels(labels: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    """Labels of classes; those that look alike, as long names do when they are cut, get the number of their class."""
+    counts = Counter(labels)
+    return [f"{number}: {label}" if counts[label] > 1 else label for label, number in zip(labels, numbers, strict=True)]
 
 
 def plot_predictions(
     images: Sequence[npt.NDArray[np.uint8]], captions: Sequence[str], right: Sequence[bool], file: Path
-) -> None:
-    """A sheet of images [H, W, 3] with a caption under each, red where the prediction was wrong."""
+) -> list[str]:
+    """A sheet of images [H, W, 3] with a caption under each, red where the prediction was wrong. Returns remarks."""
     columns = min(6, len(images))
     rows = -(-len(images) // columns)
+    letters = lettering(captions)
     figure = blank(1.7 * columns, 2.0 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, image, caption, fine in zip(axes.flat, images, captions, right, strict=False):
         axis.imshow(image, interpolation="nearest")
-        axis.set_title(caption, fontsize=8, color="black" if fine else "tab:red", parse_math=False)
-    _save(figure, file)
+        title = letters.text(caption, _CAPTION)
+        axis.set_title(title, fontsize=8, color="black" if fine else "tab:red", parse_math=False)
+    _save(figure, file, letters)
+    return [*filter(None, [letters.note()])]
 
 
-def _save(figure: "Figure", file: Path) -> None:
+def _save(figure: "Figure", file: Path, letters: Lettering | None = None) -> None:
+    if letters is not None:
+        letters.apply(figure)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks, labels that leave little room
+        warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)  # labels leave little room
         figure.savefig(file, dpi=110)

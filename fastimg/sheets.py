@@ -1,7 +1,6 @@
 """Sheets of pictures for `fastimg inspect`: samples, TrivialAugment's operations, images as the model sees them."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from .augment.ops import BINS, TRIVIAL, trivial_table
 from .augmentation import model_input
 from .errors import printable
 from .kornia_pass import KorniaPass
+from .lettering import lettering
 from .loaders import CenterCrop, DataError, Dataset, ImageDecoder, Loader, LoaderConfig
 from .loaders.crop import Crop
 from .loaders.decode import decode, read_header
@@ -26,14 +26,15 @@ Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
 Tile = tuple[Pixels, str]  # with a caption
 
 _SIDE, _GAP, _TEXT = 128, 8, 18  # pixels of a tile, between tiles, and of a caption
+_NAME = 18  # characters of a row's name
 _SIGNED = frozenset(
     {"Brightness", "Color", "Contrast", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
 )
 _STILL = frozenset({"Identity", "AutoContrast", "Equalize"})
 
 
-def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path) -> None:
-    """A grid of whole images, shrunk, with their classes."""
+def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path) -> list[str]:
+    """A grid of whole images, shrunk, with their classes. Returns remarks."""
     scratch, tiles = Scratch(), []
     for index in ids[np.argsort(dataset.labels[ids], kind="stable")].tolist():
         try:
@@ -45,7 +46,7 @@ def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, 
         tiles.append((np.asarray(image), class_name(dataset, int(dataset.labels[index]))))
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
-    _save([*rows], [""] * len(rows), file)
+    return _save([*rows], [""] * len(rows), file)
 
 
 def class_name(dataset: Dataset, label: int) -> str:
@@ -102,8 +103,11 @@ def draw_augmented(
     epochs: int,
     max_pixels: int,
     file: Path,
-) -> None:
-    """A row for each image: what the model sees of it, epoch by epoch; `policy` None: without augmentation."""
+) -> list[str]:
+    """A row for each image: what the model sees of it, epoch by epoch; `policy` None: without augmentation.
+
+    Returns remarks.
+    """
     columns: list[list[Tile]] = []
     for epoch, (images, labels, weight) in enumerate(_rows(dataset, ids, crop, seed, range(epochs), max_pixels)):
         plan = None if policy is None else draw(policy, ids, seed, epoch)
@@ -115,7 +119,7 @@ def draw_augmented(
         captions = [_happened(dataset, plan, used, row, soft[row], int(label)) for row, label in enumerate(labels)]
         columns.append(list(zip(levels, captions, strict=True)))
     names = [class_name(dataset, int(dataset.labels[index])) for index in ids.tolist()]
-    _save([list(row) for row in zip(*columns, strict=True)], names, file)
+    return _save([list(row) for row in zip(*columns, strict=True)], names, file)
 
 
 def _happened(dataset: Dataset, plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int) -> str:
@@ -146,8 +150,9 @@ def _rows(
     return found
 
 
-def _save(rows: list[list[Tile]], names: list[str], file: Path) -> None:
-    """Tiles in a grid on white, a caption under each, a name before each row, as one PNG."""
+def _save(rows: list[list[Tile]], names: list[str], file: Path) -> list[str]:
+    """Tiles in a grid on white, a caption under each, a name before each row, as one PNG. Returns remarks."""
+    letters = lettering([*names, *(caption for row in rows for _, caption in row)])
     side = max((max(pixels.shape[:2]) for row in rows for pixels, _ in row), default=_SIDE)
     across, down = side + _GAP, side + _GAP + _TEXT
     margin = _GAP + (110 if any(names) else 0)
@@ -156,18 +161,19 @@ def _save(rows: list[list[Tile]], names: list[str], file: Path) -> None:
     texts: list[tuple[int, int, str, str]] = []
     for number, (row, name) in enumerate(zip(rows, names, strict=True)):
         top = _GAP + number * down
-        texts.append((margin - _GAP, top + side // 2, name[:18], "right"))
+        texts.append((margin - _GAP, top + side // 2, letters.text(name, _NAME), "right"))
         for column, (pixels, caption) in enumerate(row):
             left = margin + column * across
             h, w = pixels.shape[:2]
             y, x = top + (side - h) // 2, left + (side - w) // 2
             canvas[y : y + h, x : x + w] = pixels
-            texts.append((left + side // 2, top + side + _TEXT // 2, caption[: max(8, side // 6)], "center"))
+            shown = letters.text(caption, max(8, side // 6))
+            texts.append((left + side // 2, top + side + _TEXT // 2, shown, "center"))
     figure = Figure(figsize=(width / 100, height / 100), dpi=100)
     FigureCanvasAgg(figure)
     figure.figimage(canvas, 0, 0)
     for x, y, text, side_ in texts:
         figure.text(x / width, 1 - y / height, text, fontsize=7, ha=side_, va="center", parse_math=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        figure.savefig(file, dpi=100)
+    letters.apply(figure)
+    figure.savefig(file, dpi=100)
+    return [*filter(None, [letters.note()])]

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 from rich.console import Console
 
@@ -134,7 +136,7 @@ def test_images_without_labels(tmp_path, trained, look, cli):
             writer.add({"image": file.read_bytes()})
     said = look(tmp_path / "x.beton", "--mixup", "1", "--cutmix", "1")
     assert (said["samples"], said["unlabelled"], said["classes"]) == ({"train": 2}, 2, 0)
-    assert said["balance"] == {"train": None} and len(said["pictures"]) == 3
+    assert said["balance"] == {"train": None} and len(said["pictures"]) == 2
     ran = cli("inspect", tmp_path / "x.beton", "-o", tmp_path / "p")
     assert ran.code == 0 and "2 of 0 classes (train 2; 2 without a label)" in ran.out
 
@@ -218,13 +220,38 @@ def test_too_many_pixels_are_unreadable(trained, look):
 def test_the_pictures_are_where_one_expects_them(trained, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli("inspect", trained.images, "--img-size", "32").code == 0
-    assert sorted(file.name for file in (tmp_path / "inspect-images").iterdir()) == sorted(PICTURES)
+    assert sorted(file.name for file in (tmp_path / "inspect-images").iterdir()) == ["augmented.png", "samples.png"]
+
+
+def test_trivials_operations_are_drawn_where_it_is_on(trained, look, tmp_path):
+    assert [Path(file).name for file in look(trained.images, "--aa", "ta_wide")["pictures"]] == list(PICTURES)
+    (tmp_path / "pictures" / "trivial.png").unlink()
+    for flags in ((), ("--rotate", "10"), ("--aa", "none"), ("--no-aug",)):
+        assert [Path(file).name for file in look(trained.images, *flags)["pictures"]] == [
+            "samples.png",
+            "augmented.png",
+        ]
+    assert not (tmp_path / "pictures" / "trivial.png").exists()
+
+
+def test_names_in_pictures_are_cut_with_an_ellipsis_and_missing_letters_are_said(tmp_path, trained, cli, monkeypatch):
+    figures, savefig = [], Figure.savefig
+    monkeypatch.setattr("fastimg.lettering._fallbacks", lambda wanted: [])  # no other font is installed
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), savefig(self, *args, **kw)))
+    data = tmp_path / "data" / "train"
+    for name, source in (("犬", "red"), ("y" * 80, "blue")):
+        shutil.copytree(trained.images / "train" / source, data / name)
+    ran = cli("inspect", data.parent, "--json", "-o", tmp_path / "p", "--img-size", "32", "--samples", "4")
+    texts = {text.get_text() for figure in figures for text in figure.findobj(Text)}
+    assert {"\\u72ac", "y" * 17 + "…", "y" * 7 + "…"} <= texts
+    assert ran.code == 0 and json.loads(ran.out)["classes"] == 2
+    assert ran.err.count("pictures show 犬 as \\u72ac; install a font that has them") == 1
 
 
 def drawn(monkeypatch):
     """The tiles of every sheet, by its file's name."""
     kept = {}
-    monkeypatch.setattr(sheets, "_save", lambda rows, names, file: kept.__setitem__(file.name, (rows, names)))
+    monkeypatch.setattr(sheets, "_save", lambda rows, names, file: kept.update({file.name: (rows, names)}) or [])
     return kept
 
 
@@ -278,7 +305,7 @@ def test_without_augmentation_it_is_validations_crop(trained, look, monkeypatch)
 
 def test_trivial_shows_every_operation(trained, look, monkeypatch):
     kept = drawn(monkeypatch)
-    look(trained.images)
+    look(trained.images, "--aa", "trivial")
     rows, names = kept["trivial.png"]
     assert names == list(sheets.TRIVIAL) and [len(row) for row in rows].count(7) == 11
     captions = {name: [caption for _, caption in row] for name, row in zip(names, rows, strict=True)}
