@@ -83,6 +83,14 @@ def test_the_picture(trained, tmp_path, cli):
     assert np.asarray(image.convert("RGB")).std() > 0
 
 
+def test_what_the_picture_does_not_show_is_said(trained, plot, cli, monkeypatch):
+    monkeypatch.setattr("fastimg.plots.MOST", 2)
+    monkeypatch.setattr("fastimg.plots.SHOWN", 2)
+    ran = cli("eval", trained.run, trained.images, "--plot", plot, "--json")
+    assert len(json.loads(ran.out)["confusion"]) == 3
+    assert f"{plot}: the picture shows the 2 most confused of 3 classes; --json has all of them\n" in ran.err
+
+
 def test_words(trained, plot, cli):
     ran = cli("eval", trained.run, trained.images, "--plot", plot)
     assert ran.code == 0 and ran.err == ""
