@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -42,17 +42,35 @@ class Meter:
 
     def read(self) -> "Score":
         """The means so far. A sync point."""
-        loss, top1, top5, count = self.sums.tolist()
-        count_ = max(count, 1.0)
         balanced, missed = _recalls(self.by_class.tolist())
-        return Score(
-            loss=loss / count_,
-            top1=top1 / count_,
-            top5=top5 / count_,
-            samples=round(count),
-            balanced_accuracy=balanced,
-            missed=missed,
-        )
+        return replace(Score.of(self.sums.tolist()), balanced_accuracy=balanced, missed=missed)
+
+
+class Trace:
+    """Training step by step: a meter's sums are noted on the device every few steps, and read when somebody looks."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._noted: list[tuple[int, torch.Tensor]] = []
+
+    def begin(self, step: int, meter: Meter) -> None:
+        """Training begins, or goes on, after `step`: what `meter` has counted so far was noted before."""
+        self._noted = [(step, meter.sums.clone())]
+
+    def note(self, step: int, meter: Meter, due: bool) -> None:
+        """`step` is done; with `due` it is noted in any case. Nobody waits for the device."""
+        if due or step % self._every == 0:
+            self._noted.append((step, meter.sums.clone()))
+
+    def read(self, ranks: Ranks) -> list[tuple[int, "Score"]]:
+        """(Step, score over all ranks of the steps since the one before) since the last reading. A sync point."""
+        if len(self._noted) < 2:
+            return []
+        sums = ranks.sum(torch.stack([sums for _, sums in self._noted]).diff(dim=0))
+        steps = [step for step, _ in self._noted[1:]]
+        self._noted = self._noted[-1:]
+        scores = [Score.of(row) for row in sums.tolist()]
+        return [(step, score) for step, score in zip(steps, scores, strict=True) if score.samples]
 
 
 def _recalls(by_class: list[list[float]]) -> tuple[float | None, tuple[int, ...]]:
@@ -73,6 +91,13 @@ class Score:
     samples: int
     balanced_accuracy: float | None = None  # mean recall of the classes that have samples, where classes were counted
     missed: tuple[int, ...] = ()  # classes that have samples and a recall of 0
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> "Score":
+        """Of sums of loss, top-1 hits, top-5 hits and weights."""
+        loss, top1, top5, count = sums
+        weight = max(count, 1.0)
+        return cls(loss=loss / weight, top1=top1 / weight, top5=top5 / weight, samples=round(count))
 
     def as_dict(self, classes: int) -> dict[str, float]:
         """For logs; top-5 only where it says something, and classes where they were counted."""

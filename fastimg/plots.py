@@ -3,6 +3,8 @@
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,22 @@ import numpy.typing as npt
 from .lettering import Lettering, lettering
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST, SHOWN = 150, 40  # classes of which a confusion matrix names all, and how many it shows of more
 _COUNTED = 40  # classes for which there is room for counts
 _LABEL, _CAPTION = 32, 22  # characters
+_MARKED = 60  # points of a curve that are marked
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveNotes:
+    """What sets training's numbers apart from validation's, in words; empty where nothing does."""
+
+    loss: str = ""  # label smoothing 0.1, mixup 0.2
+    top1: str = ""
+    validated: str = ""  # of the validation loss, where it is another one
 
 
 def blank(width: float, height: float) -> "Figure":
@@ -29,30 +42,67 @@ def blank(width: float, height: float) -> "Figure":
     return figure
 
 
-def plot_curves(records: Sequence[dict[str, Any]], file: Path) -> None:
-    """Loss, accuracy, learning rate and speed over epochs, from the records of metrics.jsonl."""
-    train = [r for r in records if r["kind"] == "train"]
-    val = [r for r in records if r["kind"] == "val"]
-    per_epoch = max((r["step"] / r["epoch"] for r in val), default=0) or max((r["step"] for r in train), default=1)
-    x, vx = [r["step"] / per_epoch for r in train], [r["step"] / per_epoch for r in val]
-    speed = next((key for r in train for key in r if key.endswith("_per_second")), "images_per_second")
+def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: CurveNotes, file: Path) -> None:
+    """Loss, accuracy, learning rate and speed, from the records of metrics.jsonl; over steps before one epoch is done.
+
+    A line for single steps, or for means of a few where there are many; marks for epochs, and for all of a short run.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    trained = [r for r in records if r["kind"] == "train"]
+    steps = [r for r in records if r["kind"] == "step"] or trained  # runs of before have no records of steps
+    validated = [r for r in records if r["kind"] == "val"]
+    epochs = list({r["epoch"]: r for r in trained}.values())  # the last of each epoch is of all its steps
+    last = max((r["step"] for r in records), default=0)
+    scale, unit = (steps_per_epoch, "epoch") if last >= steps_per_epoch else (1, "step")
+    each = _spacing(steps)
+    kind = "" if steps is not trained else ", running mean of the epoch"
+    speed = next((key for r in trained for key in r if key.endswith("_per_second")), "images_per_second")
     figure = blank(9, 6)
-    axes = figure.subplots(2, 2)
-    panels = (
-        ("loss", "loss (nats)", True),
-        ("top1", "top-1 accuracy", True),
-        ("lr", "learning rate", False),
-        (speed, speed.replace("_", " "), False),
-    )
-    for axis, (key, title, validated) in zip(axes.flat, panels, strict=True):
-        axis.plot(x, [r[key] for r in train], label="training (running mean of the epoch)", linewidth=1.2)
-        if validated and val:
-            axis.plot(vx, [r[key] for r in val], "o-", label="validation", markersize=3)
-            axis.legend(frameon=False)
-        axis.set(title=title, xlabel="epoch")
+    axes = list(figure.subplots(2, 2).flat)
+    for axis, key, title, note in (
+        (axes[0], "loss", "loss (nats)", notes.loss),
+        (axes[1], "top1", "top-1 accuracy", notes.top1),
+    ):
+        name = "loss" if key == "loss" else "accuracy"
+        label = f"training {name}{f' ({note})' if note else ''}{kind}{each}"
+        _line(axis, [(r["step"] / scale, r[key]) for r in steps], label, alpha=0.45 if len(epochs) > 1 else 1.0)
+        if len(epochs) > 1:
+            points = [(r["step"] / scale, r[key]) for r in epochs]
+            _line(axis, points, "its mean over each epoch", color="tab:blue", marker="s", markersize=3)
+        if validated:
+            note = f" ({notes.validated})" if key == "loss" and notes.validated else ""
+            points = [(r["step"] / scale, r[key]) for r in validated]
+            _line(axis, points, f"validation {name}{note}", color="tab:orange", marker="o", markersize=4)
+        axis.set_title(title)
+        if axis.get_lines():
+            axis.legend(framealpha=0.8, edgecolor="none", fontsize=7)
+    _line(axes[2], [(r["step"] / scale, r["lr"]) for r in steps], "learning rate")
+    axes[2].set_title("learning rate")
+    _line(axes[3], [(r["step"] / scale, r[speed]) for r in trained], speed, marker="o", markersize=3)
+    axes[3].set_title(speed.replace("_", " "))
+    for axis in axes:
+        axis.set_xlabel(unit)
+        axis.set_xlim(0, 1.03 * max(last, 1) / scale)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     _save(figure, file)
+
+
+def _spacing(records: Sequence[dict[str, Any]]) -> str:
+    """What a record stands for, where that is not a step."""
+    gaps = [after["step"] - before["step"] for before, after in pairwise(records)]
+    most = max(gaps, default=1)
+    return f", means of {most} steps" if most > 1 and records[0]["kind"] == "step" else ""
+
+
+def _line(axis: "Axes", points: Sequence[tuple[float, float]], label: str, **style: Any) -> None:
+    """A line, with marks where points are few: a single one would not be seen."""
+    if points:
+        x, y = zip(*points, strict=True)
+        marks = {"marker": ".", "markersize": 5} if len(points) <= _MARKED else {}
+        axis.plot(x, y, label=label, **{"color": "tab:blue", "linewidth": 1.2, **marks, **style})
 
 
 def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str, file: Path) -> list[str]:

@@ -22,7 +22,7 @@ from .models import TextSide
 from .optim import implementation
 from .parallel import Ranks
 from .patience import rule, stopped
-from .plots import plot_curves
+from .plots import CurveNotes, plot_curves
 from .progress import UNITS, duration
 from .run import Run
 from .terminal import print_table
@@ -211,7 +211,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     """
     records = rundir.read_log(run.directory)
     if records:
-        plot_curves(records, run.directory / rundir.CURVES)
+        plot_curves(records, run.steps_per_epoch, _curve_notes(run.config), run.directory / rundir.CURVES)
     names = {id(run.loader): "training", id(run.val_loader): "validation"}
     for loader, count in zip(run.loaders, unreadable, strict=True):
         if not count:
@@ -266,6 +266,18 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     table.add_row("last checkpoint", shown(run.directory / "last" / checkpoint.MODEL))
     table.add_row("curves, records", f"{shown(run.directory / rundir.CURVES)}, {rundir.METRICS}")
     print_table(console, table, f"{run.model.arch} on {shown(run.config.data or Path())}")
+
+
+def _curve_notes(config: Train) -> CurveNotes:
+    """Why training's loss and accuracy are not to be compared with validation's as they are."""
+    mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
+    loss = ["binary cross-entropy"] if config.bce_loss else []
+    loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
+    return CurveNotes(
+        loss=", ".join([*loss, *mixed]),
+        top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
+        validated="cross-entropy" if config.bce_loss else "",
+    )
 
 
 def _time(window: Window, ranks: Ranks) -> str:

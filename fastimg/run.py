@@ -22,7 +22,7 @@ from .ema import Ema
 from .hints import Probe
 from .kornia_pass import KorniaPass
 from .loaders import BatchSource
-from .metrics import Meter
+from .metrics import Meter, Trace
 from .models import Model, Preprocessing
 from .optim import Schedule
 from .parallel import Ranks
@@ -30,6 +30,8 @@ from .patience import DEFAULT_METRIC, Best, Metric, Standing
 from .precision import Precision
 from .progressive import Progressive
 from .provenance import TrainedOn
+
+_TRACED = 2000  # records of steps that a run writes, and no more than one for each epoch beyond
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Run:
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     meter: Meter = field(init=False)  # of the epoch so far, this rank's share
+    trace: Trace = field(init=False)  # of single steps, or of a few where there are many
     bad_step: torch.Tensor = field(init=False)  # the first whose loss was no number, on the device
     standing: Standing = field(default_factory=Standing)  # what validations have shown
     seconds: float = 0.0  # of training, over all its parts
@@ -96,6 +99,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.ranks.device)
+        self.trace = Trace(math.ceil(self.steps / _TRACED) or 1)
         self.account = Account(self.loader.spent, self.loader.workers)
         self.bad_step = torch.full((), math.inf, dtype=torch.float64, device=self.ranks.device)
 

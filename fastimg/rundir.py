@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,12 @@ class Log:
 
     def add(self, kind: str, **values: float | str) -> None:
         """Append a record."""
+        self.add_all(kind, [values])
+
+    def add_all(self, kind: str, records: Sequence[Mapping[str, float | str]]) -> None:
+        """Append records of one kind."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
+            file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
 
 
 def train_records(run: Path) -> list[dict[str, Any]]:

@@ -109,6 +109,7 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
         run.loader.set_epoch(run.epoch)
     train_mode(run.trained)
     run.account.begin()
+    run.trace.begin(run.step, run.meter)
     rows, began, beside = 0, time.perf_counter(), Beside(ranks.device, config.augment_stream)
     for number, batch in enumerate(run.loader, start=1):
         last = number % accumulate == 0 or number == batches
@@ -130,10 +131,12 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
             display.advance(run.epoch, run.step_in_epoch)
         ended = run.step_in_epoch == run.steps_of_epoch
         due = run.step % config.save_interval == 0 and not ended
+        run.trace.note(run.step, run.meter, ended or due or stop > 0)
         if run.step_in_epoch % config.log_interval == 0 or ended:
             stop = _report(run, display, interrupt.signal) or stop  # sync point: the meter is read
         if stop or due:
             _totals(run, 0)  # sync point: nothing is saved that has diverged
+            _log_steps(run)
             began = run.spend(began)
             save(run)
         if stop:
@@ -195,6 +198,7 @@ def _report(run: Run, display: Display | None, signal: int) -> int:
     if score.samples == 0 and run.step_in_epoch == run.steps_of_epoch:
         fault = _first_fault(run.loader)
         raise UserError(f"{run.config.data}: no training {run.unit[:-1]} could be decoded ({fault}); replace them")
+    _log_steps(run)
     window = run.account.read()
     speed, waited = window.speed * ranks.world_size, window.wait_share
     if display is not None and run.log is not None:
@@ -205,6 +209,16 @@ def _report(run: Run, display: Display | None, signal: int) -> int:
         run.log.add("train", epoch=run.epoch + 1, step=run.step, **values, **speeds)
         tell(run, display)
     return signal
+
+
+def _log_steps(run: Run) -> None:
+    """Records of the steps since the last ones, over all ranks, each with the mean of the steps that it stands for."""
+    records = [
+        {"epoch": run.epoch + 1, "step": step, **score.as_dict(len(run.classes)), "lr": run.schedule(step - 1)}
+        for step, score in run.trace.read(run.ranks)
+    ]
+    if run.log is not None:
+        run.log.add_all("step", records)
 
 
 def _totals(run: Run, signal: int) -> tuple[Score, int]:

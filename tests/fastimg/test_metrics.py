@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import recall_score
 
-from fastimg.metrics import Meter, Score, shows_top5, zero_recall
+from fastimg.metrics import Meter, Score, Trace, shows_top5, zero_recall
+from fastimg.parallel import Ranks
 
 
 def test_means_over_the_samples_that_count():
@@ -103,3 +104,39 @@ def test_counting_never_waits_for_the_device():
 )
 def test_classes_that_are_never_found_are_named(count, words):
     assert zero_recall([f"c{i}" for i in range(count)]) == words
+
+
+def count(meter, loss, samples=2):
+    """A step of that loss."""
+    meter.add(torch.eye(2)[:samples], torch.full((samples,), loss), torch.tensor([0, 0])[:samples], torch.ones(samples))
+
+
+ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
+
+
+def test_a_trace_has_every_step():
+    meter, trace = Meter(torch.device("cpu")), Trace(1)
+    count(meter, 9.0)  # before a resumption
+    trace.begin(7, meter)
+    assert trace.read(ALONE) == []
+    for step, loss in ((8, 1.0), (9, 2.0)):
+        count(meter, loss)
+        trace.note(step, meter, due=False)
+    assert [(step, score.loss, score.top1, score.samples) for step, score in trace.read(ALONE)] == [
+        (8, 1.0, 0.5, 2),
+        (9, 2.0, 0.5, 2),
+    ]
+    trace.note(10, meter, due=False)  # nothing could be decoded
+    count(meter, 4.0, samples=1)
+    trace.note(11, meter, due=False)
+    assert [(step, score.loss) for step, score in trace.read(ALONE)] == [(11, 4.0)]
+
+
+def test_a_trace_of_many_steps_has_means():
+    meter, trace = Meter(torch.device("cpu")), Trace(4)
+    trace.begin(0, meter)
+    for step in range(1, 11):
+        count(meter, float(step))
+        trace.note(step, meter, due=step == 10)
+    found = [(step, score.loss, score.samples) for step, score in trace.read(ALONE)]
+    assert found == [(4, 2.5, 8), (8, 6.5, 8), (10, 9.5, 4)]

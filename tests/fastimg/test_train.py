@@ -45,11 +45,30 @@ def test_a_run_leaves_all_that_was_promised(
     assert card.metrics["samples"] == 9
     with Image.open(run / "curves.png") as curves:
         assert curves.size[0] > 500
-    kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert kinds.count("val") == 3
+    records = rundir.read_log(run)
+    assert [record["kind"] for record in records].count("val") == 3
+    steps = [record for record in records if record["kind"] == "step"]
+    assert [(one["epoch"], one["step"]) for one in steps] == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)]
+    for last in (record for record in records if record["kind"] == "train"):
+        mine = [one for one in steps if one["epoch"] == last["epoch"]]
+        assert sum(one["samples"] for one in mine) == last["samples"] == 27
+        assert sum(one["loss"] * one["samples"] for one in mine) / 27 == pytest.approx(last["loss"])
+        assert mine[-1]["lr"] == last["lr"] and 0 <= mine[0]["top1"] <= 1
     out = " ".join(capsys.readouterr().out.split())
     for words in ("36", "plain folder", "fastimg convert", "slots of", "bytes", "best validation", "epoch 3/3"):
         assert words in out
+
+
+def test_long_runs_write_one_record_for_several_steps(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastimg.run._TRACED", 3)
+    more = ["-b", "4", "--duration", "10ba", "--val-fraction", "0", "--save-interval", "7"]
+    assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
+    steps = [record for record in rundir.read_log(tmp_path / "runs/run") if record["kind"] == "step"]
+    # Means of four steps each; also where the run is saved, and where an epoch ends.
+    expected = [(1, 4, 16), (1, 7, 12), (1, 8, 4), (1, 9, 4), (2, 10, 4)]
+    assert [(one["epoch"], one["step"], one["samples"]) for one in steps] == expected
 
 
 def test_config_yaml_runs_again_to_the_same_weights(image_folder: Path, tmp_path: Path) -> None:
