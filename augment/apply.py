@@ -48,7 +48,7 @@ def apply(
     if dtype not in DTYPES:
         raise ValueError(f"images become {', '.join(map(str, DTYPES))}; {dtype} was asked for")
     if plan is not None and len(plan) != len(images):
-        raise ValueError(f"the plan is of {len(plan)} images; there are {len(images)}")
+        raise ValueError(f"the plan and the images differ in number: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
     table = _table(policy, dtype, images.device)

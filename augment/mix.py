@@ -26,7 +26,7 @@ def mix(
     if targets.shape != images.shape[:1] or targets.is_floating_point():
         raise ValueError(f"targets must be classes [{len(images)}]; they are {targets.dtype} {list(targets.shape)}")
     if plan is not None and len(plan) != len(images):
-        raise ValueError(f"the plan is of {len(plan)} images; there are {len(images)}")
+        raise ValueError(f"the plan and the images differ in number: {len(plan)} and {len(images)}")
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing is a share, from 0 to below 1; it was {smoothing}")
     if not images.is_floating_point():

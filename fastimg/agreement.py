@@ -15,10 +15,11 @@ from .errors import UserError
 from .graph import Run, reason
 from .loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
 from .loaders.backends import Backend
-from .loaders.content import Content, plural
+from .loaders.content import Content, samples_of
 from .models import Model
 from .predict import GivenTexts, find_files
 from .tokenizer import TextDecoder
+from .wording import plural
 
 BOUND = 1e-4  # of probabilities, in float32
 SAMPLES = 64
@@ -57,7 +58,7 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
     if counted == 0:
         why = next(iter(unreadable.values()))
         raise UserError(
-            f"--check-data {data}: none of its {len(unreadable)} samples could be read ({why}); give others"
+            f"--check-data {data}: none of its {plural(len(unreadable), 'sample')} could be read ({why}); give others"
         )
     return Agreement(
         samples=counted,
@@ -109,7 +110,7 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     if not data.exists():
         raise UserError(f"--check-data {data}: no such file or folder; give a dataset, or samples of what it reads")
     content: Content = "images" if model.text is None else "text"
-    origin = f"{plural(content)} of {data}"
+    origin = f"{samples_of(content)} of {data}"
     if is_plain_folder(data):
         found = [str(file) for file in find_files((data,), content)]
         return FilesDataset(Path(), found, content=content), origin
@@ -118,7 +119,7 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     dataset = open_dataset(data, split)
     if dataset.content != content:
         dataset.close()
-        held, read = plural(dataset.content), plural(content)
+        held, read = samples_of(dataset.content), samples_of(content)
         raise UserError(f"--check-data {data}: holds {held}, and the checkpoint reads {read}; give other data")
     return dataset, f"{origin} ({split})"
 

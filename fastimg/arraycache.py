@@ -29,6 +29,7 @@ from .loaders.scratch import Scratch
 from .loaders.shards import Dataset
 from .loaders.tar import ShardWriter, index_path, parse_index, replace_file, split_name, sync_folder
 from .parallel import Ranks
+from .wording import plural
 
 SHARD = 1024  # arrays
 _ABOUT, _JOURNAL, _LOCK = "about.json", "shards.jsonl", ".lock"
@@ -76,7 +77,7 @@ class ArrayCache:
         for shard in self._lines():
             if fault := self._fault(shard):
                 if (shard.number, fault) not in self._told:
-                    self._say(f"{self._path(shard.number)}: {fault}; its {shard.samples} arrays are made again")
+                    self._say(f"{self._path(shard.number)}: {fault}; {plural(shard.samples, 'array', 'is')} made again")
                 self._told.add((shard.number, fault))
                 continue
             self._numbers.add(shard.number)

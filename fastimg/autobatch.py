@@ -17,6 +17,7 @@ from .models import train_mode
 from .parallel import Ranks
 from .run import Run
 from .step import whole_step
+from .wording import plural
 
 START, SHARE = 8, 0.2  # the first batch; the largest, as a share of the dataset (Ludwig's)
 WARM, STEPS, SECONDS = 2, 8, 4.0  # steps before the clock runs; steps on the clock, fewer where they take longer
@@ -58,7 +59,7 @@ def find_batch_size(
         elif tried.rate < before * GAIN:
             why = "a doubled batch is no faster"
         elif 2 * size > most:
-            why = f"more would be over {SHARE:.0%} of the {samples:,} images"
+            why = f"more would be over {SHARE:.0%} of the {plural(samples, 'image')}"
         elif _would_not_fit(tried, ranks):
             why = "the next would not fit into the host's memory"
         else:

@@ -40,6 +40,7 @@ from .stagebench import NAMES, Stage, measure
 from .stagebench import show as show_stages
 from .textmodel import PREFIX
 from .trainbench import loader_alone, measure_scaling, measure_training, show_training
+from .wording import plural
 
 _ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
 
@@ -161,7 +162,7 @@ def _measure(
     _head(out, found)
     if images.unreadable:
         name, reason = next(iter(images.unreadable.items()))
-        words = f"{len(images.unreadable)} of the images that were looked at cannot be read: {name}: {reason}"
+        words = f"of the images that were looked at, {len(images.unreadable):,} cannot be read: {name}: {reason}"
         out.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
     stages: list[Stage] = []
     if names := _stages(settings.stages):
@@ -242,11 +243,12 @@ def _head(out: Console, found: dict[str, Any]) -> None:
     e = found["environment"]
     rows = {
         "data": f"{found['data']}: {found['about']}",
-        "measured": f"{found['images']:,} images a repeat, {found['repeats']} repeats, batch {found['batch_size']}, "
+        "measured": f"{plural(found['images'], 'image')} a repeat, {plural(found['repeats'], 'repeat')}, batch "
+        f"{found['batch_size']}, "
         f"{found['img_size']} px",
         "loader": found["loader"],
-        "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {e['cores']} cores",
-        "load": f"load average {e['load']:.1f} on the machine's {os.cpu_count()} cores, before measuring",
+        "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {plural(e['cores'], 'core')}",
+        "load": f"load average {e['load']:.1f} on the machine's {plural(os.cpu_count() or 1, 'core')}, before measuring",
     }
     for name, text in rows.items():
         out.print(f"{name:<9} {printable(text)}", highlight=False, markup=False, soft_wrap=True)

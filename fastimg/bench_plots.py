@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import UsageError
 from .peers import BASE
 from .plots import blank
+from .wording import plural, several
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +58,11 @@ def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:
         axis.text(at, place, label, va="center", ha="right" if beyond else "left", fontsize=9, bbox=behind)
     axis.set_yticks(range(len(rows)), labels=[row["name"] for row in rows])
     axis.set_xlim(0, end)
-    workers = "".join(f"{row['threads']} threads or processes, median of {row['n']}" for row in rows[:1])
+    workers = "".join(
+        f"{plural(row['threads'], 'thread')} or {several('process') if row['threads'] != 1 else 'process'}, "
+        f"median of {row['n']}"
+        for row in rows[:1]
+    )
     axis.set(xlabel="images per second", title=workers)
     axis.grid(axis="x", alpha=0.3)
 

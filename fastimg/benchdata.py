@@ -15,6 +15,7 @@ from .loaders.decode import Header, read_header
 from .loaders.folder import find_images
 from .loaders.scratch import Scratch
 from .stages import take_apart
+from .wording import plural
 
 LOOKED_AT = 64  # images whose headers are read
 _FEWEST, _MOST = 4, 64  # batches of an epoch
@@ -47,7 +48,7 @@ class Images:
         """In words."""
         kind = f"{self.jpegs:.0%} JPEG" + (f", {self.tiled:.0%} tiled" if self.jpegs else "")
         return (
-            f"{len(self.dataset):,} images, {kind}, {self.mean_bytes / 1e3:,.0f} KB on average, longer side "
+            f"{plural(len(self.dataset), 'image')}, {kind}, {self.mean_bytes / 1e3:,.0f} KB on average, longer side "
             f"{self.longer_side} px (median of {min(LOOKED_AT, len(self.ids))})"
         )
 
@@ -72,7 +73,9 @@ def open_images(path: Path, split: str, seed: int) -> Images:
             unreadable[dataset.sample_name(index)] = str(error)
     if not headers:
         name, reason = next(iter(unreadable.items()))
-        raise UserError(f"{path}: none of {len(unreadable)} images can be read ({name}: {reason}); replace them")
+        raise UserError(
+            f"{path}: none of {plural(len(unreadable), 'image')} can be read ({name}: {reason}); replace them"
+        )
     return Images(
         path=path,
         dataset=dataset,

@@ -25,7 +25,7 @@ from .embedding import FORMAT, Encoder, backbone_digest
 from .loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from .loaders.arrays import ArrayDataset, Views, npy_bytes
 from .loaders.backends import Backend
-from .loaders.content import plural
+from .loaders.content import singular
 from .loaders.crop import Crop
 from .loaders.decode import MAX_PIXELS
 from .loaders.sample import Decoder
@@ -34,6 +34,7 @@ from .models import Model, Preprocessing
 from .parallel import Ranks
 from .precision import Precision
 from .tokenizer import Tokenizer
+from .wording import plural
 
 _HEAD = len(npy_bytes(np.zeros(1, np.int32))) - 4  # bytes before the tokens of a text
 _TEXTS = 4096  # that wait to be tokenised
@@ -88,7 +89,7 @@ class Keeper:
 
         made = cache.fill(digests, self.ranks, make)
         if made:
-            self.say(f"tokens      {made:,} texts tokenised, once, in {cache.folder}")
+            self.say(f"tokens      {plural(made, 'text')} tokenised, once, in {cache.folder}")
         sizes = cache.places(digests)["size"].astype(np.int64)
         return cache.dataset(dataset, digests, np.maximum(sizes - _HEAD, 0) // 4)
 
@@ -104,7 +105,7 @@ class Keeper:
         def make(places: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
             if not len(places):
                 return
-            self.say(f"encoding    {len(places):,} {plural(dataset.content)} with {encoding.model.arch}, once")
+            self.say(f"encoding    {plural(len(places), singular(dataset.content))} with {encoding.model.arch}, once")
             with (
                 self.progress(f"encoding with {encoding.model.arch}", len(places)) as tick,
                 encoding.rows(replace(part, indices=own[places]), tick) as rows,

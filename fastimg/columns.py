@@ -11,6 +11,7 @@ from .files import file_size
 from .loaders.errors import DataError
 from .loaders.folder import image_extensions
 from .tables import first_records, own_delimiter, readable
+from .wording import shortened
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "document")
@@ -100,7 +101,7 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
             return columns, []
     of_path = image_at(src, records) if of_path is None else of_path
     width = len(records[0])
-    found = "asked for" if columns.no_header else f"its first line is a row: {', '.join(records[0])[:80]!r}"
+    found = "asked for" if columns.no_header else f"its first line is a row: {shortened(', '.join(records[0]), 80)!r}"
     numbered = f"{src}: no header ({found}): columns are numbered 1 to {width}"
     chosen = replace(columns, no_header=True)
     if columns.path is None and of_path is not None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from .errors import UsageError
-from .loaders.content import plural
+from .loaders.content import samples_of
 from .loaders.errors import DataError
 from .samples import Entries, Source
+from .wording import plural
 
 
 def combine(sources: Sequence[Source]) -> Source:
@@ -21,7 +22,8 @@ def combine(sources: Sequence[Source]) -> Source:
     for other in others:
         if other.content != first.content:
             raise UsageError(
-                f"{first.src} holds {plural(first.content)} and {other.src} {plural(other.content)}: a dataset is of "
+                f"{first.src} holds {samples_of(first.content)} and {other.src} {samples_of(other.content)}: a "
+                "dataset is of "
                 "one kind; convert them one by one"
             )
         first = _joined(first, onto(other, first.classes, first.named))
@@ -43,7 +45,8 @@ def onto(source: Source, classes: Sequence[str], named: bool) -> Source:
     more, fewer = (len(classes), len(source.classes)) if named else (len(source.classes), len(classes))
     if fewer > more:
         raise DataError(
-            f"{source.src}: labels are numbers up to {fewer - 1} on one side, and {more} classes have names on the "
+            f"{source.src}: labels are numbers up to {fewer - 1} on one side, and "
+            f"{plural(more, 'class', 'has')} names on the "
             "other; convert what has no names by a manifest that gives them"
         )
     names = tuple(classes) if named else source.classes

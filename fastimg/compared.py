@@ -9,6 +9,7 @@ from rich.console import Console
 from .errors import printable
 from .measuring import Spread, show
 from .peers import BASE
+from .wording import plural
 
 _NAMED = 5  # of what was left out
 
@@ -94,7 +95,9 @@ class Comparison:
             named = [f"{name}: {reason}" for name, reason in self.left_out.items()]
             if len(named) > _NAMED:
                 named[_NAMED:] = [f"and {len(named) - _NAMED} more"]
-            said.append(f"left out, as they cannot be decoded, {len(self.left_out)} samples: {'; '.join(named)}")
+            said.append(
+                f"left out, as they cannot be decoded, {plural(len(self.left_out), 'sample')}: {'; '.join(named)}"
+            )
         return said
 
     def _show_parity(self, console: Console) -> None:
@@ -109,8 +112,9 @@ class Comparison:
             row |= {"boxes": _decimals(distance) + (" OTHER" if (distance or 0) > parity["ks_limit"] else "")}
             rows.append(row)
         title = (
-            f"parity: centre crops of {one['images']} images beside {BASE}'s, absolute difference on 0-255; "
-            f"{one['boxes']} random boxes, largest distance of distributions (chance: up to {one['ks_limit']:.3f})"
+            f"parity: centre crops of {plural(one['images'], 'image')} beside {BASE}'s, absolute difference on 0-255; "
+            f"{plural(one['boxes'], 'random box')}, largest distance of distributions (chance: up to "
+            f"{one['ks_limit']:.3f})"
         )
         show(console, title, rows)
 
@@ -126,7 +130,8 @@ class Comparison:
         again = ", over and over" if self.samples < self.images else ""
         s = self.setting
         title = (
-            f"{printable(self.data)}: {self.images} images an epoch ({self.samples} samples{again}), batches of "
+            f"{printable(self.data)}: {plural(self.images, 'image')} an epoch "
+            f"({plural(self.samples, 'sample')}{again}), batches of "
             f"{s.batch_size}, random crops to {s.size}, flips; on the CPU, median of {s.repeats}, epochs in turn"
         )
         show(console, title, rows)

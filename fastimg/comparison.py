@@ -20,13 +20,14 @@ from .compared import Comparison, Row, Setting
 from .errors import UsageError, UserError, nearest
 from .loaders import Dataset
 from .loaders.beton_dataset import BetonDataset
-from .loaders.content import plural
+from .loaders.content import samples_of
 from .measuring import Spread
 from .parity import Checks, check
 from .peer_data import Sources, write_gradients
 from .peer_processes import Epoch, PeerError, Remote, remotes
 from .peer_samples import Samples, choose
 from .peers import BASE, PEERS, Peer, Work
+from .wording import agreeing, plural
 
 PIXELS = 256  # images whose centre crops are compared, at most
 BOXES = 600  # random crops whose boxes are compared
@@ -65,7 +66,7 @@ def compare(
     room, DataError for damaged data, PeerError where the native loader itself fails.
     """
     if dataset.content != "images":
-        raise UserError(f"{source}: holds {plural(dataset.content)}, and --loaders compares loaders of images")
+        raise UserError(f"{source}: holds {samples_of(dataset.content)}, and --loaders compares loaders of images")
     wanted = {name: peers[name] for name in (BASE, *names) if peers[name].installed()}
     with ExitStack() as stack:
         with _room(scratch):
@@ -119,7 +120,10 @@ def _about(dataset: Dataset, samples: Samples, base: Peer) -> dict[str, str]:
     """How loaders are set up that have to do with what DATA is."""
     beton = isinstance(dataset, BetonDataset)
     kind = "files" if samples.original is None else ".beton" if beton else "tar shards"
-    tiled = f"{samples.tiled} of {len(samples.files)} samples have restart markers, as tiled JPEGs have"
+    tiled = (
+        f"{samples.tiled:,} of {plural(len(samples.files), 'sample')} {agreeing(samples.tiled, 'has')} "
+        "restart markers, as tiled JPEGs have"
+    )
     about = {BASE: f"{base.about}; DATA as it is: {kind}, {tiled}"}
     return about | ({"ffcv": "DATA itself, a .beton; os_cache, threads"} if beton else {})
 
@@ -185,7 +189,8 @@ def in_turn(
     found: dict[str, list[Epoch]] = {name: [] for name in opened}
     for number in range(1 + repeats):
         for name, remote in list(opened.items()):
-            tell(f"{work.workers} threads, {f'round {number} of {repeats}' if number else 'warming up'}: {name}")
+            stage = f"round {number} of {repeats}" if number else "warming up"
+            tell(f"{plural(work.workers, 'thread')}, {stage}: {name}")
             try:
                 found[name].append(remote.epoch(work))
             except PeerError as error:

@@ -9,6 +9,7 @@ from torch import nn
 
 from .errors import UserError
 from .memory import ran_out
+from .wording import plural
 
 _MOST = 64  # graphs of one function: sizes by training and evaluation; torch's own limit is 8
 
@@ -30,8 +31,11 @@ class Compilation:
 
     def describe(self) -> str:
         """In words, for the configuration and the summary."""
-        breaks = f", {self.breaks} graph breaks" if self.breaks else ""
-        return f"{self.mode}: {self.graphs} graphs in {self.seconds:.0f} s{breaks}, recompiled {self.recompiled} times"
+        breaks = f", {plural(self.breaks, 'graph break')}" if self.breaks else ""
+        return (
+            f"{self.mode}: {plural(self.graphs, 'graph')} in {self.seconds:.0f} s{breaks}, recompiled "
+            f"{plural(self.recompiled, 'time')}"
+        )
 
 
 def compile_modules(modules: Iterable[nn.Module], mode: str) -> Compilation:

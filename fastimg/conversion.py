@@ -15,6 +15,7 @@ from .describe import Base
 from .images import KEPT, KINDS, REENCODED, TILED
 from .samples import Source
 from .terminal import print_table
+from .wording import plural
 
 
 class Skipped(NamedTuple):
@@ -95,19 +96,19 @@ def print_report(report: Report, console: Console) -> None:
     what, unit = ("images", "img") if report.content == "images" else ("texts", "texts")
     rows = [
         ("dataset", f"{report.dst} ({report.format})"),
-        (what, f"{report.images:,} of {report.classes:,} classes ({counts}){added}"),
+        (what, f"{report.images:,} of {plural(report.classes, 'class')} ({counts}){added}"),
         *(("columns", used) for used in report.columns),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
     ]
     if report.content == "images":
         rows += [
-            ("tiled", f"{report.tiled:,} JPEGs, without loss{reasons[TILED]}"),
+            ("tiled", f"{plural(report.tiled, 'JPEG')}, without loss{reasons[TILED]}"),
             ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
         ]
     rows += [
         ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
         ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
-        ("ignored", f"{report.ignored:,} files that are no {what} by their names"),
+        ("ignored", f"{plural(report.ignored, 'file', 'is')} not {what} by name"),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
     ]
     for name, value in rows:

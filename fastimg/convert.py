@@ -35,7 +35,7 @@ from .errors import UsageError, printable
 from .images import Prepare, Prepared, prepared_in_order
 from .journal import Finished, Journal, State, clear, journal_options, locked
 from .labels import FLAG, class_remarks
-from .loaders.content import plural
+from .loaders.content import samples_of
 from .loaders.errors import DataError, ImageError
 from .loaders.shards import open_dataset
 from .loaders.tar import replace_file
@@ -121,7 +121,8 @@ def _source(request: Request, base: Base | None) -> Source:
         return source
     if base.content != source.content:
         raise UsageError(
-            f"{config.dst} holds {plural(base.content)} and {source.src} {plural(source.content)}: a dataset is of one "
+            f"{config.dst} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
+            "dataset is of one "
             "kind; convert them apart"
         )
     return onto(source, base.classes, base.named)
@@ -196,7 +197,7 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
     ):
         warnings.simplefilter("ignore")  # what Pillow finds odd and yet decodes
         schema = _schema(job, pool, progress)
-        what = plural(job.source.content)
+        what = samples_of(job.source.content)
         prepare = Prepare(job.source, job.request.treatment) if what == "images" else PrepareText(job.source)
         entries = (entry for shard in todo for entry in shard.entries)
         container = job.request.treatment.container

@@ -27,6 +27,7 @@ from .loaders.shards import foreign_betons, foreign_shards, is_beton
 from .models import Preprocessing
 from .parallel import Ranks
 from .splits import stratified_split
+from .wording import plural
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def open_parts(
         val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
     train = open_dataset(path, train_split)
     if (train.labels < 0).any():
-        raise UserError(f"{path}: {int((train.labels < 0).sum())} samples have no label; convert it again with labels")
+        raise UserError(
+            f"{path}: {plural(int((train.labels < 0).sum()), 'sample', 'has')} no label; convert it again with labels"
+        )
     if val_split is not None:
         if val_fraction is not None:
             raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from .errors import UsageError
+from .wording import several
 
 Unit = Literal["ep", "ba", "sp", "dur"]
 
@@ -35,7 +36,11 @@ class Span:
 
     def __str__(self) -> str:
         number = f"{self.value:,.12g}"
-        return f"{number} of the run" if self.unit == "dur" else f"{number} {_WORDS[self.unit]}{'s' * (number != '1')}"
+        return (
+            f"{number} of the run"
+            if self.unit == "dur"
+            else f"{number} {_WORDS[self.unit] if number == '1' else several(_WORDS[self.unit])}"
+        )
 
 
 def parse(text: str, flag: str, whole: bool = False) -> Span:

@@ -25,6 +25,7 @@ from .patience import DEFAULT_METRIC
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
 from .textmodel import PREFIX
+from .wording import plural
 
 ARCH = "resnet50"  # where nothing is said, nor stated by weights
 EPOCHS = 10  # the same
@@ -202,7 +203,8 @@ def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | N
     warmup = round(duration.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps))
     if warmup > steps:
         raise UsageError(
-            f"--warmup {config.warmup}: would be {warmup} steps of a run that has {steps}; give less, such as 0.2dur"
+            f"--warmup {config.warmup}: would be {plural(warmup, 'step')} of a run that has {steps}; give less, "
+            "such as 0.2dur"
         )
     return Schedule(
         kind=config.sched,

@@ -28,7 +28,7 @@ from .errors import UsageError, UserError, printable
 from .inputsize import check_input
 from .loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from .loaders.arrays import MULTIPLE, TokenDecoder
-from .loaders.content import plural
+from .loaders.content import samples_of
 from .loaders.tar import replace_file
 from .models import Model, Preprocessing, build, check_kwargs, parse_kwargs
 from .neighbours import knn_accuracy
@@ -103,7 +103,7 @@ def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Prep
     texts = dataset.content == "text"
     if texts != effective.reads_text(Train(arch=config.arch)):
         others = "--arch hf:NAME" if texts else "a model of timm's or torchvision's"
-        what = plural(dataset.content)
+        what = samples_of(dataset.content)
         raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")
     torch.manual_seed(0)
     classes, kwargs = max(1, len(dataset.classes)), parse_kwargs(config.model_kwargs)

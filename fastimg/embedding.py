@@ -23,6 +23,7 @@ from .errors import UserError
 from .journal import CACHE
 from .loaders import BatchSource
 from .models import Model, train_mode
+from .wording import plural
 
 FORMAT = 1  # of what a cache holds; another number, and everything is made again
 
@@ -65,7 +66,7 @@ def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
     What the classifier answers must be the model's answer; and where it trains on them, nothing before it may draw.
     """
     if len(model.classifier) != 1:
-        return f"{model.arch} has {len(model.classifier)} classifiers"
+        return f"{model.arch} has {plural(len(model.classifier), 'classifier')}"
     module, head = model.module, model.module.get_submodule(model.classifier[0])
     was_training, answers = module.training, list[torch.Tensor]()
 

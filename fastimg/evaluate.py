@@ -17,12 +17,14 @@ from .config import Eval
 from .data import check_backend, check_readable, chosen_backend, worker_count
 from .errors import UsageError, UserError, printable
 from .loaders import BatchSource, Dataset
+from .loaders.content import singular
 from .metrics import shows_top5, zero_recall
 from .parallel import start
 from .plots import plot_confusion
 from .precision import choose as choose_precision
 from .provenance import select
 from .terminal import print_table
+from .wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,10 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             name = printable(dataset.sample_name(index))
             err.print(f"left out {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
     if len(truth) == 0:
-        raise UserError(f"{config.data}: none of its {len(loader.unreadable)} images could be decoded; see above")
+        raise UserError(
+            f"{config.data}: none of its {plural(len(loader.unreadable), singular(dataset.content))} could be decoded; "
+            "see the lines above"
+        )
     names = engine.card.classes
     labels = np.arange(len(names))
     matrix = confusion_matrix(truth, chosen, labels=labels)
@@ -189,7 +194,7 @@ def _print(result: Evaluation, out: Console) -> None:
         table.add_row(Text(score.name), f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
     if len(result.classes) > 100:
         table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
-    print_table(out, table, f"{result.data} ({result.part}), {result.images} images")
+    print_table(out, table, f"{result.data} ({result.part}), {plural(result.images, 'image')}")
     top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
     left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
     balanced = f"balanced accuracy {result.balanced_accuracy:.2%}"

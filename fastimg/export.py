@@ -22,6 +22,7 @@ from .models import Model
 from .precision import choose as choose_precision
 from .subject import Subject
 from .terminal import print_table
+from .wording import plural
 
 _PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # the extra `export`, but for --check
 
@@ -185,7 +186,7 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     classes = len(result.classes)
     rows = {
         "file": f"{result.file}, {result.bytes / 1e6:,.1f} MB",
-        "of": f"{result.checkpoint} ({result.arch}, {classes} class{'es' if classes != 1 else ''})",
+        "of": f"{result.checkpoint} ({result.arch}, {plural(classes, 'class')})",
     }
     if result.inputs:
         rows["input"] = f"{', '.join(result.inputs)}; the caller's part: {subject.caller}"

@@ -7,6 +7,7 @@ from .disks import SCATTERED_PIECE, Disk
 from .hardware import Cpu, Cuda, Folder
 from .installed import Compiled, Compiler, Package, Pillow
 from .remedies import Facts, Unknown, size
+from .wording import plural
 
 
 class Row(NamedTuple):
@@ -160,7 +161,10 @@ def _disk(disk: Disk | Unknown) -> Iterator[tuple[str, str]]:
         yield "cold", f"{_rate(disk.cold.bytes_per_second)} in order"
     if (scattered := disk.scattered) is not None:
         each = f"{SCATTERED_PIECE >> 10} KiB"
-        rate = f"{_rate(scattered.bytes_per_second)}, {scattered.reads_per_second:,.0f} reads of {each} per second"
+        rate = (
+            f"{_rate(scattered.bytes_per_second)}, {plural(round(scattered.reads_per_second), 'read')} of "
+            f"{each} per second"
+        )
         yield "cold, scattered", f"{rate}, one at a time"
     elif disk.cold is not None:
         yield "cold, scattered", f"unknown: {disk.why}"

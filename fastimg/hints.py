@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .progress import UNITS
+from .wording import plural
 
 Kind = Literal["storage-bound", "decode-bound", "copy-bound", "loader-bound", "start-up"]
 
@@ -152,7 +153,7 @@ def _other_loader(facts: Facts) -> tuple[Kind, str, Sequence[_Try]]:
 
 
 def _threads(facts: Facts) -> str:
-    return "loader's thread is" if facts.workers == 1 else f"loader's {facts.workers} threads are"
+    return "loader's thread is" if facts.workers == 1 else f"loader's {plural(facts.workers, 'thread', 'is')}"
 
 
 def _faster_storage(facts: Facts) -> list[_Try]:

@@ -26,6 +26,7 @@ from .models import Preprocessing
 from .sheets import draw_augmented, draw_samples, draw_trivial
 from .tallies import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 from .terminal import print_table
+from .wording import plural
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
@@ -233,17 +234,17 @@ def _print(result: Inspection, out: Console) -> None:
     unlabelled = f"; {result.unlabelled:,} without a label" if result.unlabelled else ""
     rows = {
         "dataset": result.data,
-        "images": f"{result.images:,} of {result.classes:,} classes ({splits}{unlabelled})",
-        "balance": "\n".join(balanced(split, found, "images") for split, found in result.balance.items()),
+        "images": f"{result.images:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
+        "balance": "\n".join(balanced(split, found, "image") for split, found in result.balance.items()),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB an image",
         "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
         "width": _from_to(result.width, ",.0f", " pixels"),
         "height": _from_to(result.height, ",.0f", " pixels"),
         "aspect": _from_to(result.aspect, ".2f", ", width over height"),
         "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}): crops of them decode alone",
-        "copies": f"{_images(result.duplicates.within)} with the bytes of another one of the same split",
-        "leaks": f"{_images(result.duplicates.leaked)} with the bytes of one in another split",
-        "unreadable": _images(result.unreadable) + ("" if result.decoded else " (by their headers alone)"),
+        "copies": f"{plural(result.duplicates.within, 'image')} with the bytes of another one of the same split",
+        "leaks": f"{plural(result.duplicates.leaked, 'image')} with the bytes of one in another split",
+        "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (by their headers alone)"),
         "pictures": ", ".join(result.pictures) or "none: no image can be read",
     }
     for name, value in rows.items():
@@ -254,10 +255,6 @@ def _print(result: Inspection, out: Console) -> None:
     print_some(
         out, "Not readable", [f"{name}: {reason}" for name, reason in result.unreadable_names], result.unreadable
     )
-
-
-def _images(count: int) -> str:
-    return f"{count:,} image{'s' * (count != 1)}"
 
 
 def _from_to(spread: Spread | None, form: str, unit: str) -> str:

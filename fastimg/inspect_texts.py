@@ -17,6 +17,7 @@ from .loaders import Dataset
 from .loaders.scratch import Scratch
 from .tallies import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 from .terminal import print_table
+from .wording import plural, shortened
 
 _SHOWN, _CHARACTERS = 10, 80
 _TAKEN = ("data", "split", "samples", "workers", "seed", "json")  # flags that say something of texts
@@ -111,10 +112,9 @@ def _shown(facts: Facts, count: int, seed: int) -> list[Shown]:
     shown = []
     for index in several(facts, count, seed).tolist():
         text = " ".join(str(facts.dataset.read(index, scratch), "utf-8").split())
-        text = text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 3] + "..."
         label = int(facts.dataset.labels[index])
         name = printable(facts.dataset.sample_name(index))
-        shown.append(Shown(facts.split, name, names[label] if label >= 0 else "no label", text))
+        shown.append(Shown(facts.split, name, names[label] if label >= 0 else "no label", shortened(text, _CHARACTERS)))
     return shown
 
 
@@ -126,14 +126,14 @@ def _print(result: TextInspection, out: Console) -> None:
     unlabelled = f"; {result.unlabelled:,} without a label" if result.unlabelled else ""
     rows = {
         "dataset": result.data,
-        "texts": f"{result.texts:,} of {result.classes:,} classes ({splits}{unlabelled})",
-        "balance": "\n".join(balanced(split, found, "texts") for split, found in result.balance.items()),
+        "texts": f"{result.texts:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
+        "balance": "\n".join(balanced(split, found, "text") for split, found in result.balance.items()),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.texts):,.0f} bytes a text",
         "characters": _told(result.characters),
         "words": _told(result.words),
-        "copies": f"{_texts(result.duplicates.within)} with the bytes of another one of the same split",
-        "leaks": f"{_texts(result.duplicates.leaked)} with the bytes of one in another split",
-        "unreadable": _texts(result.unreadable),
+        "copies": f"{plural(result.duplicates.within, 'text')} with the bytes of another one of the same split",
+        "leaks": f"{plural(result.duplicates.leaked, 'text')} with the bytes of one in another split",
+        "unreadable": plural(result.unreadable, "text"),
     }
     for name, value in rows.items():
         table.add_row(f" {name}", Text(value))
@@ -155,10 +155,6 @@ def _print(result: TextInspection, out: Console) -> None:
 def _visible(text: str) -> str:
     """Without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
-def _texts(count: int) -> str:
-    return f"{count:,} text{'s' * (count != 1)}"
 
 
 def _told(lengths: Lengths | None) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from .columns import Columns
 from .loaders.errors import DataError
 from .samples import Source
+from .wording import shortened
 
 FLAG = "--labels-are-classes"
 
@@ -92,7 +93,7 @@ class Labels:
             raise DataError(f"{where}: the label in column {self._column!r} is empty; fill it in or drop the row")
         if isinstance(value, str | int):
             return str(value).strip()
-        shown = f"{where}: the label {str(value)[:40]} in column {self._column!r} is"
+        shown = f"{where}: the label {shortened(str(value), 40)} in column {self._column!r} is"
         if isinstance(value, bytes):
             raise DataError(f"{shown} neither a string nor an integer; name another column with --label-column")
         if not self._accepted:
@@ -196,4 +197,4 @@ def _unique(counts: Mapping[str, int], rows: int) -> str:
 
 
 def _examples(names: Iterable[str]) -> str:
-    return ", ".join(repr(name[:40]) for name in sorted(names)[:3])
+    return ", ".join(repr(shortened(name, 40)) for name in sorted(names)[:3])

@@ -29,6 +29,7 @@ from .errors import UsageError, UserError, nearest
 from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
 from .textmodel import PREFIX, TextClassifier, empty_encoder, load_encoder, width_of
 from .tokenizer import Tokenizer
+from .wording import plural
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -429,7 +430,7 @@ def load_weights(
     ]
     if faults:
         raise UserError(
-            f"{origin}: not the weights of {model.arch}: of {len(own)} tensors, {'; '.join(faults)}; "
+            f"{origin}: not the weights of {model.arch}: of {plural(len(own), 'tensor')}, {'; '.join(faults)}; "
             "give the --arch (and --model-kwargs) that they were trained with"
         )
     model.module.load_state_dict(tensors, strict=False)
@@ -473,7 +474,8 @@ def freeze(model: Model, what: str) -> int:
         most = len(parts) - 1
         if not (what.isdecimal() and 1 <= int(what) <= most):
             raise UsageError(
-                f"--freeze {what}: {model.arch} has {len(parts)} blocks, its stem and head among them; give a number "
+                f"--freeze {what}: {model.arch} has {plural(len(parts), 'block')}, its stem and head among "
+                "them; give a number "
                 f"from 1 to {most}, or backbone"
             )
         frozen = {name for block in parts[: int(what)] for name in block.parameters}

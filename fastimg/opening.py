@@ -33,6 +33,7 @@ from .origin import Stated
 from .parallel import Ranks
 from .remat import checkpoint_blocks
 from .tokenizer import TextDecoder
+from .wording import plural
 
 
 def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
@@ -54,7 +55,8 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
         console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
     elif is_plain_folder(data):
         console.print(
-            f"{data} is a plain folder: {len(part.dataset)} files are opened one by one; `fastimg convert {data} DST` "
+            f"{data} is a plain folder: {plural(len(part.dataset), 'file', 'is')} opened one by one; `fastimg "
+            f"convert {data} DST` "
             "checks every image once and stores them in a few large files that disks read fast",
             soft_wrap=True,
             highlight=False,
@@ -98,7 +100,9 @@ def build_model(
     stated, arch = stated or Stated(), effective.architecture(config)
     num_classes = config.num_classes or len(classes)
     if num_classes < len(classes):
-        raise UsageError(f"--num-classes {num_classes}: the dataset has {len(classes)} classes; give that many or more")
+        raise UsageError(
+            f"--num-classes {num_classes}: the dataset has {plural(len(classes), 'class')}; give that many or more"
+        )
     kwargs = parse_kwargs(config.model_kwargs)
     size, size_flag = config.train_crop_size or config.img_size, _size_flag(config)
     check_kwargs(kwargs, size, size_flag)

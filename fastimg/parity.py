@@ -12,6 +12,7 @@ from .loaders.decode import read_header
 from .peer_data import Sources
 from .peer_processes import PeerError, Remote
 from .peers import Work
+from .wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,9 @@ def check(remotes: Mapping[str, Remote], checks: Checks, base: str) -> tuple[dic
             else:
                 images, boxes = remote.images(checks.centre), remote.boxes(checks.boxes)
             if images.shape != ours.shape or boxes.shape != our_boxes.shape:
-                counts = f"{len(images)} of {len(ours)} images and {len(boxes)} of {len(our_boxes)} boxes"
+                counts = (
+                    f"{len(images)} of {plural(len(ours), 'image')} and {len(boxes)} of {plural(len(our_boxes), 'box')}"
+                )
                 raise PeerError(f"gave {counts} to be compared")
         except PeerError as error:
             faults[name] = str(error)

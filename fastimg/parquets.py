@@ -24,6 +24,7 @@ from .loaders.folder import SPLIT_FOLDERS, image_extensions, is_class_folder
 from .manifest import plain, split_of
 from .samples import Row
 from .tables import readable
+from .wording import plural
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 LABELS = (*LABEL_COLUMNS, "labels", "cls")
@@ -296,7 +297,8 @@ def _label(where: str, layout: Layout, value: Any) -> int:
         return -1
     if not -1 <= value < len(layout.classes):
         raise DataError(
-            f"{where}: the label {value} in column {layout.label!r} is none of the {len(layout.classes)} classes that "
+            f"{where}: the label {value} in column {layout.label!r} is none of the "
+            f"{plural(len(layout.classes), 'class')} that "
             "the schema names; correct it or drop the row"
         )
     return int(value)

@@ -22,6 +22,7 @@ from .models import Model, Preprocessing, TextSide
 from .opening import open_loader
 from .precision import Precision
 from .report import shown
+from .wording import plural
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def embedded(
     val = None if parts.val is None else replace(parts.val, dataset=one(parts.val, None))
     evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=one(parts.evaluated, None))
     shape = caching.shape(model, preprocessing)
-    seen = f"{count} augmented views of each" if augmented else "each sample once"
+    seen = f"{plural(count, 'augmented view')} of each" if augmented else "each sample once"
     made, where = sum(folders.values()), ", ".join(shown(folder) for folder in folders)
     words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
     return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)

@@ -27,6 +27,7 @@ from .loaders import DataError
 from .loaders.cpus import available_cpus
 from .peer_data import Sources, read_boxes
 from .peers import Batches, Peer, Work
+from .wording import plural
 
 _SECONDS = 600  # an answer that takes longer does not come any more
 _PATIENCE = 20  # seconds that a loader may take to end
@@ -76,7 +77,7 @@ class Remote:
         """One epoch, timed."""
         epoch: Epoch = self._ask("epoch", work)
         if epoch.images != len(work.sources.files):
-            raise PeerError(f"gave {epoch.images} images in an epoch of {len(work.sources.files)}")
+            raise PeerError(f"gave {plural(epoch.images, 'image')} in an epoch of {len(work.sources.files)}")
         return epoch
 
     def images(self, work: Work) -> npt.NDArray[np.uint8]:

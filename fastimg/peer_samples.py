@@ -18,6 +18,7 @@ from .loaders.cpus import available_cpus
 from .loaders.decode import decode, read_header
 from .loaders.scratch import Scratch
 from .peer_data import Original, Sources
+from .wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,8 @@ def choose(dataset: Dataset, source: Path, split: str, most: int, seed: int, fol
     if not found:
         reason = next((f"; {name}: {why}" for name, why in left_out.items()), "")
         raise UserError(
-            f"{source}: none of its {len(order)} samples is an image that can be decoded{reason}; give a folder of "
+            f"{source}: none of its {plural(len(order), 'sample')} is an image that can be decoded{reason}; "
+            "give a folder of "
             "images, or shards of them"
         )
     original = None

@@ -25,6 +25,7 @@ from .loaders.scratch import Scratch
 from .parallel import start
 from .precision import choose as choose_precision
 from .terminal import print_table
+from .wording import plural, shortened
 
 
 class GivenTexts:
@@ -51,7 +52,7 @@ class GivenTexts:
 
     def sample_name(self, index: int) -> str:
         """Its beginning."""
-        return self._texts[index].decode("utf-8", "replace")[:60]
+        return shortened(self._texts[index].decode("utf-8", "replace"), 60)
 
     def sample_key(self, index: int) -> str:
         """The same."""
@@ -97,8 +98,11 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         _print(answers, out)
     failed = sum(answer.error is not None for answer in answers)
     if failed:
-        given = "files" if not config.text else "texts" if not config.sources else "files and texts"
-        what = f"{failed} of {len(answers)} {given} could not be read; check them, or replace them"
+        given = f"{len(answers):,} files and texts"
+        if not (config.text and config.sources):
+            given = plural(len(answers), "text" if config.text else "file")
+        them = "it" if failed == 1 else "them"
+        what = f"{failed:,} of {given} could not be read; check {them}, or replace {them}"
         err.print(what, style="yellow", highlight=False)
     return 1 if failed == len(answers) else 0
 
@@ -114,7 +118,9 @@ def find_files(sources: tuple[Path, ...], content: Content = "images") -> list[P
             found, others = find_images(source) if content == "images" else find_texts(source)
             if not found:
                 what = "images" if content == "images" else ".txt files"
-                raise UserError(f"{source}: no {what} in this folder ({others} other files); give another, or files")
+                raise UserError(
+                    f"{source}: no {what} in this folder ({plural(others, 'other file')}); give another, or files"
+                )
             files += [Path(name) for name in found]
         elif source.exists() and not source.is_file():
             raise UserError(f"{source}: neither a file nor a folder; give files")  # a pipe would block for ever

@@ -45,6 +45,7 @@ from .report import print_effective
 from .run import Run
 from .saving import restore
 from .textmodel import short_name
+from .wording import plural
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
@@ -266,7 +267,8 @@ def _batch_of_before(config: Train, directory: Path, ranks: Ranks, console: Cons
     batch = rundir.batch_of_before(directory, config, ranks.world_size)
     if batch != (config.batch_size, config.grad_accum_steps):
         console.print(
-            f"--resume: {batch[0]} images x {batch[1]} accumulated on each of {ranks.world_size} ranks, as many in a "
+            f"--resume: {plural(batch[0], 'image')} x {batch[1]} accumulated on each of "
+            f"{plural(ranks.world_size, 'rank')}, as many in a "
             "step as before",
             soft_wrap=True,
             highlight=False,
@@ -295,12 +297,12 @@ def _compile_decoder(run: Run, part: Part, console: Console) -> None:
 
 def _print_slots(run: Run, console: Console) -> None:
     each, loaders = run.loader.slot_bytes, 1 if run.val_loader is None else 2
-    words = f"loader: {run.loader.describe()}; a batch is {each:,} bytes on the host"
+    words = f"loader: {run.loader.describe()}; a batch is {plural(each, 'byte')} on the host"
     if run.config.loader == "native":
         slots = run.loader.config.prefetch
         pinned = " pinned" if run.ranks.device.type == "cuda" else ""
         words = (
-            f"loader: {run.loader.workers} threads, {slots} slots of {each:,} bytes, "
+            f"loader: {plural(run.loader.workers, 'thread')}, {plural(slots, 'slot')} of {plural(each, 'byte')}, "
             f"{slots * each / 2**20:.1f} MiB{pinned}; scratch per thread follows the largest image"
         )
-    console.print(f"{words}; {loaders} such loaders", soft_wrap=True, highlight=False)
+    console.print(f"{words}; {plural(loaders, 'such loader')}", soft_wrap=True, highlight=False)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .errors import UsageError
+from .wording import plural
 
 _STEP = 32  # pixels: convolutions and patches like multiples
 
@@ -49,7 +50,8 @@ def parse(sizes: str, epochs: str | None, total: int | None) -> Progressive:
             raise UsageError(f"--progressive-epochs {epochs}: give the earlier epoch first, as in 11:13")
     if total is not None and start >= total - 1 and end >= total:
         raise UsageError(
-            f"--progressive {sizes} has no effect: all {total} epochs would have {small} pixels; train more epochs, or "
+            f"--progressive {sizes} has no effect: all {plural(total, 'epoch')} would have {small} pixels; "
+            "train more epochs, or "
             "give earlier --progressive-epochs"
         )
     return Progressive(small, large, start, end)

@@ -12,6 +12,7 @@ from .errors import UsageError
 from .loaders import nvcodec
 from .loaders.order import BLOCK
 from .trainconfig import COMPILE_MODES
+from .wording import plural
 
 _PIXELS = "a size from 1 to 16384 pixels"
 
@@ -177,7 +178,8 @@ def check(config: Train) -> None:
         duration.parse(config.duration, "--duration", whole=True)
     if config.freeze_epochs is not None and config.freeze_epochs >= (config.epochs or EPOCHS):
         raise UsageError(
-            f"--freeze-epochs {config.freeze_epochs}: the run has {config.epochs or EPOCHS} epochs, so that nothing "
+            f"--freeze-epochs {config.freeze_epochs}: the run has {plural(config.epochs or EPOCHS, 'epoch')}, "
+            "so that nothing "
             "would be unfrozen; give fewer, or leave it out"
         )
     if config.progressive is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .disks import Disk
 from .hardware import Cpu, Cuda, Folder, Memory, Space
 from .installed import Compiled, Compiler, Package, Pillow
+from .wording import plural
 
 _GIB = 1 << 30
 _SLOW = 200e6  # bytes per second
@@ -140,7 +141,7 @@ def gpus(facts: Facts) -> Iterator[str]:
             )
     if len(facts.cuda.gpus) > 1 and facts.cuda.nccl is None:
         yield (
-            f"this torch has no NCCL, which training on {len(facts.cuda.gpus)} GPUs needs: "
+            f"this torch has no NCCL, which training on {plural(len(facts.cuda.gpus), 'GPU')} needs: "
             "`pip install --force-reinstall torch torchvision`"
         )
 
@@ -179,7 +180,7 @@ def few_cores(facts: Facts) -> Iterator[str]:
     cores = cpu.affinity if cpu.quota is None else min(cpu.affinity, cpu.quota)
     if cores / count >= _CORES:
         return
-    have = f"{cores:g} core{'s' * (cores != 1)} for {count} GPU{'s' * (count > 1)}"
+    have = f"{cores:g} {'core' if cores == 1 else 'cores'} for {plural(count, 'GPU')}"
     if cpu.quota is not None and cpu.quota < cpu.affinity:
         yield f"{have}, by the container's quota: decoding will hold training up; raise it (`docker run --cpus N`)"
     else:
@@ -190,8 +191,9 @@ def busy(facts: Facts) -> Iterator[str]:
     """Others take the processors."""
     if isinstance(facts.cpu, Cpu) and facts.cpu.load >= facts.cpu.logical:
         yield (
-            f"{facts.cpu.load:g} processes wanted to run on {facts.cpu.logical} cores during the last minute: what is "
-            "measured now is slower than it would be alone; `top` shows who"
+            f"{facts.cpu.load:g} {'process' if facts.cpu.load == 1 else 'processes'} wanted to run on "
+            f"{plural(facts.cpu.logical, 'core')} during the last minute: what is measured now is slower than it would "
+            "be alone; `top` shows who"
         )
 
 
@@ -203,7 +205,7 @@ def small_limits(facts: Facts) -> Iterator[str]:
             "through it: `docker run --shm-size 8g`, or `mount -o remount,size=8g /dev/shm`"
         )
     if isinstance(facts.open_files, int) and facts.open_files < _FILES:
-        yield f"a process may open {facts.open_files} files only, and shards stay open: `ulimit -n 65536`"
+        yield f"a process may open {plural(facts.open_files, 'file')} only, and shards stay open: `ulimit -n 65536`"
 
 
 def slow_disk(facts: Facts) -> Iterator[str]:

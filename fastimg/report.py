@@ -26,6 +26,7 @@ from .plots import CurveNotes, plot_curves
 from .progress import UNITS, duration
 from .run import Run
 from .terminal import print_table
+from .wording import agreeing, plural
 
 
 def print_effective(console: Console, run: Run, part: Part, val_part: Part | None, rate: str) -> None:
@@ -48,9 +49,12 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
     layout += " activations, contiguous weights" if layout == "channels-last" and config.strategy == "fsdp" else ""
     words = sentence(config, run.preprocessing.train_size) if model.text is None else _texts(part, model.text)
     learning = f"({trained:,} trained)"
+    validation = "none"
+    if val_part is not None:
+        validation = f"{plural(len(val_part), run.unit[:-1])} ({val_part.origin}){resize}"
     rows: dict[str, str | None] = {
-        "data": f"{shown(data)}: {len(part)} {run.unit}, {len(part.dataset.classes)} classes",
-        "validation": "none" if val_part is None else f"{len(val_part)} {run.unit} ({val_part.origin}){resize}",
+        "data": f"{shown(data)}: {plural(len(part), run.unit[:-1])}, {plural(len(part.dataset.classes), 'class')}",
+        "validation": validation,
         "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config),
         "frozen": _frozen(config),
         "embeddings": run.cached,
@@ -84,7 +88,10 @@ def _texts(part: Part, text: TextSide) -> str:
         return words
     own = lengths if part.indices is None else lengths[part.indices]
     cut = int((own >= text.tokenizer.length).sum())
-    return f"{words}, {own.mean():.0f} on average; {cut:,} of {len(own):,} texts are as long or cut there"
+    return (
+        f"{words}, {own.mean():.0f} on average; {cut:,} of {plural(len(own), 'text')} {agreeing(cut, 'is')} "
+        "as long or cut there"
+    )
 
 
 def shown(path: Path) -> str:
@@ -119,8 +126,9 @@ def _classifier(config: Train) -> str:
 def _frozen(config: Train) -> str | None:
     if config.freeze is None:
         return None
-    what = "all but the classifier" if config.freeze == "backbone" else f"the first {config.freeze} blocks"
-    return f"{what}, for {config.freeze_epochs} epochs" if config.freeze_epochs else what
+    blocks = "the first block" if config.freeze == "1" else f"the first {config.freeze} blocks"
+    what = "all but the classifier" if config.freeze == "backbone" else blocks
+    return f"{what}, for {plural(config.freeze_epochs, 'epoch')}" if config.freeze_epochs else what
 
 
 def _progressive(run: Run) -> str | None:
@@ -154,8 +162,11 @@ def _schedule(run: Run) -> str:
         "step": f"times {config.decay_rate} every {_span(config.decay)}",
         "constant": "constant",
     }[config.sched or "constant"]
-    whole = f"{run.epochs} epochs" if config.duration is None else _span(config.duration)
-    return f"{whole} ({run.steps:,} steps), {fall}, warmup {_span(config.warmup)} ({run.schedule.warmup_steps} steps)"
+    whole = plural(run.epochs, "epoch") if config.duration is None else _span(config.duration)
+    return (
+        f"{whole} ({plural(run.steps, 'step')}), {fall}, warmup {_span(config.warmup)} "
+        f"({plural(run.schedule.warmup_steps, 'step')})"
+    )
 
 
 def _patience(run: Run) -> str | None:
@@ -216,15 +227,16 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     for loader, count in zip(run.loaders, unreadable, strict=True):
         if not count:
             continue
-        images, were = (run.unit[:-1], "was") if count == 1 else (run.unit, "were")
         name = names.get(id(loader), "evaluated training")
-        words = f"{count} {name} {images} could not be decoded and {were} left out:"
+        words = (
+            f"{plural(count, f'{name} {run.unit[:-1]}')} could not be decoded and {agreeing(count, 'was')} left out:"
+        )
         console.print(words, style="yellow", highlight=False)
         for index, reason in list(loader.unreadable.items())[:5]:
             name = loader.dataset.sample_name(index)
             console.print(printable(f"  {name}: {reason}"), highlight=False, markup=False, soft_wrap=True)
         if count > 5:
-            console.print(f"  ... and {count - 5} more", highlight=False)
+            console.print(f"  ... and {count - 5:,} more", highlight=False)
     for loader in run.loaders:
         if loader.rerouted:
             _print_rerouted(console, names.get(id(loader), "evaluated training"), loader, run.ranks)
@@ -243,7 +255,8 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     if run.best is not None:
         score = run.best.score
         table.add_row(
-            "best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({score.samples} {run.unit})"
+            "best validation",
+            f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({plural(score.samples, run.unit[:-1])})",
         )
         top5 = f"top-5 {score.top5:.2%}, " if shows_top5(len(run.classes)) else ""
         balanced = f"balanced accuracy {score.balanced_accuracy:.2%}, " if score.balanced_accuracy is not None else ""
@@ -252,7 +265,7 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
             table.add_row("", printable(zero_recall([run.classes[index] for index in score.missed])))
     if run.stopped_early:
         table.add_row("stopped", stopped(run.standing, run.patience_metric, run.epoch))
-    table.add_row("trained", f"{run.epoch} epochs, {run.step} steps, {duration(run.seconds)}")
+    table.add_row("trained", f"{plural(run.epoch, 'epoch')}, {plural(run.step, 'step')}, {duration(run.seconds)}")
     steps = [record for record in records if record["kind"] == "train"]
     if steps:
         speed = median(record[f"{run.unit}_per_second"] for record in steps)
@@ -294,8 +307,7 @@ def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ran
     """Images that fastimg decoded since the chosen decoder does not, by reason."""
     whose = "" if ranks.world_size == 1 else " on this rank"
     for reason, count in Counter(loader.rerouted.values()).most_common(5):
-        images = "image was" if count == 1 else "images were"
-        words = f"{count} {name} {images} decoded by fastimg{whose}: {reason}"
+        words = f"{plural(count, f'{name} image', 'was')} decoded by fastimg{whose}: {reason}"
         console.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
         indices = [index for index, why in loader.rerouted.items() if why == reason]
         for sample in map(loader.dataset.sample_name, indices[:5]):

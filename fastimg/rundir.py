@@ -14,6 +14,7 @@ from .configfile import dump, load
 from .errors import UsageError, UserError
 from .loaders.tar import replace_file
 from .patience import DEFAULT_METRIC
+from .wording import plural
 
 CONFIG, METRICS, CURVES = "config.yaml", "metrics.jsonl", "curves.png"
 
@@ -104,7 +105,8 @@ def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int
         even = [ranks for ranks in range(1, total + 1) if total % ranks == 0]
         near = [max(ranks for ranks in even if ranks < world_size), *(ranks for ranks in even if ranks > world_size)]
         raise UsageError(
-            f"--resume: {run} trained with {total} images per optimiser step over all ranks, which {world_size} ranks "
+            f"--resume: {run} trained with {plural(total, 'image')} per optimiser step over all ranks, which "
+            f"{plural(world_size, 'rank')} "
             f"cannot share evenly; start {' or '.join(map(str, near[:2]))} of them"
         )
     share = total // world_size
@@ -128,7 +130,8 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
     training = checkpoint.load_training((run / "last").resolve())
     if training["global_batch"] != global_batch:
         raise UsageError(
-            f"--resume: {run} trained with {training['global_batch']} images per optimiser step over all ranks, "
+            f"--resume: {run} trained with {plural(training['global_batch'], 'image')} per optimiser step over "
+            "all ranks, "
             f"this would be {global_batch}; choose --batch-size and --grad-accum-steps to match"
         )
     return (run / "last").resolve(), training

@@ -26,6 +26,7 @@ from .loaders.errors import DataError
 from .loaders.folder import SPLIT_FOLDERS, image_extensions
 from .parquets import LABELS, find_parquets, holds_images, read_layout, read_rows, same_layout
 from .samples import Entries, Entry, Original, Row, Source, note
+from .wording import agreeing, plural
 
 __all__ = ["NAMED", "Spool", "SpoolReader", "find_parquets", "holds_images", "read_named", "read_parquets"]
 
@@ -269,11 +270,16 @@ def _source(
     lacks = []
     for split, entries in splits.items():
         if missing := int((entries.labels < 0).sum()):
-            lacks.append(f"{src}: {missing:,} of {len(entries):,} images of {split} have no label")
+            lacks.append(
+                f"{src}: {missing:,} of {plural(len(entries), 'image')} of {split} {agreeing(missing, 'has')} no label"
+            )
     trained = set(splits["train"].labels.tolist())
     if untrained := [name for label, name in enumerate(classes) if label not in trained]:
         shown = ", ".join(untrained[:5]) + (", ..." if len(untrained) > 5 else "")
-        lacks.append(f"{src}: {len(untrained):,} of {len(classes):,} classes have no training image ({shown})")
+        lacks.append(
+            f"{src}: {len(untrained):,} of {plural(len(classes), 'class')} {agreeing(len(untrained), 'has')} no "
+            f"training image ({shown})"
+        )
     if lacks:
         lacks.append(f"{src}: the images keep their order, unless --shuffle is given")
     fields = tuple(sorted({field for reader in readers for field in reader.fields}))

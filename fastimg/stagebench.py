@@ -24,6 +24,7 @@ from .measuring import Spread
 from .measuring import show as show_table
 from .rig import Rig, augment_rate, copy_rate, device_copy_rate, step_rate
 from .stages import Costs, read_rate, take_apart
+from .wording import agreeing, plural
 
 NAMES = ("read", "splice", "decode", "resize", "copy", "augment", "step")
 _CHECKED = 8  # files of which it is checked that they left the page cache
@@ -80,7 +81,7 @@ def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
     """A table, and under it how ceilings were found and what was not measured."""
     rows = [stage.row() for stage in stages if stage.rate is not None]
     if rows:
-        show_table(console, f"stages alone, {threads} thread{'s' * (threads != 1)}", rows)
+        show_table(console, f"stages alone, {plural(threads, 'thread')}", rows)
     for stage in stages:
         if stage.words():
             console.print(printable(f"  {stage.words()}"), highlight=False, markup=False, soft_wrap=True)
@@ -162,7 +163,9 @@ def _decoding(
     last = together[-1]
     notes = {"splice": "" if last.tiled else "no tiled JPEG: headers and crop windows alone"}
     if last.failed:
-        notes["decode"] = f"{last.failed} of {len(ids)} could not be decoded and are left out"
+        notes["decode"] = (
+            f"{last.failed:,} of {len(ids):,} could not be decoded and {agreeing(last.failed, 'is')} left out"
+        )
     rows = []
     for name in ("splice", "decode", "resize"):
         rates = [threads * costs.rate(name) for costs in together]

@@ -30,6 +30,7 @@ from .loaders.folder import SPLIT_FOLDERS, image_extensions
 from .loaders.shards import open_dataset, read_description
 from .loaders.tar import Sample, index_path, parse_index, scan, split_name
 from .samples import Entries, Entry, Original, Source, note
+from .wording import agreeing, plural
 
 ABSENT = "__absent__"  # in the note of a sample in a .beton: fields that it does not have
 ORIGINAL = "original"  # the field of a .beton that holds what its image field cannot
@@ -88,7 +89,10 @@ def read_tars(
     for split, entries in splits.items():
         entries.relabel(np.array(numbers[split], np.int64))
         if missing := int((entries.labels < 0).sum()):
-            remarks.append(f"{src}: {missing:,} of {len(entries):,} samples of {split} have no label (no .cls)")
+            remarks.append(
+                f"{src}: {missing:,} of {plural(len(entries), 'sample')} of {split} {agreeing(missing, 'has')} "
+                "no label (no .cls)"
+            )
     return Source(
         src,
         "tar",
@@ -121,7 +125,9 @@ def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None 
         readers.append(reader)
         remarks += reader.remarks
         if missing := int((dataset.labels < 0).sum()):
-            remarks.append(f"{file}: {missing:,} of {len(dataset):,} samples have no label")
+            remarks.append(
+                f"{file}: {missing:,} of {plural(len(dataset), 'sample')} {agreeing(missing, 'has')} no label"
+            )
     contents = {reader.dataset.content for reader in readers}
     if len(contents) > 1:
         raise DataError(f"{src}: some of its .beton files hold images and some texts; convert them one by one")

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from .loaders.errors import DataError
 from .samples import Row
+from .wording import plural
 
 Rows = Iterator[tuple[int, Row]]
 
@@ -173,7 +174,7 @@ def _named(src: Path, lines: Iterator[list[str]], header: bool) -> Rows:
             continue
         if len(row) != len(names):
             raise DataError(
-                f"{src}: row {number}: {len(row)} fields {under}; quote fields that hold the separator, or "
+                f"{src}: row {number}: {plural(len(row), 'field')} {under}; quote fields that hold the separator, or "
                 "name another one with --delimiter"
             )
         yield number, dict(zip(names, row, strict=True))

@@ -10,6 +10,7 @@ from rich.text import Text
 from .errors import printable
 from .facts import Copies, Duplicates, Facts
 from .terminal import print_table
+from .wording import agreeing, plural
 
 _LINES, _CLASSES = 5, 30
 
@@ -58,7 +59,7 @@ def balanced(split: str, found: Balance | None, what: str) -> str:
     if found is None:
         return f"{split}: no labels"
     if found.ratio == 1:
-        return f"{split}: {found.images:,} {what} of every class"
+        return f"{split}: {plural(found.images, what)} of every class"
     few, many = f"{found.smallest} {found.images:,}", f"{found.largest} {found.largest_images:,}"
     return f"{split}: smallest {few}, largest {many}, ratio {found.ratio:.2f}"
 
@@ -84,7 +85,7 @@ def print_copies(found: Duplicates, out: Console) -> None:
     print_some(out, "In several splits", [_copied(copies) for copies in found.across])
     print_some(out, "Twice in a split", [_copied(copies) for copies in found.same])
     if found.conflicting:
-        what = "1 of these is" if found.conflicting == 1 else f"{found.conflicting:,} of these are"
+        what = f"{found.conflicting:,} of these {agreeing(found.conflicting, 'is')}"
         out.print(f"{what} in several classes", style="yellow", highlight=False)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from .errors import UsageError, UserError
 from .tokenizer import DEFAULT_LENGTH, Tokenizer
+from .wording import plural
 
 PREFIX = "hf:"
 Pooling = Literal["mean", "cls", "last"]
@@ -91,7 +92,8 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
     own = encoder.state_dict()
     if absent := sorted(name for name in loading["missing_keys"] if name in own):
         raise UserError(
-            f"--arch {arch}: its weights lack {len(absent)} of the encoder's {len(own)} tensors ({absent[0]}, say); "
+            f"--arch {arch}: its weights lack {len(absent)} of the encoder's {plural(len(own), 'tensor')} "
+            f"({absent[0]}, say); "
             "give a model with all of them"
         )
     if not tokenizer.is_fast:
@@ -105,7 +107,9 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
     most = min(int(tokenizer.model_max_length), positions)
     limit = DEFAULT_LENGTH if limit >= _SANE else limit
     if length is not None and length > most:
-        raise UsageError(f"--max-length {length}: {arch} takes texts of up to {most} tokens; give that or less")
+        raise UsageError(
+            f"--max-length {length}: {arch} takes texts of up to {plural(most, 'token')}; give that or less"
+        )
     pad = tokenizer.pad_token_id
     settings = {
         "config": config.to_dict(),

@@ -35,6 +35,7 @@ from .parquets import class_names
 from .samples import Entries, Entry, Row, Source
 from .spool import Spool, SpoolReader
 from .tables import Rows, first_fields, long_fields, own_delimiter, parquet_rows, quotes_fields, readable, table_rows
+from .wording import plural, shortened
 
 _SAY = "--text-column N --label-column M --no-header"
 
@@ -260,14 +261,15 @@ def _told_apart(src: Path, columns: Columns, quoted: bool, numbered: str) -> tup
     if not (2 * few <= rows and few < many and length[label] < length[text]):
         raise UsageError(
             f"{numbered}; which is the label is unclear ({len(values[0]):,} and {len(values[1]):,} different values in "
-            f"{rows:,} rows); say so with {_SAY}"
+            f"{plural(rows, 'row')}); say so with {_SAY}"
         )
     if again[label] < 2:
         raise UsageError(
-            f"{numbered}; its first line, {', '.join(first.values())[:80]!r}, may be a header, as {few - 1:,} other "
-            f"labels are in it: name columns of it with --text-column and --label-column, or give {_SAY}"
+            f"{numbered}; its first line, {shortened(', '.join(first.values()), 80)!r}, may be a header, as "
+            f"{plural(few - 1, 'other label', 'is')} "
+            f"in it: name columns of it with --text-column and --label-column, or give {_SAY}"
         )
-    return str(text + 1), str(label + 1), f"{many:,} and {few:,} different values in {rows:,} rows"
+    return str(text + 1), str(label + 1), f"{many:,} and {few:,} different values in {plural(rows, 'row')}"
 
 
 def _parquet(src: Path, chosen: _Chosen) -> tuple[tuple[str, ...] | None, Rows]:
@@ -286,12 +288,13 @@ def _label(where: str, column: str, label: str, names: tuple[str, ...] | None) -
     if names is not None:
         if not 0 <= int(label) < len(names):
             raise DataError(
-                f"{where}: the label {label} in column {column!r} is none of the {len(names)} classes that the schema "
+                f"{where}: the label {label} in column {column!r} is none of the {plural(len(names), 'class')} "
+                "that the schema "
                 "names; correct it or drop the row"
             )
         return names[int(label)]
     if not _is_utf8(label):
-        raise DataError(f"{where}: the label {label[:40]!r} in column {column!r} is not UTF-8; write it anew")
+        raise DataError(f"{where}: the label {shortened(label, 40)!r} in column {column!r} is not UTF-8; write it anew")
     return label
 
 

@@ -16,6 +16,7 @@ from .loaders.arrays import PAD, longest, put_tokens
 from .loaders.errors import ImageError
 from .loaders.sample import Field, Row
 from .loaders.scratch import Scratch
+from .wording import plural
 
 FILE = "tokenizer.json"
 DEFAULT_LENGTH = 512  # where a tokenizer states none: BERT's
@@ -100,4 +101,4 @@ class TextDecoder:
 
     def describe(self) -> str:
         """See `Presenter`."""
-        return f"texts, tokenised as they are read, up to {self.tokenizer.length} tokens"
+        return f"texts, tokenised as they are read, up to {plural(self.tokenizer.length, 'token')}"

@@ -37,6 +37,7 @@ from .run import Run
 from .saving import save, write_held
 from .step import forward_backward, passes, seed_of
 from .waiting import tell, try_native, verdict
+from .wording import plural
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ def _out_of_memory(run: Run) -> UserError:
     size = run.preprocessing.train_size
     of = f"images of {size} pixels"
     if run.model.text is not None:
-        of = f"texts of up to {run.model.text.tokenizer.length} tokens"
+        of = f"texts of up to {plural(run.model.text.tokenizer.length, 'token')}"
     return UserError(
         f"out of memory on {run.ranks.device} in step {run.step + 1}, with batches of {run.batch_size} {of}: "
         f"{advice(run.config)}"

@@ -21,6 +21,7 @@ from .progress import Status, telling
 from .rig import Rig, loader_rate, real_rate, synthetic_rate, with_loader
 from .stagebench import Stage, median_of
 from .verdict import Advice, Measured, NoVerdict, Verdict, doubts, judge
+from .wording import plural
 
 
 @dataclass
@@ -121,7 +122,8 @@ def measure_scaling(
 ) -> list[dict[str, Any]]:
     """The loader alone, by threads, interleaved."""
     rigs = {n: with_loader(rig, images.dataset, images.epoch(count), workers=str(n)) for n in threads}
-    with telling(progress, f"measuring the loader with {', '.join(map(str, threads))} threads"):
+    counts = [*map(str, threads[:-1]), plural(threads[-1], "thread")]
+    with telling(progress, f"measuring the loader with {', '.join(counts)}"):
         speeds = measuring.interleaved({str(n): _rate_of(one) for n, one in rigs.items()}, repeats)
     for one in rigs.values():
         one.close()

@@ -15,13 +15,14 @@ from rich.progress import track
 from .config import Verify
 from .errors import UsageError, UserError, printable
 from .loaders import DataError, Dataset, list_splits, open_dataset
-from .loaders.content import Content, plural
+from .loaders.content import Content, samples_of
 from .loaders.cpus import available_cpus
 from .loaders.decode import decode, read_header
 from .loaders.scratch import Scratch
 from .loaders.shards import foreign_shards, read_description
 from .loaders.tar import index_path, parse_index, scan
 from .texts import text_fault
+from .wording import plural
 
 _CHUNK = 1 << 22  # bytes hashed at a time
 
@@ -163,11 +164,15 @@ def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
     """Labels beyond the classes, and other numbers of them than dataset.json has `stated`."""
     beyond = int(np.count_nonzero((dataset.labels < -1) | (dataset.labels >= len(dataset.classes))))
     if beyond:
-        yield Fault(dataset.name, f"{beyond} labels are not among its {len(dataset.classes)} classes")
+        yield Fault(
+            dataset.name, f"{plural(beyond, 'label', 'is')} not among its {plural(len(dataset.classes), 'class')}"
+        )
     known = dataset.labels[(dataset.labels >= 0) & (dataset.labels < len(dataset.classes))]
     counts = np.bincount(known, minlength=len(dataset.classes)).tolist()
     if stated is not None and stated != counts:
-        yield Fault(dataset.name, f"{counts} {plural(dataset.content)} of its classes where dataset.json says {stated}")
+        yield Fault(
+            dataset.name, f"{counts} {samples_of(dataset.content)} of its classes where dataset.json says {stated}"
+        )
 
 
 def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
@@ -188,7 +193,7 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
         return faults
 
     with ThreadPoolExecutor(available_cpus(), "verify") as pool:
-        what = plural(dataset.content)
+        what = samples_of(dataset.content)
         steps = track(pool.map(faults_of, chunks), what, len(chunks), console=err, transient=True)
         return [fault for faults in steps for fault in faults]
 
@@ -205,16 +210,12 @@ def _print(result: Verification, out: Console) -> None:
     for name, fault in result.faults[:100]:
         out.print(f"{name}: {fault}", markup=False, highlight=False, soft_wrap=True)
     if len(result.faults) > 100:
-        out.print(f"... and {len(result.faults) - 100} more, see --json", highlight=False)
-    done, would = (
-        ("images decoded", "decodes every image")
-        if result.content == "images"
-        else (
-            "texts read",
-            "reads every text",
-        )
-    )
-    looked = f"{result.shards} shards" + (f", {result.images:,} {done}" if result.deep else f"; --deep {would}")
+        out.print(f"... and {len(result.faults) - 100:,} more, see --json", highlight=False)
+    noun, done, would = ("image", "decoded", "decodes every image")
+    if result.content != "images":
+        noun, done, would = ("text", "read", "reads every text")
+    looked = plural(result.shards, "shard")
+    looked += f", {plural(result.images, noun)} {done}" if result.deep else f"; --deep {would}"
     count = len(result.faults)
-    verdict = f"{count} fault{'s' * (count > 1)}" if count else "no fault"
+    verdict = plural(count, "fault") if count else "no fault"
     out.print(f"{result.data}: {verdict} ({looked})", markup=False, highlight=False, soft_wrap=True)

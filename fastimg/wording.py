@@ -1,15 +1,18 @@
 """How counts and long names are written, everywhere the same."""
 
-_VERBS = {"is": "are", "was": "were", "has": "have", "does": "do", "needs": "need", "lacks": "lack"}
+_VERBS = {"is": "are", "was": "were", "has": "have"}
 _SIBILANTS = ("s", "x", "z", "ch", "sh")
 
 
 def plural(count: int, noun: str, verb: str = "") -> str:
     """`count` and `noun` in the number that goes with it, then `verb`: "1 class is", "1,200 batches are"."""
     words = f"{count:,} {noun if count == 1 else several(noun)}"
-    if verb:
-        words += f" {verb if count == 1 else _VERBS[verb]}"
-    return words
+    return f"{words} {agreeing(count, verb)}" if verb else words
+
+
+def agreeing(count: int, verb: str) -> str:
+    """A verb, given in the singular, as it goes with a count: is, are."""
+    return verb if count == 1 else _VERBS[verb]
 
 
 def several(noun: str) -> str:

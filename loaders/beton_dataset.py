@@ -15,6 +15,7 @@ from .errors import DataError, ShardError
 from .readahead import pieces
 from .scratch import Scratch
 from .watch import State, Watch
+from .wording import plural
 
 MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
 # Names of the fields to train on, where there are several of a kind.
@@ -53,7 +54,11 @@ class BetonDataset:
                 self.labels[:] = reader.column(label)
             top = int(self.labels.max(initial=-1))
             if self.labels.min(initial=0) < -1 or top >= (MAX_CLASSES if classes is None else len(classes)):
-                among = "are no class indices" if classes is None else f"are not all among its {len(classes)} classes"
+                among = (
+                    "are no class indices"
+                    if classes is None
+                    else f"are not all among its {plural(len(classes), 'class')}"
+                )
                 raise ShardError(f"{path}: the numbers in {label}, up to {top}, {among}; convert it again")
             self.classes = tuple(map(str, range(top + 1)) if classes is None else classes)
             stat = path.stat()

@@ -13,6 +13,6 @@ def singular(content: Content) -> str:
     return "image" if content == "images" else "text"
 
 
-def plural(content: Content) -> str:
+def samples_of(content: Content) -> str:
     """Several of its samples, in a sentence."""
     return "images" if content == "images" else "texts"

@@ -26,6 +26,7 @@ from .foreign import Decoded, Foreign
 from .sample import ImageDecoder
 from .scratch import Scratch
 from .shards import Dataset
+from .wording import plural
 
 _HARDWARE_LOAD = 0.65  # share of a batch for the hardware engine, on GPUs that have one: DALI's own default
 _FORMATS = frozenset({"jpeg", "png", "bmp", "ppm"})  # of which DALI gives the pixels that we do
@@ -69,7 +70,7 @@ class DaliLoader(Foreign):
         """See `BatchSource`."""
         boxes = ", crop boxes drawn by DALI" if isinstance(self.crop, RandomResizedCrop) else ""
         where = "mixed decoding on the GPU" if self.device.type == "cuda" else "decoding on the CPU"
-        return f"dali, {where}, {self.workers} thread{'s' * (self.workers > 1)}{boxes}"
+        return f"dali, {where}, {plural(self.workers, 'thread')}{boxes}"
 
     def close(self) -> None:
         """End the pipeline, and the iteration that is under way. Iterating again starts new ones."""

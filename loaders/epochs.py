@@ -21,6 +21,7 @@ from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
 from .readahead import WholeBlocks
 from .shards import Dataset
 from .spent import Spent, Waits
+from .wording import plural
 
 Padding = Literal["samples", "zeros"]  # in training batch norms see real ones; an evaluation has no use for them
 
@@ -198,7 +199,7 @@ class Epochs:
         self._padding: Padding = config.padding or ("zeros" if evaluates else "samples")
         if self._n < (1 if self._padding == "zeros" else config.world_size):
             raise DataError(
-                f"{dataset.name}: {self._n} samples for {config.world_size} ranks; "
+                f"{dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
                 "every rank needs at least one: start fewer"
             )
         self._epoch, self._position = -1, self._n
@@ -256,7 +257,7 @@ class Epochs:
         """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another order."""
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
             raise DataError(
-                f"{self.dataset.name}: not the data that the run began with ({self._n} samples, then "
+                f"{self.dataset.name}: not the data that the run began with ({plural(self._n, 'sample')}, then "
                 f"{state['samples']}); restore it, or start a new run"
             )
         if state["seed"] != self.config.seed:

@@ -23,6 +23,7 @@ from .crop import CenterCrop, Crop, RandomResizedCrop
 from .epochs import LoaderConfig, Reading
 from .errors import WorkerError
 from .foreign import Decoded, Foreign
+from .wording import plural
 
 _POLL = 0.0005  # seconds between two looks whether a batch is there, or its thread has died
 
@@ -65,7 +66,7 @@ class FfcvLoader(Foreign):
     def describe(self) -> str:
         """See `BatchSource`."""
         boxes = "crop boxes drawn by FFCV, " if isinstance(self.crop, RandomResizedCrop) else ""
-        return f"ffcv, {self.workers} thread{'s' * (self.workers > 1)}, {boxes}resized by INTER_AREA"
+        return f"ffcv, {plural(self.workers, 'thread')}, {boxes}resized by INTER_AREA"
 
     def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
         self._decoder.output_size = (self.crop.size, self.crop.size)  # its memory is allocated epoch by epoch

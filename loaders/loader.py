@@ -24,6 +24,7 @@ from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
 from .sample import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
 from .shards import Dataset
 from .spent import Spent, Tally
+from .wording import plural
 
 
 class Loader(Epochs):
@@ -133,7 +134,7 @@ class Loader(Epochs):
             where = self._decoder.describe()
         if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
             where += ", tiled ones DCT-scaled where crops are large"
-        return f"native, {self.workers} thread{'s' * (self.workers > 1)}, {where}"
+        return f"native, {plural(self.workers, 'thread')}, {where}"
 
     def close(self) -> None:
         """Stop the threads, and the iteration that is under way. Over an open Dataset, iterating starts new ones."""

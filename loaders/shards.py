@@ -28,6 +28,7 @@ from .scratch import Scratch
 from .tar import index_path, split_name
 from .ustar import BLOCK, stated_size
 from .watch import Watch, fill
+from .wording import plural
 
 _T = TypeVar("_T")
 
@@ -258,7 +259,7 @@ def _check_size(file: Path, size: int) -> None:
 def _check_count(file: Path, found: int, stated: int) -> None:
     if found != stated:
         raise ShardError(
-            f"{file}: {found} samples where dataset.json says {stated}: "
+            f"{file}: {plural(found, 'sample')} where dataset.json says {stated}: "
             "cut short or altered; copy it again, or convert again with --overwrite"
         )
 
@@ -289,7 +290,7 @@ class TarDataset:
             classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
         if self.labels.max(initial=-1) >= len(classes):
             raise ShardError(
-                f"{name}: label {self.labels.max()} is not among its {len(classes)} classes; convert again"
+                f"{name}: label {self.labels.max()} is not among its {plural(len(classes), 'class')}; convert again"
             )
         self.classes = classes
 

@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple, Self
 
 from .errors import ShardError
 from .ustar import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, Entry, entries, member_header
+from .wording import plural
 
 _NUMBER = re.compile("[0-9]{1,18}")
 
@@ -180,7 +181,8 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
         raise ShardError(f"{path}: not a DALI index of version 1.1 or 1.2; delete it to have the shard scanned")
     if len(lines) - 1 != int(count):
         raise ShardError(
-            f"{path}: cut short: {count} samples announced, {len(lines) - 1} found; convert again, or delete it"
+            f"{path}: cut short: {plural(int(count), 'sample')} announced, {len(lines) - 1} found; convert again, or "
+            "delete it"
         )
     samples = []
     for number, line in enumerate(lines[1:], start=2):

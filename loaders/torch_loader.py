@@ -26,6 +26,7 @@ from .foreign import Decoded, Foreign
 from .sample import ImageDecoder
 from .scratch import Scratch
 from .shards import Dataset
+from .wording import plural
 
 _AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
 _HELD = (signal.SIGINT, signal.SIGTERM)
@@ -66,8 +67,8 @@ class TorchLoader(Foreign):
     def describe(self) -> str:
         """See `BatchSource`."""
         return (
-            f"torch: DataLoader, {self.workers} process{'es' * (self.workers > 1)}, "
-            f"{self.workers * self._ahead} batches ahead, "
+            f"torch: DataLoader, {plural(self.workers, 'process')}, "
+            f"{plural(self.workers * self._ahead, 'batch')} ahead, "
             "Pillow, torchvision's antialiased resize"
         )
 

@@ -117,7 +117,7 @@ def test_an_empty_batch():
         ({"targets": torch.zeros(7, dtype=torch.int64)}, r"targets must be classes \[8\]"),
         ({"targets": torch.zeros(8)}, r"targets must be classes \[8\]; they are torch.float32"),
         ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "after normalisation"),
-        ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan is of 5 images; there are 8"),
+        ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan and the images differ in number: 5 and 8"),
         ({"smoothing": 1.0}, "smoothing is a share"),
     ],
 )

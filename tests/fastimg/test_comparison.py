@@ -170,7 +170,7 @@ def test_data_without_an_image(tmp_path):
     with pytest.raises(UserError, match="none of its 0 samples"):
         compare(files_of(folder), folder, ("native",), setting, tmp_path, quiet())
     (folder / "a.jpg").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"none of its 1 samples.*a\.jpg: not an image"):
+    with pytest.raises(UserError, match=r"none of its 1 sample .*a\.jpg: not an image"):
         compare(files_of(folder), folder, ("native",), setting, tmp_path, quiet())
     with pytest.raises(UserError, match="holds texts"):
         compare(FilesDataset(folder, ["a"], content="text"), folder, ("native",), setting, tmp_path, quiet())

@@ -48,7 +48,7 @@ def test_what_was_made_ahead_and_what_came_later_are_counted_apart():
     assert found.recompiled == 0
     module(torch.ones(2, 3, 16, 16))
     assert found.recompiled == 1
-    assert "2 graphs" in found.describe() and "recompiled 1 times" in found.describe()
+    assert "2 graphs" in found.describe() and found.describe().endswith("recompiled 1 time")
 
 
 def test_nothing_compiled_is_an_error(monkeypatch):

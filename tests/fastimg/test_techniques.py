@@ -98,7 +98,7 @@ def test_gradual_unfreezing(run):
     _, start = run("start", "-b", "8")
     flags = ("-b", "8", "--weights", start, "--freeze", "backbone", "--freeze-epochs", "1", "--layer-decay", "0.5")
     ran, thawed = run("thawed", *flags)
-    assert "all but the classifier, for 1 epochs" in ran.out and "layer decay 0.5" in ran.out
+    assert "all but the classifier, for 1 epoch" in ran.out and "layer decay 0.5" in ran.out
     assert "epoch 2/2  --freeze backbone is over: everything trains" in ran.out
     first = sorted((thawed / "checkpoints").iterdir())[0]
     before, held, after = (load_file(path / "model.safetensors") for path in (start / "best", first, thawed / "last"))

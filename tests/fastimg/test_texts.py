@@ -546,7 +546,7 @@ def test_flags_about_columns_are_refused_where_there_are_none(options, image_fol
 def test_verify(tmp_path, make, cli):
     dst, _ = make(manifest(tmp_path, "csv"))
     ran = cli("verify", dst, "--deep")
-    assert (ran.code, "no fault (1 shards, 6 texts read)" in ran.out) == (0, True)
+    assert (ran.code, "no fault (1 shard, 6 texts read)" in ran.out) == (0, True)
     root = text_folder(tmp_path / "texts")
     write(root / "neg/0.txt", b"caf\xe9")
     write(root / "pos/3.txt", b" ")

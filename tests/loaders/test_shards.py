@@ -212,7 +212,7 @@ def test_an_index_of_fewer_samples(dataset_folder):
 
 def test_a_label_beyond_the_classes(dataset_folder):
     damage(dataset_folder, lambda description: description.update(classes=["one"]))
-    with pytest.raises(ShardError, match="label 1 is not among its 1 classes"):
+    with pytest.raises(ShardError, match="label 1 is not among its 1 class"):
         open_dataset(dataset_folder)
 
 

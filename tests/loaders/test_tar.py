@@ -147,7 +147,7 @@ def test_index_of_version_1_1(tmp_path):
         ("v1.3 0\n", "not a DALI index"),
         ("v1.2 x\n", "not a DALI index"),
         ("v1.2 2\njpg 512 5 a.jpg\n", "cut short: 2 samples announced, 1 found"),
-        ("v1.2 1\njpg 512 5 a.jpg\njpg 1536 5 b.jpg\n", "1 samples announced, 2 found"),
+        ("v1.2 1\njpg 512 5 a.jpg\njpg 1536 5 b.jpg\n", "1 sample announced, 2 found"),
         ("v1.2 1\njpg 512 5\n", "line 2 does not fit"),
         ("v1.2 1\njpg 512 five a.jpg\n", "line 2 does not fit"),
         ("v1.2 1\njpg 512 5 \n", "line 2 does not fit"),

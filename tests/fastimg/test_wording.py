@@ -1,0 +1,90 @@
+"""How counts and long names are written."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import fastimg
+from fastimg.loaders import wording as of_loaders
+from fastimg.wording import agreeing, plural, several, shortened
+
+# A count right before the plural of a noun: `{len(classes)} classes` would print "1 classes".
+NOUNS = (
+    *("image", "text", "sample", "class", "file", "thread", "step", "epoch", "rank", "row", "shard", "label", "fault"),
+    *(
+        "block",
+        "core",
+        "token",
+        "error",
+        "loader",
+        "slot",
+        "tensor",
+        "process",
+        "GPU",
+        "view",
+        "batch",
+        "graph",
+        "copy",
+    ),
+    *("array", "classifier", "repeat", "field", "JPEG", "box", "time"),
+)
+WORDS = "|".join(several(noun) for noun in NOUNS)
+# Constants above one, numbers that are checked not to be one, and what is no number.
+NOT_ONE = {
+    *("BLOCK images", "AHEAD batches", "config.freeze blocks", "most steps", "len(shards) files", "n samples"),
+    *("self.dtype.name arrays", "kind fields", "len(input) samples"),
+}
+NOT_ONE_IN = {("plots.py", "len(classes) classes"), ("predict.py", "len(answers) files")}
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "written"),
+    [
+        (0, "image", "0 images"),
+        (1, "image", "1 image"),
+        (2, "class", "2 classes"),
+        (1, "class", "1 class"),
+        (3, "batch", "3 batches"),
+        (4, "copy", "4 copies"),
+        (5, "array of days", "5 array of dayses"),  # nouns come last
+        (1200, "random box", "1,200 random boxes"),
+        (1, "training image", "1 training image"),
+    ],
+)
+def test_counts(count, noun, written):
+    assert plural(count, noun) == written
+
+
+def test_verbs_agree():
+    assert [plural(n, "file", "is") for n in (0, 1, 2)] == ["0 files are", "1 file is", "2 files are"]
+    assert [agreeing(n, verb) for verb in ("was", "has") for n in (1, 2)] == ["was", "were", "has", "have"]
+    assert several("day") == "days"
+
+
+def test_loaders_write_counts_alike():
+    """They do not know the application."""
+    for noun in ("thread", "process", "batch", "class", "sample", "rank"):
+        for count in (0, 1, 2, 12_345):
+            assert of_loaders.plural(count, noun) == plural(count, noun)
+
+
+def test_what_is_cut_says_so():
+    assert [shortened(text, 5) for text in ("abcde", "abcdef", "abc def", "")] == ["abcde", "abcd…", "abc…", ""]
+
+
+def test_no_count_is_printed_before_a_plural():
+    root = Path(fastimg.__file__).parent
+    found = []
+    for file in sorted([*root.glob("*.py"), *root.glob("loaders/*.py"), *root.glob("augment/*.py")]):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            for value, words in zip(node.values, node.values[1:], strict=False):
+                if isinstance(value, ast.FormattedValue) and isinstance(words, ast.Constant):
+                    match = re.match(rf" ({WORDS})\b", str(words.value))
+                    text = f"{ast.unparse(value.value)}{match[0]}" if match else ""
+                    if text and text not in NOT_ONE and (file.name, text) not in NOT_ONE_IN:
+                        found.append(f"{file.name}:{node.lineno}: {text}")
+    assert found == []
