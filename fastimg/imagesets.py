@@ -27,6 +27,7 @@ from PIL import Image
 from . import digits
 from .errors import UsageError, nearest
 from .loaders.errors import DataError
+from .wording import shortened
 
 
 class Sample(NamedTuple):
@@ -176,9 +177,8 @@ def _failure(text: str, error: BaseException, root: Path) -> DataError:
     if isinstance(error, ImportError):
         package = (error.name or str(error)).partition(".")[0]
         return DataError(f"{text}: needs {package}, which is not installed; run `pip install {package}`")
-    reason = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())[:300].rstrip(
-        "."
-    )
+    words = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+    reason = shortened(words, 300).rstrip(".")
     remedy = f"check the network, or put its files into {root} by hand"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"make room in {root}, or name another cache directory with XDG_CACHE_HOME"
