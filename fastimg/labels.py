@@ -21,7 +21,7 @@ import numpy.typing as npt
 from .columns import Columns
 from .loaders.errors import DataError
 from .samples import Source
-from .wording import shortened
+from .wording import plural, shortened
 
 FLAG = "--labels-are-classes"
 
@@ -79,7 +79,9 @@ class Labels:
         elif self._accepted:
             said.append(f"{what} look like classes: {FLAG} changes nothing")
         if self._trimmed:
-            said.append(f"{what} lose the blanks around them in {self._trimmed:,} rows, as in {self._first_trimmed!r}")
+            said.append(
+                f"{what} lose the blanks around them in {plural(self._trimmed, 'row')}, as in {self._first_trimmed!r}"
+            )
         if all(map(_INTEGER.fullmatch, self._counts)):
             changed = sorted(label for label in self._counts if str(int(label)) != label)
             if changed:
@@ -149,7 +151,7 @@ def _lists(counts: Mapping[str, int], rows: int) -> str:
     count = sum(counts[name] for name in listed)
     if not listed or (count < _LISTED_SHARE * rows and not compound):
         return ""
-    return f"look like lists in {count:,} of {rows:,} rows, such as {_examples(listed)}: a sample has one class"
+    return f"look like lists in {count:,} of {plural(rows, 'row')}, such as {_examples(listed)}: a sample has one class"
 
 
 def _bracketed(name: str) -> bool:
@@ -192,7 +194,7 @@ def _unique(counts: Mapping[str, int], rows: int) -> str:
     once = [name for name, count in counts.items() if count == 1]
     if rows < _FEWEST_ROWS or len(once) <= _UNIQUE_SHARE * rows:
         return ""
-    share = f"{len(once):,} of {rows:,} rows have a label that no other row has"
+    share = f"{len(once):,} of {plural(rows, 'row')} have a label that no other row has"
     return f"look like identifiers, not like classes: {share}, such as {_examples(once)}"
 
 

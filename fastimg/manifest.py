@@ -31,6 +31,7 @@ from .loaders.errors import DataError
 from .loaders.folder import SPLIT_FOLDERS
 from .samples import Entries, Entry, Row, Source
 from .tables import Rows, readable, table_rows
+from .wording import plural
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
 
@@ -159,7 +160,7 @@ class _Paths:
             first = (differing or list(again.values()))[0]
             shown = ", ".join(f"{listed[at].row} ({labels[at]})" for at in first[:3])
             said.append(
-                f"{src}: {len(again):,} files are in several rows, {len(differing):,} of them with different labels; "
+                f"{src}: {plural(len(again), 'file', 'is')} in several rows, {len(differing):,} of them with different labels; "
                 f"{listed[first[0]].path!r} is in rows {shown}"
             )
         return said
