@@ -248,7 +248,8 @@ def _head(out: Console, found: dict[str, Any]) -> None:
         f"{found['img_size']} px",
         "loader": found["loader"],
         "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {plural(e['cores'], 'core')}",
-        "load": f"load average {e['load']:.1f} on the machine's {plural(os.cpu_count() or 1, 'core')}, before measuring",
+        "load": f"load average {e['load']:.1f} on the machine's {plural(os.cpu_count() or 1, 'core')}, "
+        "before measuring",
     }
     for name, text in rows.items():
         out.print(f"{name:<9} {printable(text)}", highlight=False, markup=False, soft_wrap=True)

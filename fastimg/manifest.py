@@ -160,7 +160,8 @@ class _Paths:
             first = (differing or list(again.values()))[0]
             shown = ", ".join(f"{listed[at].row} ({labels[at]})" for at in first[:3])
             said.append(
-                f"{src}: {plural(len(again), 'file', 'is')} in several rows, {len(differing):,} of them with different labels; "
+                f"{src}: {plural(len(again), 'file', 'is')} in several rows, {len(differing):,} of them with different "
+                "labels; "
                 f"{listed[first[0]].path!r} is in rows {shown}"
             )
         return said

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .data import Part
 from .loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
-from .loaders.content import plural
+from .loaders.content import samples_of
 from .loaders.scratch import Scratch
 from .splits import stratified_split
 
@@ -120,7 +120,7 @@ def select(data: Path, split: str | None, history: Sequence[TrainedOn] | None) -
 def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: bool = False) -> Selection:
     """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
     dataset = open_dataset(data, split)
-    found, unit = Selection(dataset=dataset, split=split, origin=split), plural(dataset.content)
+    found, unit = Selection(dataset=dataset, split=split, origin=split), samples_of(dataset.content)
     if history is None:
         if split in ("val", "test"):
             return found
@@ -200,7 +200,7 @@ def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn]) -> str |
 
 def _difference(record: TrainedOn, dataset: Dataset) -> str:
     """How the split that was trained on, now `dataset`, has changed."""
-    unit, before, now = plural(dataset.content), record.identity.samples, len(dataset)
+    unit, before, now = samples_of(dataset.content), record.identity.samples, len(dataset)
     how = f"{before:,} {unit} then, {now:,} now"
     if before == now:
         labels = _labels_digest(dataset) != record.identity.labels
