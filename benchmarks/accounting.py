@@ -54,7 +54,7 @@ class Uncounted(Pool):
 
     def _fill_rows(self, number: int, chunk: Any, scratch: Any) -> None:
         slot, job, noted = chunk.slot, chunk.job, {}
-        scratch.tiled.clear()
+        scratch.group.clear()
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
             if job.cancelled:

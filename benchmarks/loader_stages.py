@@ -31,19 +31,18 @@ from fastimg.loaders import (
     entropy,
     open_dataset,
 )
-from fastimg.loaders import frame as jpeg
 from fastimg.loaders.colour import to_columns
 from fastimg.loaders.decode import read_header, stored_box
-from fastimg.loaders.filters import reach, resize_columns
+from fastimg.loaders.filters import resize_columns
+from fastimg.loaders.frame import is_decodable, new_header, parse_header, view_of
+from fastimg.loaders.region import find_region, new_region
 from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.splice import splice
-from fastimg.loaders.vectors import WIDE
 from fastimg.peer_data import Sources
 
-# decode holds find: tiles are found and their bits copied, then decoded
+# find: the region of a window, its tiles' bits copied; decode does the copying once more, which is taken off
 STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")
 _ROOM = 64 << 20  # bytes of each buffer
-_UNSCALED = 8  # samples across a decoded block
 _MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
 
 
@@ -107,20 +106,14 @@ def _stages(
     measure.append(args.out, {**shared, "benchmark": "loader stages", **record, "floors": kept})
 
 
-def _view(encoded: memoryview) -> np.ndarray:
-    """As the decoder gives it to compiled code."""
-    view = np.frombuffer(encoded, np.uint8)
-    view.flags.writeable = False
-    return view
-
-
 def _tiled(data: Dataset) -> np.ndarray:
     """Ids of what the compiled decoder takes, in random order: the others have other stages."""
-    scratch, frame = Scratch(), np.zeros(jpeg.HEADER, np.int64)
+    scratch, headers = Scratch(), new_header()
 
     def takes(index: int) -> bool:
-        known = jpeg.read_frame(_view(data.read(index, scratch)), frame)
-        return known and frame[jpeg.ORIENTATION] == 1 and frame[jpeg.WIDTH] * frame[jpeg.HEIGHT] < _MOST_PIXELS
+        known = parse_header(view_of(data.read(index, scratch)), headers) and is_decodable(headers)
+        header = headers[0]
+        return known and header["orientation"] == 1 and header["width"] * header["height"] < _MOST_PIXELS
 
     ids = np.flatnonzero([takes(i) for i in range(len(data))])
     if not len(ids):
@@ -133,7 +126,7 @@ class _Bench:
 
     def __init__(self, decoder: ImageDecoder) -> None:
         self.decoder, self.scratch = decoder, Scratch()
-        self.frame = np.zeros(jpeg.HEADER, np.int64)
+        self.header, self.region = new_header(), new_region()
         self.bits, self.planes, self.columns, self.work = (np.empty(_ROOM, np.uint8) for _ in range(4))
         self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(baseline.SCRATCH, np.int64)
         self.sums = np.empty(_ROOM // 2, np.uint16)
@@ -141,35 +134,29 @@ class _Bench:
 
     def one_by_one(self, data: Dataset, ids: np.ndarray, epoch: int, check: bool) -> dict[str, float]:
         """Seconds of each stage, over all images. Raises RuntimeError where `check` finds other pixels."""
-        decoder, crop, frame, clock = self.decoder, self.decoder.crop, self.frame, time.perf_counter
-        bicubic, side = crop.interpolation == "bicubic", crop.size
+        decoder, crop, clock = self.decoder, self.decoder.crop, time.perf_counter
+        header, region, bicubic = self.header, self.region, crop.interpolation == "bicubic"
         spent = dict.fromkeys(STAGES, 0.0)
         for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
             t0 = clock()
             encoded = data.read(index, self.scratch)
             t1 = clock()
-            view = _view(encoded)
-            jpeg.read_frame(view, frame)
+            view = view_of(encoded)
+            parse_header(view, header)
             t2 = clock()
-            box, size, at = crop.window(int(frame[jpeg.WIDTH]), int(frame[jpeg.HEIGHT]), draws)
+            window = crop.window(int(header["width"][0]), int(header["height"][0]), draws)
             t3 = clock()
-            start, extent = np.zeros(2), np.array(box[2:], np.float64)
-            ends = [reach(0.0, extent[i], size[i], bicubic, at[i], at[i] + side) for i in range(2)]
-            first, last = ([ends[i][k] + box[i] for i in range(2)] for k in range(2))
-            tiles, full = _tiles(frame, first, last), jpeg.scaled(frame, _UNSCALED)
-            region = np.array([*first, last[0] - first[0], last[1] - first[1]])
-            height = -(-int(region[3]) // WIDE) * WIDE
+            find_region(header, *window, crop.size, bicubic, decoder.dct_scaling, region)
             t4 = clock()
-            entropy.collect(view, frame, *tiles, self.bits, self.bounds)
+            entropy.collect(view, header, region, self.bits, self.bounds)
             t5 = clock()
-            baseline.decode_tiles(view, frame, _UNSCALED, *tiles, self.bits, self.bounds, self.tables, self.planes)
+            baseline.decode_tiles(view, header, region, self.bits, self.bounds, self.tables, self.planes)
             t6 = clock()
-            to_columns(self.planes, full, *tiles, region, height, self.sums, self.columns)
+            to_columns(self.planes, header, region, self.sums, self.columns)
             t7 = clock()
-            place = (first[0] - box[0], first[1] - box[1], start, extent, size, at)
-            resize_columns(self.columns, height, *place, bicubic, self.work, self.out)
+            resize_columns(self.columns, region, bicubic, self.work, self.out)
             t8 = clock()
-            found = (t1 - t0, t2 - t1, t3 - t2, t5 - t4, (t6 - t5) - (t5 - t4), t7 - t6, t8 - t7)
+            found = (t1 - t0, t2 - t1, t3 - t2, t5 - t3, (t6 - t5) - (t5 - t4), t7 - t6, t8 - t7)
             for name, seconds in zip(STAGES, found, strict=True):
                 spent[name] += seconds
             if check:
@@ -178,16 +165,6 @@ class _Bench:
                 if not np.array_equal(whole, self.out):
                     raise RuntimeError("the stages are not those of the decoder: their pixels differ")
         return spent
-
-
-def _tiles(frame: np.ndarray, first: Sequence[int], last: Sequence[int]) -> tuple[int, int, int, int]:
-    """(left, right, top, bottom) of the tiles that pixels [first, last) need, as crop_tiled chooses them."""
-    wide, high = int(frame[jpeg.INTERVAL] * frame[jpeg.MCU_WIDTH]), int(frame[jpeg.MCU_HEIGHT])
-    width, picture = int(frame[jpeg.WIDTH]), int(frame[jpeg.HEIGHT])
-    left, right = max(0, first[0] - 2) // wide, -(-min(width, last[0] + 2) // wide)
-    while min(width, right * wide) - left * wide <= 4:
-        left, right = (left, right + 1) if right < -(-width // wide) else (left - 1, right)
-    return left, right, max(0, first[1] - 2) // high, -(-min(picture, last[1] + 2) // high)
 
 
 def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> None:

@@ -3,9 +3,9 @@
     python benchmarks/tiles.py --data FOLDER
 
 `tile` rewrites the folder's JPEGs. A crop is RandomResizedCrop(0.08-1) to 224 with the loader's resampler: `whole`
-decodes the original and cuts, `splice` cuts the tiled file and decodes the rest; `+ index` has the row offsets beside
-the data. All is in memory; variants are interleaved over the same images and boxes, and the median of n counts. Every
-crop of every variant is checked to have the same pixels before anything is timed.
+decodes the original and cuts, `splice` cuts the tiled file and decodes the rest. All is in memory; variants are
+interleaved over the same images and boxes, and the median of n counts. Every crop of every variant is checked to have
+the same pixels before anything is timed.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from fastimg.loaders.counter import uniforms
 from fastimg.loaders.crop import RandomResizedCrop, Window
 from fastimg.loaders.resample import resample
 from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.splice import Index
-from fastimg.loaders.tiles import Tiled, row_index, splice, tile
+from fastimg.loaders.splice import splice
+from fastimg.loaders.tiles import Rewritten, tile
 
 Crop = Callable[[int, np.ndarray], None]  # image number, where the pixels go
 
@@ -105,7 +105,6 @@ def _windows(data: list[bytes], size: int, epoch: int) -> list[Window]:
 
 def _crops(data: list[bytes], tiled: list[bytes], windows: list[Window]) -> dict[str, Crop]:
     scratch, buffer = Scratch(), bytearray(max(map(len, tiled)) + 2)
-    indexes = [row_index(jpeg) for jpeg in tiled]
     pixels = max(h * w * 3 for h, w, *_ in map(simplejpeg.decode_jpeg_header, data))
 
     def cut(jpeg: bytes | memoryview, window: Window, offset: tuple[int, int], out: np.ndarray) -> None:
@@ -117,17 +116,16 @@ def _crops(data: list[bytes], tiled: list[bytes], windows: list[Window]) -> dict
     def whole(i: int, out: np.ndarray) -> None:
         cut(data[i], windows[i], (0, 0), out)
 
-    def spliced(i: int, out: np.ndarray, index: Index | None = None) -> None:
-        jpeg, offset = splice(tiled[i], windows[i].box, index=index, buffer=buffer)
+    def spliced(i: int, out: np.ndarray) -> None:
+        jpeg, offset = splice(tiled[i], windows[i].box, buffer)
         cut(jpeg, windows[i], offset, out)
 
-    return {"whole": whole, "splice": spliced, "splice + index": lambda i, out: spliced(i, out, indexes[i])}
+    return {"whole": whole, "splice": spliced}
 
 
 def _steps(data: list[bytes], tiled: list[bytes], windows: list[Window], width: int) -> dict[str, Callable[[], float]]:
     """Rewriting, and cutting alone."""
     buffer = bytearray(max(map(len, tiled)) + 2)
-    indexes = [row_index(jpeg) for jpeg in tiled]
 
     def rate(call: Callable[[int], object]) -> Callable[[], float]:
         def run() -> float:
@@ -147,9 +145,7 @@ def _steps(data: list[bytes], tiled: list[bytes], windows: list[Window], width: 
     return {
         "tile": rate(lambda i: tile(data[i], width)),
         "tile, 2 threads": threads,
-        "row index": rate(lambda i: row_index(tiled[i])),
-        "splice": rate(lambda i: splice(tiled[i], windows[i].box, buffer=buffer)),
-        "splice + index": rate(lambda i: splice(tiled[i], windows[i].box, index=indexes[i], buffer=buffer)),
+        "splice": rate(lambda i: splice(tiled[i], windows[i].box, buffer)),
         "decode original": rate(lambda i: simplejpeg.decode_jpeg(data[i], "RGB")),
         "decode tiled": rate(lambda i: simplejpeg.decode_jpeg(tiled[i], "RGB")),
     }
@@ -165,7 +161,7 @@ def _check(crops: dict[str, Crop], count: int, size: int) -> None:
             raise RuntimeError(f"image {i}: the crops differ")
 
 
-def _growth(data: list[bytes], tiled: list[Tiled]) -> float:
+def _growth(data: list[bytes], tiled: list[Rewritten]) -> float:
     """In percent; what was left out behind EOI counts on neither side."""
     before = sum(len(a) - b.left_out for a, b in zip(data, tiled, strict=True))
     return 100 * (sum(len(b.jpeg) for b in tiled) / before - 1)

@@ -21,7 +21,7 @@ from .loaders import DataError, Dataset
 from .loaders.beton_dataset import BetonDataset
 from .loaders.decode import Header, decode, read_header
 from .loaders.scratch import Scratch
-from .loaders.splice import row_index
+from .loaders.splice import can_splice
 from .texts import text_fault
 
 NAMED, MEMBERS = 1000, 10  # unreadable images, and groups of copies, that are named; images of such a group
@@ -134,7 +134,7 @@ def _look_at_texts(dataset: Dataset, chunk: range) -> _Seen:
 
 
 def _is_tiled(data: memoryview, header: Header) -> bool:
-    return header.turbo and header.restarts and row_index(data) is not None
+    return header.turbo and header.restarts and can_splice(data)
 
 
 class Copies(NamedTuple):

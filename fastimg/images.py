@@ -25,10 +25,11 @@ from .loaders.crop import Window
 from .loaders.decode import Header, Pixels, decode, read_header
 from .loaders.errors import ImageError
 from .loaders.folder import image_extensions
+from .loaders.jpeg import Reason
 from .loaders.orient import upright_jpeg
 from .loaders.resample import resample
 from .loaders.scratch import Scratch
-from .loaders.tiles import Reason, tile
+from .loaders.tiles import tile
 from .samples import Entry, Original, Source
 
 _Item = TypeVar("_Item")

@@ -1,27 +1,26 @@
 """What each stage of a sample costs: samples are read, spliced, decoded and resized stage by stage, by the clock.
 
 The native loader does the last three in one compiled call for several samples; here its parts are called one by one,
-and what they make is compared with what the loader's decoder makes.
+with the record of the header and of the region that they share, and what they make is compared with what the loader's
+decoder makes.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .loaders import Dataset, ImageDecoder, ImageError, baseline, entropy
-from .loaders import frame as jpeg
 from .loaders.colour import to_columns
-from .loaders.crop import Window
 from .loaders.decode import decode_box, read_header
-from .loaders.filters import reach, resize_columns
+from .loaders.filters import resize_columns
+from .loaders.frame import is_decodable, new_header, parse_header, view_of
+from .loaders.region import find_region, new_region
 from .loaders.resample import resample
 from .loaders.scratch import Scratch
-from .loaders.vectors import WIDE
 
 Clock = Callable[[], float]
 
@@ -29,7 +28,6 @@ STAGES = ("read", "splice", "decode", "resize")
 _ROOM = 64 << 20  # bytes of each buffer
 _MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
 _CHECKED = 8  # samples of each thread whose pixels are compared
-_MARGIN = 2  # the upsampling of chroma looks past the box
 
 
 @dataclass
@@ -136,7 +134,7 @@ class _Thread:
     def __init__(self, decoder: ImageDecoder, clock: Clock) -> None:
         self.decoder, self.clock, self.costs = decoder, clock, Costs()
         self.scratch, self.check_scratch = Scratch(), Scratch()
-        self.frame = np.zeros(jpeg.HEADER, np.int64)
+        self.header, self.region = new_header(), new_region()
         self.bits, self.planes, self.columns, self.work = (np.empty(_ROOM, np.uint8) for _ in range(4))
         self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(baseline.SCRATCH, np.int64)
         self.sums = np.empty(_ROOM // 2, np.uint16)
@@ -177,84 +175,27 @@ class _Thread:
 
     def _compiled(self, encoded: memoryview, draws: Sequence[float]) -> tuple[int, float, float, float] | None:
         """A tiled JPEG; None for what is for others to decode."""
-        decoder, frame, clock = self.decoder, self.frame, self.clock
+        decoder, header, region, clock = self.decoder, self.header, self.region, self.clock
         t0 = clock()
         if not decoder.compiled or bytes(encoded[:2]) != b"\xff\xd8":
             return None
-        view = np.frombuffer(encoded, np.uint8)
-        view.flags.writeable = False
-        if not jpeg.read_frame(view, frame) or frame[jpeg.ORIENTATION] != 1:
+        view, crop = view_of(encoded), decoder.crop
+        if not parse_header(view, header) or not is_decodable(header) or header["orientation"][0] != 1:
             return None
-        if frame[jpeg.WIDTH] * frame[jpeg.HEIGHT] > min(_MOST_PIXELS, decoder.max_pixels):
+        width, height = int(header["width"][0]), int(header["height"][0])
+        if width * height > min(_MOST_PIXELS, decoder.max_pixels):
             return None
-        window = decoder.crop.window(int(frame[jpeg.WIDTH]), int(frame[jpeg.HEIGHT]), draws)
-        cut = _Cut.of(frame, window, decoder)
-        if cut is None:
+        window, bicubic = crop.window(width, height, draws), crop.interpolation == "bicubic"
+        if not find_region(header, *window, crop.size, bicubic, decoder.dct_scaling, region):
             return None
         t1 = clock()
-        entropy.collect(view, frame, *cut.tiles, self.bits, self.bounds)
+        entropy.collect(view, header, region, self.bits, self.bounds)
         t2 = clock()
-        fine = baseline.decode_tiles(
-            view, frame, cut.side, *cut.tiles, self.bits, self.bounds, self.tables, self.planes
-        )
-        if not fine:
+        if not baseline.decode_tiles(view, header, region, self.bits, self.bounds, self.tables, self.planes):
             return None
         t3 = clock()
-        place = (self.planes, cut.small, *cut.tiles, cut.region, cut.height, self.sums, self.columns)
-        to_columns(*place)
+        to_columns(self.planes, header, region, self.sums, self.columns)
         t4 = clock()
-        bicubic = decoder.crop.interpolation == "bicubic"
-        resize_columns(self.columns, cut.height, *cut.at(window), bicubic, self.work, self.out)  # type: ignore[call-arg]
+        resize_columns(self.columns, region, bicubic, self.work, self.out)
         # decode_tiles finds the tiles once more: that is splicing, not decoding.
         return 1, t2 - t0, max((t3 - t2) - (t2 - t1), 0.0) + t4 - t3, clock() - t4
-
-
-@dataclass
-class _Cut:
-    """Where a window's pixels come from, as `loaders.tiled.crop_tiled` finds it."""
-
-    side: int  # samples across a decoded block
-    small: Any  # the frame, scaled
-    tiles: tuple[int, int, int, int]  # left, right, top, bottom
-    region: npt.NDArray[np.int64]
-    height: int  # rows of the columns
-    start: npt.NDArray[np.float64]
-    extent: npt.NDArray[np.float64]
-
-    def at(self, window: Window) -> tuple[Any, ...]:
-        """What `resize_columns` is told of the place."""
-        x, y = int(self.region[0]), int(self.region[1])
-        if self.side == 8:
-            x, y = x - window.box[0], y - window.box[1]
-        return x, y, self.start, self.extent, window.size, window.at
-
-    @classmethod
-    def of(cls, frame: Any, window: Window, decoder: ImageDecoder) -> "_Cut | None":
-        box, size, at = window
-        bicubic, out = decoder.crop.interpolation == "bicubic", decoder.crop.size
-        side, scales = 8, bool(frame[jpeg.H] == frame[jpeg.V]) and decoder.dct_scaling
-        while scales and side > 1 and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
-            side //= 2
-        small = jpeg.scaled(frame, side)
-        start, extent, region = np.empty(2), np.empty(2), np.empty(4, np.int64)
-        for i in range(2):
-            start[i], extent[i] = box[i] * side / 8, box[2 + i] * side / 8
-            origin = box[i] if side == 8 else 0
-            start[i] -= origin
-            begin, end = reach(start[i], extent[i], size[i], bicubic, at[i], at[i] + out)
-            region[i] = min(origin + begin, small[jpeg.WIDTH + i] - 1)
-            region[2 + i] = min(end - begin, small[jpeg.WIDTH + i] - region[i])
-        width, height = int(small[jpeg.INTERVAL] * small[jpeg.MCU_WIDTH]), int(small[jpeg.MCU_HEIGHT])
-        whole = (int(small[jpeg.WIDTH]), int(small[jpeg.HEIGHT]))
-        ends = [min(whole[i], int(region[i] + region[2 + i]) + _MARGIN) for i in range(2)]
-        left, top = max(0, int(region[0]) - _MARGIN) // width, max(0, int(region[1]) - _MARGIN) // height
-        right, bottom, tiles = -(-ends[0] // width), -(-ends[1] // height), -(-whole[0] // width)
-        while min(whole[0], right * width) - left * width <= 4:
-            if right < tiles:
-                right += 1
-            elif left > 0:
-                left -= 1
-            else:
-                return None
-        rows = -(-int(region[3]) // WIDE) * WIDE
-        return cls(side, small, (left, right, top, bottom), region, rows, start, extent)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .compiled import compiled, int64, uint64
+from .frame import PROGRESSIVE
 from .huffman import (
     DAMAGED,
     OK,
@@ -24,7 +25,7 @@ from .huffman import (
     unstuff,
     window,
 )
-from .jpeg import PROGRESSIVE, Frame, Parser, Reason, Scan, Table, Untileable
+from .jpeg import Frame, Parser, Reason, Scan, Table, Untileable
 
 Plane = npt.NDArray[np.int16]  # [rows, columns, 64] blocks in zigzag order, padded to whole MCUs
 
@@ -42,13 +43,13 @@ def scan_room(left: int, intervals: int) -> tuple[Bits, Ints]:
     return np.empty((left + PAD + 7) // 8 * 8, np.uint8), np.zeros(intervals + 1, np.int64)
 
 
-def planes(data: npt.NDArray[np.uint8], parser: Parser, max_pixels: int) -> list[Plane]:
+def planes(parser: Parser, max_pixels: int) -> list[Plane]:
     """The coefficients of every component. The parser then stands behind EOI. Raises Untileable."""
+    data = parser.array
     found: list[Plane] = []
     state = np.zeros((0, 64), np.int64)  # per component and coefficient: bits still to come, -1 before the first
     for number, scan in enumerate(parser.scans()):
         frame = parser.frame
-        assert frame is not None
         if number == 0:
             if frame.width * frame.height > max_pixels:
                 raise Untileable(Reason.LARGE)
@@ -75,8 +76,6 @@ def planes(data: npt.NDArray[np.uint8], parser: Parser, max_pixels: int) -> list
 
 def _allocate(frame: Frame) -> list[Plane]:
     columns, rows = frame.mcus
-    if frame.gray:
-        return [np.zeros((rows, columns, 64), np.int16)]
     return [np.zeros((rows * c.v, columns * c.h, 64), np.int16) for c in frame.components]
 
 

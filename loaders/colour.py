@@ -7,25 +7,23 @@ Everything stands in columns, as in `baseline`: what is done to one sample is do
 from typing import Any
 
 from .compiled import compiled
-from .frame import COMPONENTS, HEIGHT, INTERVAL, MCU_HEIGHT, MCU_WIDTH, WIDTH, H, V
 from .vectors import WIDE, to_rgb, upsampled, upsampled_sums
 
 
 @compiled
-def to_columns(
-    planes: Any, frame: Any, left: int, right: int, top: int, bottom: int, box: Any, height: int, work: Any, out: Any
-) -> None:
-    """RGB columns of `box` (x, y, width, height), which lies in tiles [left, right) of rows [top, bottom).
+def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> None:
+    """RGB columns of what a region's window is made of.
 
-    Column 3 * x + channel begins at `out[(3 * x + channel) * height]`, and box[3] of its bytes count. `work` uint16
-    [2 * height + 2 * (box[2] // 2 + 3) * (height + 4) + WIDE] is scratch.
+    Column 3 * x + channel begins at `out[(3 * x + channel) * stride]`, and `height` of its bytes count. `work` uint16
+    [2 * stride + 2 * (width // 2 + 3) * (stride + 4) + WIDE] is scratch.
     """
-    h, v = frame[H], frame[V]
-    across = (right - left) * frame[INTERVAL] * frame[MCU_WIDTH]
-    stride = (bottom - top) * frame[MCU_HEIGHT]
-    x0, y0 = box[0] - left * frame[INTERVAL] * frame[MCU_WIDTH], box[1] - top * frame[MCU_HEIGHT]
-    columns, rows = box[2], box[3]
-    if frame[COMPONENTS] == 1:
+    region = regions[0]
+    h, v, height = region.h, region.v, region.stride
+    across = (region.right - region.left) * region.tile_width
+    stride = (region.bottom - region.top) * region.tile_height
+    x0, y0 = region.x - region.left * region.tile_width, region.y - region.top * region.tile_height
+    columns, rows = region.width, region.height
+    if headers[0].components == 1:
         for x in range(columns):
             at = (x0 + x) * stride + y0
             for c in range(3):
@@ -37,8 +35,8 @@ def to_columns(
     plane = across * stride
     size = (across // h) * chroma_stride
     # The real size of chroma in these tiles: what lies behind it is padding, and is not looked at.
-    wide = -(-min(across, frame[WIDTH] - left * frame[INTERVAL] * frame[MCU_WIDTH]) // h)
-    high = -(-min(stride, frame[HEIGHT] - top * frame[MCU_HEIGHT]) // v)
+    wide = -(-min(across, region.picture_width - region.left * region.tile_width) // h)
+    high = -(-min(stride, region.picture_height - region.top * region.tile_height) // v)
     if v == 1:  # columns of chroma as they are
         for x in range(columns):
             i, odd = (x0 + x) // h, (x0 + x) % 2

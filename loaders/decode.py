@@ -12,7 +12,7 @@ what is merely odd (extraneous bytes, a wrong ICC profile) and refuses what is t
 import io
 import struct
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
+from .exif import ORIENTATION, turn_of
+from .frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
 from .scratch import Scratch
 from .splice import Box, splice
 
@@ -37,8 +39,7 @@ _FAULTS = (
 )
 
 _EXTENSIONS = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2"}
-_SOF = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
-_TURBO_SOF = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended sequential, progressive; Huffman
+_TURBO_FRAMES = frozenset({BASELINE, EXTENDED, PROGRESSIVE})  # Huffman-coded
 _TURBO_SAMPLING = frozenset({(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)})  # luma factors over 1x1 chroma
 
 
@@ -56,7 +57,7 @@ class Header:
     @property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels after the orientation is applied."""
-        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
+        return (self.height, self.width) if turn_of(self.orientation).transposed else (self.width, self.height)
 
     @property
     def extension(self) -> str:
@@ -111,7 +112,7 @@ def decode_box(
     if header.turbo and header.restarts and (box[2], box[3]) != header.size:
         x, y, width, height = stored_box(box, header)
         room = scratch.spliced(len(data) + 2) if scratch else None
-        part, (left, top) = splice(data, (x, y, width, height), buffer=room)
+        part, (left, top) = splice(data, (x, y, width, height), room)
         pixels = _turbo(part, header, scratch)
         if pixels is not None and pixels.shape[0] >= y - top + height and pixels.shape[1] >= x - left + width:
             cut = pixels[y - top : y - top + height, x - left : x - left + width]
@@ -122,20 +123,22 @@ def decode_box(
 def stored_box(box: Box, header: Header) -> Box:
     """Where a box of the upright image lies in the stored one."""
     x, y, width, height = box
-    if header.orientation in (3, 4, 7, 8):
+    turn = turn_of(header.orientation)
+    if turn.flip_y:
         y = header.size[1] - y - height
-    if header.orientation in (2, 3, 6, 7):
+    if turn.flip_x:
         x = header.size[0] - x - width
-    return (y, x, height, width) if header.orientation >= 5 else (x, y, width, height)
+    return (y, x, height, width) if turn.transposed else (x, y, width, height)
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
-    """A view of `pixels` [H, W, C] with the EXIF orientation 1-8 undone (Exif 2.32, tag 0x0112)."""
-    if orientation >= 5:  # the stored rows are the picture's columns
+    """A view of `pixels` [H, W, C] with the EXIF orientation 1-8 undone."""
+    turn = turn_of(orientation)
+    if turn.transposed:
         pixels = pixels.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
+    if turn.flip_x:
         pixels = pixels[:, ::-1]
-    if orientation in (3, 4, 7, 8):
+    if turn.flip_y:
         pixels = pixels[::-1]
     return pixels
 
@@ -188,7 +191,7 @@ def _pillow_orientation(image: Image.Image, data: bytes | memoryview) -> int:
     try:
         # Of a PNG without EXIF Pillow decodes the pixels to see what comes behind them.
         plain = image.format == "PNG" and not _tells_late(data)
-        orientation = (Image.Image.getexif(image) if plain else image.getexif()).get(0x0112, 1)
+        orientation = (Image.Image.getexif(image) if plain else image.getexif()).get(ORIENTATION, 1)
     except (OSError, ValueError, SyntaxError, KeyError, struct.error):  # broken EXIF is no reason to lose the image
         return 1
     return orientation if orientation in range(1, 9) else 1
@@ -207,63 +210,20 @@ def _tells_late(png: bytes | memoryview) -> bool:
 
 
 def _jpeg_header(data: bytes | memoryview) -> Header | None:
-    """The header of a JPEG (ITU T.81 annex B), None where the markers make no sense and Pillow shall judge."""
-    orientation, restarts = 1, False
-    header: Header | None = None  # once the frame's is read, what follows can only add restarts to it
-    at, end = 2, len(data)
-    while at + 4 <= end:
-        if data[at] != 0xFF:
-            return header
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-            continue
-        if marker == 0x01 or 0xD0 <= marker <= 0xD9:
-            return header
-        length = data[at + 2] << 8 | data[at + 3]
-        body = data[at + 4 : at + 2 + length]
-        if length < 2 or len(body) != length - 2 or marker == 0xDA:
-            return header
-        if marker == 0xDD and header is not None:
-            return replace(header, restarts=any(body[:2]))
-        if header is None and marker == 0xE1 and orientation == 1 and bytes(body[:6]) == b"Exif\0\0":
-            orientation = _exif_orientation(body[6:])
-        elif marker in _SOF:
-            if header is not None:
-                return header
-            if len(body) < 6 or len(body) < 6 + 3 * body[5]:
-                return None
-            precision, height, width, components = struct.unpack_from(">BHHB", body)
-            if width == 0 or height == 0:
-                return None
-            factors = [(body[7 + 3 * i] >> 4, body[7 + 3 * i] & 15) for i in range(components)]
-            turbo = (
-                marker in _TURBO_SOF
-                and precision == 8
-                and (
-                    components == 1
-                    or (components == 3 and factors[1:] == [(1, 1)] * 2 and factors[0] in _TURBO_SAMPLING)
-                )
-            )
-            header = Header("jpeg", width, height, orientation, turbo, restarts)
-        elif marker == 0xDD:
-            restarts = any(body[:2])
-        at += 2 + length
-    return header
-
-
-def _exif_orientation(tiff: bytes | memoryview) -> int:
-    """Orientation in IFD0 of a TIFF block, 1 where it is absent or broken."""
-    order = {b"II": "<", b"MM": ">"}.get(bytes(tiff[:2]))
-    if order is None or len(tiff) < 8:
-        return 1
-    (ifd,) = struct.unpack_from(order + "I", tiff, 4)
-    if ifd + 2 > len(tiff):
-        return 1
-    (entries,) = struct.unpack_from(order + "H", tiff, ifd)
-    for at in range(ifd + 2, min(ifd + 2 + 12 * entries, len(tiff) - 11), 12):
-        tag, kind, count = struct.unpack_from(order + "HHI", tiff, at)
-        if tag == 0x0112 and kind in (3, 4) and count == 1:
-            (value,) = struct.unpack_from(order + ("H" if kind == 3 else "I"), tiff, at + 8)
-            return value if 1 <= value <= 8 else 1
-    return 1
+    """The header of a JPEG, None where no frame is found in it and Pillow shall judge."""
+    headers = new_header()
+    parse_header(view_of(data), headers)
+    header = headers[0]
+    if not header["sof"]:
+        return None
+    components = int(header["components"])
+    factors = list(zip(header["h"].tolist(), header["v"].tolist(), strict=True))[:components]
+    sampled = components == 3 and factors[0] in _TURBO_SAMPLING and factors[1:] == [(1, 1)] * 2
+    return Header(
+        "jpeg",
+        int(header["width"]),
+        int(header["height"]),
+        int(header["orientation"]),
+        turbo=header["sof"] in _TURBO_FRAMES and header["precision"] == 8 and (components == 1 or sampled),
+        restarts=bool(header["interval"]),
+    )

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from .compiled import compiled, inlined, int64, uint64
-from .frame import BEGIN, HEIGHT, INTERVAL, MCU_HEIGHT, MCU_WIDTH, WIDTH
 from .huffman import load, skip
 
 # A table is looked up by LOOK bits. An entry has, in bytes: the bits that a code and its value take; 63 less the
@@ -160,14 +159,16 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
 
 
 @compiled
-def collect(data: Any, frame: Any, left: int, right: int, top: int, bottom: int, clean: Any, bounds: Any) -> bool:
-    """Copy the bits of tiles [left, right) of rows [top, bottom) to `clean`, without stuffing; False: damaged.
+def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> bool:
+    """Copy the bits of a region's tiles to `clean`, without stuffing; False: damaged.
 
     Tile i of them lies in clean[bounds[i]:bounds[i + 1]].
     """
-    tiles = -(-frame[WIDTH] // frame[MCU_WIDTH]) // frame[INTERVAL]
-    total = tiles * -(-frame[HEIGHT] // frame[MCU_HEIGHT])
-    at, size, n, found = int64(frame[BEGIN]), int64(data.size), 0, 0
+    header, region = headers[0], regions[0]
+    left, right, top, bottom = region.left, region.right, region.top, region.bottom
+    tiles = -(-header.width // header.mcu_width) // header.interval
+    total = tiles * -(-header.height // header.mcu_height)
+    at, size, n, found = header.offset, int64(data.size), 0, 0
     bounds[0], restart = 0, False
     for tile in range((bottom - 1) * tiles + right):
         column = tile % tiles

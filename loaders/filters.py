@@ -87,30 +87,21 @@ def fill_weights(
 
 
 @compiled
-def resize_columns(
-    columns: Any,
-    height: int,
-    left: int,
-    top: int,
-    start: Any,
-    extent: Any,
-    size: Any,
-    at: Any,
-    bicubic: bool,
-    work: Any,
-    out: Any,
-) -> None:
-    """Resize samples [start, start + extent) (x and y, floats) to `size`, and keep `out` [S, S, 3] from `at` on.
+def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: Any) -> None:
+    """Resize a region's columns, and keep the window `out` [S, S, 3].
 
-    Column 3 * x + c of them begins at `columns[(3 * (x - left) + c) * height]`, with row `top` first. `work` uint8 is
-    scratch: height * (8 + row) bytes, a row being 3 S rounded up to 8.
+    Column 3 * x + c of the region begins at `columns[(3 * x + c) * stride]`. `work` uint8 is scratch: stride * (8 +
+    row) bytes, a row being 3 S rounded up to 8.
     """
+    region = regions[0]
+    height = region.stride
     side = out.shape[0]
     width = -(-3 * side // 8) * 8  # bytes of a row between the passes
     begins, counts = np.empty(side, np.int64), np.empty(side, np.int64)
-    most = taps(extent[0], size[0], bicubic)
+    left, extent, size = region.x - region.origin_x, region.extent_x, region.resized_width
+    most = taps(extent, size, bicubic)
     weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
-    precision = fill_weights(start[0], extent[0], size[0], bicubic, at[0], begins, counts, weights, scratch)
+    precision = fill_weights(region.start_x, extent, size, bicubic, region.at_x, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     rows = work[8 * height :]
     for group in range(0, width, 8):
@@ -122,9 +113,10 @@ def resize_columns(
                 weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
-    most = taps(extent[1], size[1], bicubic)
+    top, extent, size = region.y - region.origin_y, region.extent_y, region.resized_height
+    most = taps(extent, size, bicubic)
     weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
-    precision = fill_weights(start[1], extent[1], size[1], bicubic, at[1], begins, counts, weights, scratch)
+    precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     row = 3 * side
     target = out.reshape(-1)

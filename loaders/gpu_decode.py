@@ -158,7 +158,7 @@ class DeviceDecode:
         box = x, y, width, height = stored_box(window.box, header)
         part = data
         if header.restarts and (width, height) != (header.width, header.height):
-            part, (left, top) = splice(data, box, buffer=scratch.spliced(len(data) + 2))
+            part, (left, top) = splice(data, box, scratch.spliced(len(data) + 2))
             box = (x - left, y - top, width, height)
         jpeg = bytes(part)
         return Cut(jpeg, self.codec.parse(jpeg), box, header.orientation, window)

@@ -1,29 +1,23 @@
-"""The markers of a JPEG file (ITU T.81 annex B): its frame, tables and scans, as far as lossless rewriting needs them.
+"""A JPEG file's segments, tables and scans, as far as lossless rewriting needs them.
 
-Stricter than a decoder: what a decoder would merely warn of is refused here, since only what is fully understood is
-rewritten. What libjpeg-turbo refuses or warns of in headers is refused: who rewrote a file need not decode it to
-know that it can be decoded. `tests/loaders/test_tiles_fuzz.py` holds that.
+The markers are read by `frame`, one segment at a time. Stricter than a decoder: what a decoder would merely warn of is
+refused here, since only what is fully understood is rewritten. What libjpeg-turbo refuses or warns of in headers is
+refused: who rewrote a file need not decode it to know that it can be decoded. `tests/loaders/test_tiles_fuzz.py` holds
+that.
 """
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
-SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
-BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2
+import numpy as np
+import numpy.typing as npt
 
-_DC = 0  # class of a table
-_CODING = {
-    **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "LOSSLESS"),
-    **dict.fromkeys((0xC9, 0xCA, 0xCD, 0xCE), "ARITHMETIC"),
-    **dict.fromkeys((0xC5, 0xC6, 0xDE, 0xDF), "HIERARCHICAL"),
-}
-_JFIF, _ICC, _ADOBE = 0xE0, 0xE2, 0xEE
-_OTHER = frozenset({0xFE, *range(0xE0, 0xF0)})  # comments, APP0-15
-_MOST_PIXELS_ACROSS = 65500  # libjpeg's limit, and down
+from .frame import DHT, DRI, EOI, SOI, SOS, Header, new_header, parse_segment, view_of
+
+_ICC = 0xE2
 
 
 class Reason(StrEnum):
@@ -41,6 +35,13 @@ class Reason(StrEnum):
     COSTLY = "too small or too thin: restarts would cost more than they give"
     UNUSUAL = "a structure that is not understood"
     DAMAGED = "damaged or cut short"
+
+
+# By a header's fault.
+_REFUSED = (
+    *(None, Reason.DAMAGED, Reason.UNUSUAL, Reason.PRECISION),
+    *(Reason.LARGE, Reason.LOSSLESS, Reason.ARITHMETIC, Reason.HIERARCHICAL),
+)
 
 
 class Untileable(Exception):
@@ -75,24 +76,31 @@ Table = tuple[bytes, bytes]  # codes of length 1 to 16: how many; the symbols in
 
 
 class Frame(NamedTuple):
-    """SOF: size and components."""
+    """The frame of a header's record: size and components."""
 
     marker: int
     width: int
     height: int
     components: tuple[Component, ...]
+    mcu_size: tuple[int, int]  # pixels of an interleaved MCU, across and down
+
+    @classmethod
+    def of(cls, header: Any) -> "Frame":
+        """The frame of a record, once its SOF was read."""
+        fields = (header[name].tolist() for name in ("id", "h", "v", "quantiser"))
+        components = [Component(*values) for values in zip(*fields, strict=True)]
+        return cls(
+            int(header["sof"]),
+            int(header["width"]),
+            int(header["height"]),
+            tuple(components[: header["components"]]),
+            (int(header["mcu_width"]), int(header["mcu_height"])),
+        )
 
     @property
     def gray(self) -> bool:
         """One component: its MCU is a single block, whatever its factors say (A.2.2)."""
         return len(self.components) == 1
-
-    @property
-    def mcu_size(self) -> tuple[int, int]:
-        """Pixels of an interleaved MCU, across and down."""
-        if self.gray:
-            return 8, 8
-        return 8 * max(c.h for c in self.components), 8 * max(c.v for c in self.components)
 
     @property
     def mcus(self) -> tuple[int, int]:
@@ -102,16 +110,13 @@ class Frame(NamedTuple):
 
     def blocks(self, component: int) -> tuple[int, int]:
         """Blocks of a component in a scan of its own, across and down (A.2.3)."""
-        c = self.components[component]
-        h_max, v_max = max(c.h for c in self.components), max(c.v for c in self.components)
-        across, down = -(-self.width * c.h // h_max), -(-self.height * c.v // v_max)
+        c, (width, height) = self.components[component], self.mcu_size
+        across, down = -(-self.width * c.h * 8 // width), -(-self.height * c.v * 8 // height)
         return -(-across // 8), -(-down // 8)
 
     @property
     def owners(self) -> list[int]:
         """The component of each block of an interleaved MCU."""
-        if self.gray:
-            return [0]
         return [i for i, c in enumerate(self.components) for _ in range(c.h * c.v)]
 
 
@@ -131,190 +136,82 @@ class Scan(NamedTuple):
     body: bytes
 
 
-@dataclass(slots=True)
+@dataclass
 class Parser:
-    """Reads markers from the front; entropy-coded data is skipped by whoever decodes it, with `resume`."""
+    """Reads segments from the front; entropy-coded data is skipped by whoever decodes it, with `resume`."""
 
     data: memoryview
-    frame: Frame | None = None
+    header: Header = field(default_factory=new_header)
     head: list[Segment] = field(default_factory=list)  # before the first scan: everything but DHT and DRI; SOF too
     tail: list[Segment] = field(default_factory=list)  # between the scans and after the last
     end: int = 0  # just behind EOI, once it was reached
-    _at: int = 2
-    _interval: int = 0
-    _tables: dict[tuple[int, int], Table] = field(default_factory=dict)
-    _quantisers: set[int] = field(default_factory=set)
-    _scans: int = 0
+
+    @cached_property
+    def frame(self) -> Frame:
+        """What SOF says. Once a scan was read."""
+        return Frame.of(self.header[0])
+
+    @cached_property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """The data, as compiled code takes it."""
+        return view_of(self.data)
 
     def scans(self) -> Iterator[Scan]:
         """One scan after the other; call `resume` before asking for the next. Raises Untileable."""
-        if bytes(self.data[:2]) != b"\xff\xd8":
+        if bytes(self.data[:2]) != bytes((0xFF, SOI)):
             raise Untileable(Reason.NOT_JPEG)
+        header = self.header[0]
+        header["offset"] = 2
         while True:
-            marker, body = self._segment()
+            marker = parse_segment(self.array, self.header)
+            refused = _REFUSED[header["fault"]]
+            if refused is not None:
+                raise Untileable(refused)
             if marker == EOI:
-                if self._scans == 0:
+                if header["scans"] == 0:
                     raise Untileable(Reason.DAMAGED)
-                self.end = self._at
+                self.end = int(header["offset"])
                 return
+            body = bytes(self.data[header["body"] : header["offset"]])
             if marker == SOS:
+                if header["scans"] == 1:
+                    self._check_profile()
                 yield self._scan(body)
-                self._scans += 1
-            else:
-                self._take(marker, body)
+            elif marker not in (DHT, DRI):
+                (self.tail if header["scans"] else self.head).append(Segment(marker, body))
 
     def resume(self, at: int) -> None:
         """Go on at the marker that ended a scan's data."""
-        self._at = at
-
-    def _segment(self) -> tuple[int, bytes]:
-        data, at = self.data, self._at
-        if at + 2 > len(data) or data[at] != 0xFF:
-            raise Untileable(Reason.DAMAGED)
-        while at + 1 < len(data) and data[at + 1] == 0xFF:  # fill bytes
-            at += 1
-        if at + 2 > len(data):
-            raise Untileable(Reason.DAMAGED)
-        marker = data[at + 1]
-        if marker == EOI:
-            self._at = at + 2
-            return marker, b""
-        if marker in (0x00, 0x01, SOI) or 0xD0 <= marker <= 0xD7 or at + 4 > len(data):
-            raise Untileable(Reason.DAMAGED)
-        length = data[at + 2] << 8 | data[at + 3]
-        if length < 2 or at + 2 + length > len(data):
-            raise Untileable(Reason.DAMAGED)
-        self._at = at + 2 + length
-        return marker, bytes(data[at + 4 : self._at])
-
-    def _take(self, marker: int, body: bytes) -> None:
-        if marker in _CODING:
-            raise Untileable(Reason[_CODING[marker]])
-        if marker == DHT:
-            self._tables.update(_split_tables(body))
-        elif marker == DRI:
-            if len(body) != 2:
-                raise Untileable(Reason.DAMAGED)
-            self._interval = body[0] << 8 | body[1]
-        elif marker in (BASELINE, EXTENDED, PROGRESSIVE):
-            if self.frame is not None:
-                raise Untileable(Reason.UNUSUAL)
-            self.frame = _frame(marker, body)
-            self.head.append(Segment(marker, body))
-        elif marker == DQT:
-            if self._scans:  # decoders disagree about when it takes effect
-                raise Untileable(Reason.UNUSUAL)
-            self._quantisers.update(_quantisers(body))
-            self.head.append(Segment(marker, body))
-        elif marker in _OTHER:
-            if marker == _JFIF and len(body) >= 14 and body[:5] == b"JFIF\0" and body[5] != 1:
-                raise Untileable(Reason.UNUSUAL)
-            (self.tail if self._scans else self.head).append(Segment(marker, body))
-        else:  # DNL, reserved codes
-            raise Untileable(Reason.UNUSUAL)
+        self.header[0]["offset"] = at
 
     def _scan(self, body: bytes) -> Scan:
-        frame = self.frame
-        if frame is None or len(body) < 1 or len(body) != 4 + 2 * body[0] or body[0] == 0:
-            raise Untileable(Reason.DAMAGED)
-        if self._scans == 0:
-            self._judge(frame)
-        count = body[0]
-        ids = [c.id for c in frame.components]
-        chosen = list(body[1 : 1 + 2 * count : 2])
-        if len(set(chosen)) != count or any(i not in ids for i in chosen):
-            raise Untileable(Reason.DAMAGED)
-        components = tuple(ids.index(i) for i in chosen)
-        if components != tuple(sorted(components)):
-            raise Untileable(Reason.UNUSUAL)
-        if count > 1 and sum(frame.components[i].h * frame.components[i].v for i in components) > 10:
-            raise Untileable(Reason.DAMAGED)
-        tables = body[2 : 2 + 2 * count : 2]
-        first, last, bits = body[-3:]
-        return Scan(
-            components,
-            tuple(t >> 4 for t in tables),
-            tuple(t & 15 for t in tables),
-            first,
-            last,
-            bits >> 4,
-            bits & 15,
-            self._interval,
-            dict(self._tables),
-            self._at,
-            body,
-        )
+        header = self.header[0]
+        count = int(header["scan_components"])
+        chosen, dc, ac = (tuple(header[name].tolist()[:count]) for name in ("chosen", "dc", "ac"))
+        first, last, high, low = (int(header[name]) for name in ("first", "last", "high", "low"))
+        interval, begin = int(header["interval"]), int(header["offset"])
+        return Scan(chosen, dc, ac, first, last, high, low, interval, self.codes(), begin, body)
 
-    def _judge(self, frame: Frame) -> None:
-        """Refuse headers that a decoder would refuse or warn of."""
-        if any(c.quantisation not in self._quantisers for c in frame.components):
-            raise Untileable(Reason.DAMAGED)
-        transforms = {1: range(256), 3: (0, 1), 4: (0, 2)}.get(len(frame.components), ())
-        pieces: list[bytes] = []  # of a colour profile
-        for marker, body in self.head:
-            if marker == _ADOBE and body[:5] == b"Adobe" and len(body) >= 12 and body[11] not in transforms:
-                raise Untileable(Reason.UNUSUAL)
-            if marker == _ICC and body[:12] == b"ICC_PROFILE\0" and len(body) >= 14:
-                pieces.append(body)
+    def codes(self) -> dict[tuple[int, int], Table]:
+        """The Huffman tables that hold now, by (class, id); class 0 is DC."""
+        tables: dict[tuple[int, int], Table] = {}
+        for kind, name in enumerate(("dc_codes", "ac_codes")):
+            for number, at in enumerate(self.header[0][name].tolist()):
+                if at:
+                    counts = bytes(self.data[at : at + 16])
+                    tables[kind, number] = counts, bytes(self.data[at + 16 : at + 16 + sum(counts)])
+        return tables
+
+    def _check_profile(self) -> None:
+        """Refuse a colour profile whose pieces are not all there: libjpeg warns of it."""
+        pieces = [
+            s.body for s in self.head if s.marker == _ICC and s.body[:12] == b"ICC_PROFILE\0" and len(s.body) >= 14
+        ]
         if pieces:
             numbered = sorted(body[12] for body in pieces) == list(range(1, len(pieces) + 1))
             agreed = all(body[13] == len(pieces) for body in pieces)
             if not numbered or not agreed or all(len(body) == 14 for body in pieces):
                 raise Untileable(Reason.UNUSUAL)
-
-
-def _frame(marker: int, body: bytes) -> Frame:
-    if len(body) < 6 or len(body) != 6 + 3 * body[5]:
-        raise Untileable(Reason.DAMAGED)
-    precision, height, width, count = struct.unpack_from(">BHHB", body)
-    if precision != 8:
-        raise Untileable(Reason.PRECISION)
-    components = tuple(
-        Component(body[i], body[i + 1] >> 4, body[i + 1] & 15, body[i + 2]) for i in range(6, 6 + 3 * count, 3)
-    )
-    if width == 0 or height == 0 or not 1 <= count <= 4:  # height 0: a DNL marker tells it later
-        raise Untileable(Reason.UNUSUAL)
-    if width > _MOST_PIXELS_ACROSS or height > _MOST_PIXELS_ACROSS:
-        raise Untileable(Reason.LARGE)
-    if len({c.id for c in components}) != count or any(not (1 <= c.h <= 4 and 1 <= c.v <= 4) for c in components):
-        raise Untileable(Reason.DAMAGED)
-    return Frame(marker, width, height, components)
-
-
-def split_tables(body: bytes) -> dict[tuple[int, int], Table]:
-    """The Huffman tables of a DHT segment by (class, id); class 0 is DC. Raises Untileable."""
-    return dict(_split_tables(body))
-
-
-@lru_cache(maxsize=256)  # encoders use the same tables over and over
-def _split_tables(body: bytes) -> tuple[tuple[tuple[int, int], Table], ...]:
-    tables: dict[tuple[int, int], Table] = {}
-    at = 0
-    while at < len(body):
-        counts = body[at + 1 : at + 17]
-        total = sum(counts)
-        symbols = body[at + 17 : at + 17 + total]
-        kind, number = body[at] >> 4, body[at] & 15
-        if len(counts) != 16 or total > 256 or len(symbols) != total or kind > 1 or number > 3:
-            raise Untileable(Reason.DAMAGED)
-        space = sum(count << (15 - i) for i, count in enumerate(counts))
-        # More codes than fit (Kraft), or one of all ones: it is reserved (C.2), and libjpeg refuses it.
-        if space >= 1 << 16 or (kind == _DC and max(symbols, default=0) > 15):
-            raise Untileable(Reason.DAMAGED)
-        tables[kind, number] = (counts, symbols)
-        at += 17 + total
-    return tuple(tables.items())
-
-
-def _quantisers(body: bytes) -> Iterator[int]:
-    """Which quantisation tables a DQT segment defines. Raises Untileable."""
-    at = 0
-    while at < len(body):
-        precision, number = body[at] >> 4, body[at] & 15
-        at += 65 + 64 * precision
-        if precision > 1 or number > 3 or at > len(body):
-            raise Untileable(Reason.DAMAGED)
-        yield number
 
 
 def table_body(kind: int, number: int, table: Table) -> bytes:

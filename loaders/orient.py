@@ -4,7 +4,6 @@ A flip negates the odd frequencies of its axis and reverses the blocks; a transp
 and quantisation tables. The quantised coefficients are the original's: turning back gives them back.
 """
 
-import struct
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from .compiled import compiled
 from .decode import MAX_PIXELS, read_header
 from .entropy import ZIGZAG
 from .errors import ImageError
-from .jpeg import DQT, Frame, Parser, Segment, Untileable
+from .exif import Turn, clear_orientation, turn_of
+from .frame import EXIF, SOS, new_header, parse_segment, view_of
+from .jpeg import Parser, Untileable
 from .tiles import DEFAULT_TILE_PX, interleaved
-
-_APP1 = 0xE1
-_ORIENTATION = 0x0112
-_TRANSPOSED, _FLIPPED_X, _FLIPPED_Y = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)  # in this order, as decode.upright
 
 _ACROSS = np.array([ZIGZAG.index((c, r)) for r, c in ZIGZAG])  # where a coefficient's transposed one stands
 _ROWS, _COLUMNS = np.array(ZIGZAG).T
@@ -42,16 +39,15 @@ def upright_jpeg(jpeg: bytes, width_px: int = DEFAULT_TILE_PX, max_pixels: int =
         header = read_header(jpeg, max_pixels)
         if header.format != "jpeg" or header.orientation == 1:
             return jpeg if header.format == "jpeg" else None
-        parser = Parser(memoryview(jpeg))
-        found = planes(np.frombuffer(jpeg, np.uint8), parser, max_pixels)
-        assert parser.frame is not None
-        frame = _turned(parser.frame, header.orientation)
-        flips = header.orientation in _FLIPPED_X, header.orientation in _FLIPPED_Y
-        sizes = ((frame.width, frame.mcu_size[0]), (frame.height, frame.mcu_size[1]))
-        if any(flip and size % unit for flip, (size, unit) in zip(flips, sizes, strict=True)):
+        turn, parser = turn_of(header.orientation), Parser(memoryview(jpeg))
+        found = planes(parser, max_pixels)
+        upright = Parser(memoryview(_turned_header(jpeg, turn)))
+        next(upright.scans())
+        frame = upright.frame
+        if (turn.flip_x and frame.width % frame.mcu_size[0]) or (turn.flip_y and frame.height % frame.mcu_size[1]):
             return None
-        parser.head = [_segment(s, parser.frame, frame, header.orientation) for s in parser.head]
-        out = interleaved(parser, frame, turned(found, header.orientation), width_px, costly=True)
+        upright.tail = parser.tail
+        out = interleaved(upright, turned(found, header.orientation), width_px, costly=True)
         now = read_header(out, max_pixels)
     except (ImageError, Untileable):
         return None
@@ -62,7 +58,7 @@ def upright_jpeg(jpeg: bytes, width_px: int = DEFAULT_TILE_PX, max_pixels: int =
 
 def turned(found: list[Plane], orientation: int) -> list[Plane]:
     """Blocks [rows, columns, 64] in zigzag order with an EXIF orientation undone."""
-    transposed, flip_x, flip_y = (orientation in kinds for kinds in (_TRANSPOSED, _FLIPPED_X, _FLIPPED_Y))
+    transposed, flip_x, flip_y = turn_of(orientation)
     order = _ACROSS if transposed else np.arange(64)
     signs = np.where(flip_x & _COLUMNS ^ flip_y & _ROWS & 1, -1, 1).astype(np.int16)
     result = []
@@ -86,48 +82,24 @@ def _turn(plane: Any, transposed: bool, flip_x: bool, flip_y: bool, order: Any, 
                 out[row, column, k] = source[order[k]] * signs[k]
 
 
-def _turned(frame: Frame, orientation: int) -> Frame:
-    if orientation not in _TRANSPOSED:
-        return frame
-    components = tuple(c._replace(h=c.v, v=c.h) for c in frame.components)
-    return frame._replace(width=frame.height, height=frame.width, components=components)
-
-
-def _segment(segment: Segment, before: Frame, frame: Frame, orientation: int) -> Segment:
-    """As it has to be in the upright file."""
-    marker, body = segment
-    if marker == before.marker:
-        factors = b"".join(bytes((c.id, c.h << 4 | c.v, c.quantisation)) for c in frame.components)
-        body = struct.pack(">BHHB", body[0], frame.height, frame.width, body[5]) + factors
-    elif marker == DQT and orientation in _TRANSPOSED:
-        body = _transposed_tables(body)
-    elif marker == _APP1 and body[:6] == b"Exif\0\0":
-        body = body[:6] + _oriented(body[6:])
-    return Segment(marker, body)
-
-
-def _transposed_tables(dqt: bytes) -> bytes:
-    out, at = b"", 0
-    while at < len(dqt):
-        kind = np.dtype(np.uint8 if dqt[at] < 16 else np.uint16)
-        table = np.frombuffer(dqt, kind, 64, at + 1)
-        out += dqt[at : at + 1] + table[_ACROSS].tobytes()
-        at += 1 + 64 * kind.itemsize
-    return out
-
-
-def _oriented(tiff: bytes) -> bytes:
-    """A TIFF block whose IFD0 says orientation 1, changed in place."""
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None or len(tiff) < 8:
-        return tiff
-    (ifd,) = struct.unpack_from(order + "I", tiff, 4)
-    if ifd + 2 > len(tiff):
-        return tiff
-    (entries,) = struct.unpack_from(order + "H", tiff, ifd)
-    out = bytearray(tiff)
-    for at in range(ifd + 2, min(ifd + 2 + 12 * entries, len(tiff) - 11), 12):
-        tag, kind, count = struct.unpack_from(order + "HHI", tiff, at)
-        if tag == _ORIENTATION and kind in (3, 4) and count == 1:
-            struct.pack_into(order + ("H" if kind == 3 else "I"), out, at + 8, 1)
-    return bytes(out)
+def _turned_header(jpeg: bytes, turn: Turn) -> bytearray:
+    """The bytes up to the first scan's data, as the upright file has them: size, factors, tables and EXIF."""
+    out = bytearray(jpeg)
+    data, view, headers = np.frombuffer(out, np.uint8), view_of(out), new_header()
+    header = headers[0]
+    header["offset"], marker = 2, None
+    while marker != SOS:
+        marker = parse_segment(view, headers)
+        assert marker, "its coefficients were read"
+        if marker == EXIF:
+            clear_orientation(data, header["body"], header["offset"])
+    if turn.transposed:
+        size = data[header["sof_body"] + 1 :][:4]
+        size[:] = np.roll(size, 2)
+        factors = data[header["sof_body"] + 7 :][: 3 * header["components"] : 3]
+        factors[:] = factors >> 4 | factors << 4
+        for at, wide in zip(header["quantisers"].tolist(), header["wide"].tolist(), strict=True):
+            if at:
+                table = np.frombuffer(out, np.uint16 if wide else np.uint8, 64, at)
+                table[:] = table[_ACROSS]
+    return out[: header["offset"]]

@@ -231,7 +231,7 @@ class Pool:
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot, job, noted = chunk.slot, chunk.job, _Noted()
         clock, reading = time.perf_counter, self._tally.read
-        scratch.tiled.clear()
+        scratch.group.clear()
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         rows: Sequence[tuple[int, int, list[float]]]
         rows = list(zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True))

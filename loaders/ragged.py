@@ -1,10 +1,10 @@
 """Images of different sizes, cropped and resized on the device: the bits of `resample`, a batch in one Triton kernel.
 
-Where the taps of each output row and column lie, and their weights, is computed on the host, per image: in float64, as
-torch does it for uint8, then rounded to int16 with as many fractional bits as fit. So the kernel knows nothing but
-integers, and its bits cannot depend on the device: sums along rows, rounded and clamped to a byte, then sums of those
-along columns. An image is an address and three strides: mirrored and transposed (EXIF), interleaved and planar pixels
-are read where they are.
+Where the taps of each output row and column lie, and their weights, is computed on the host, per image, by `filters`:
+in float64, as torch does it for uint8, then rounded to int16 with as many fractional bits as fit. So the kernel knows
+nothing but integers, and its bits cannot depend on the device: sums along rows, rounded and clamped to a byte, then
+sums of those along columns. An image is an address and three strides: mirrored and transposed (EXIF), interleaved and
+planar pixels are read where they are.
 
 A program makes ROWS output rows of BLOCK values (3 a pixel). It walks the source rows that these need, once: what
 neighbouring programs share is computed by both, (2 * support) source rows for ROWS * scale, and nothing is written
@@ -23,8 +23,11 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .compiled import compiled, int64
+from .compiled import compiled
 from .crop import Interpolation, Window
+from .exif import turn_of
+from .filters import fill_weights
+from .filters import taps as most_taps
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 ROWS, BLOCK = (16, 128) if _INTERPRETED else (8, 256)
@@ -61,11 +64,12 @@ def place(address: int, strides: tuple[int, int, int], box: Box, orientation: in
     """
     (across, down, channel), (x, y, width, height) = strides, box
     address += x * across + y * down
-    if orientation >= 5:  # the stored rows are the picture's columns
+    turn = turn_of(orientation)
+    if turn.transposed:
         width, height, across, down = height, width, down, across
-    if orientation in (2, 3, 6, 7):
+    if turn.flip_x:
         address, across = address + (width - 1) * across, -across
-    if orientation in (3, 4, 7, 8):
+    if turn.flip_y:
         address, down = address + (height - 1) * down, -down
     return address, across, down, channel
 
@@ -106,53 +110,19 @@ def _fill(
 def _taps(n: Any, to: Any, first: Any, size: Any, cubic: bool, table: Any, starts: Any, weights: Any) -> Any:
     """One axis, `n` pixels made `to`: taps and fractional bits for outputs `first` to `first + size`; 0 taps: no room.
 
-    Float64 in torch's order of operations (aten/src/ATen/native/cpu/UpSampleKernel.cpp), which is Pillow's idea.
+    A tap that an output has not got weighs nothing.
     """
-    scale = n / to
-    stretch = max(scale, 1.0)
-    support = (2.0 if cubic else 1.0) * stretch
-    inverse = 1.0 / scale if scale >= 1.0 else 1.0
-    most = int64(np.ceil(support)) * 2 + 1
-    kept = np.zeros((size, most))
-    largest, taps = 0.0, int64(0)
-    row = np.empty(most)
-    for i in range(to):  # the number of fractional bits follows from all outputs, those outside of the window too
-        centre = scale * (i + 0.5)
-        start = max(int64(centre - support + 0.5), int64(0))
-        count = min(max(min(int64(centre + support + 0.5), int64(n)) - start, int64(0)), most)
-        total = 0.0
-        for j in range(count):
-            row[j] = _filter(abs((j + start - centre + 0.5) * inverse), cubic)
-            total += row[j]
-        if total != 0.0:
-            for j in range(count):
-                row[j] /= total
-                largest = max(largest, row[j])
-        if first <= i < first + size:
-            table[starts + i - first] = start
-            kept[i - first, :count] = row[:count]
-            taps = max(taps, count)
+    most = most_taps(float(n), to, cubic)
+    begins, counts = np.empty(size, np.int64), np.empty(size, np.int64)
+    found = np.zeros((size, most), np.int32)
+    bits = fill_weights(0.0, float(n), to, cubic, first, begins, counts, found, np.empty(most))
+    taps = counts.max()
     if weights + taps * size > table.size:
-        return int64(0), int64(0)
-    bits = int64(0)
-    while bits < 22 and int64(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
-        bits += 1
+        return 0, 0
+    table[starts : starts + size] = begins
     for k in range(taps):
-        for i in range(size):
-            value = kept[i, k] * (1 << bits)
-            table[weights + k * size + i] = int64(value - 0.5) if value < 0 else int64(value + 0.5)
+        table[weights + k * size : weights + (k + 1) * size] = found[:, k]
     return taps, bits
-
-
-@compiled
-def _filter(x: Any, cubic: bool) -> Any:
-    if not cubic:
-        return 1.0 - x if x < 1.0 else 0.0
-    if x < 1.0:
-        return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1.0
-    if x < 2.0:
-        return ((-0.5 * x - 5.0 * -0.5) * x + 8.0 * -0.5) * x - 4.0 * -0.5
-    return 0.0
 
 
 def _kernel(function: Callable[..., Any]) -> Any:

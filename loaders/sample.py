@@ -117,11 +117,11 @@ class ImageDecoder:
 
     def note(self, data: memoryview, draws: Sequence[float], row: int, scratch: Scratch) -> bool:
         """See `GroupDecoder`."""
-        return self.compiled and scratch.tiled.add(data, self.crop, draws, self.max_pixels, row)
+        return self.compiled and scratch.group.add(data, self.crop, draws, self.max_pixels, row)
 
     def fill_noted(self, rows: Row, scratch: Scratch) -> list[int]:
         """See `GroupDecoder`."""
-        return scratch.tiled.run(self.crop, self.dct_scaling, scratch, rows["inputs"])
+        return scratch.group.run(self.crop, self.dct_scaling, scratch, rows["inputs"])
 
     def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""

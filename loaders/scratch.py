@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from .tiled import GROUP, Tiled
+from .tiled import GROUP, DecodeGroup
 
 
 class Scratch:
@@ -15,7 +15,7 @@ class Scratch:
         self._pixels = bytearray()
         self._work = np.empty(0, np.uint8)
         self._others: list[Scratch] = []
-        self._tiled: Tiled | None = None
+        self._group: DecodeGroup | None = None
 
     def encoded(self, nbytes: int) -> memoryview:
         """Room for an encoded sample of `nbytes`."""
@@ -49,10 +49,10 @@ class Scratch:
         return self._others[number]
 
     @property
-    def tiled(self) -> Tiled:
-        """Where tiled JPEGs wait."""
-        self._tiled = self._tiled or Tiled()
-        return self._tiled
+    def group(self) -> DecodeGroup:
+        """Where tiled JPEGs wait to be decoded together."""
+        self._group = self._group or DecodeGroup()
+        return self._group
 
     @property
     def nbytes(self) -> int:

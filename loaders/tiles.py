@@ -10,42 +10,21 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .coefficients import Plane, planes, scan_room
 from .decode import MAX_PIXELS
+from .frame import BASELINE, DHT, DRI, EOI, EXTENDED, PROGRESSIVE, SOI, SOS
 from .huffman import OK, RANGE, Coded, lookups, read_scan
-from .jpeg import (
-    BASELINE,
-    DHT,
-    DQT,
-    DRI,
-    EOI,
-    EXTENDED,
-    PROGRESSIVE,
-    SOI,
-    SOS,
-    Frame,
-    Parser,
-    Reason,
-    Scan,
-    Segment,
-    Table,
-    Untileable,
-    table_body,
-)
+from .jpeg import Frame, Parser, Reason, Scan, Segment, Table, Untileable, table_body
 from .recode import recode
 from .restarts import write_scan
-from .splice import row_index, splice
-
-__all__ = ["DEFAULT_TILE_PX", "Reason", "Tiled", "row_index", "splice", "tile"]
 
 DEFAULT_TILE_PX = 32  # by benchmarks/tiles.py: crops 1.62 times as fast for 2.1 % of size; 64 gives 1.57 for 1.1 %
 MAX_COST = 0.05  # of the scan's bytes that restarts may take, estimated
 
 
 @dataclass(frozen=True, slots=True)
-class Tiled:
+class Rewritten:
     """What became of a file."""
 
     jpeg: bytes
@@ -54,7 +33,7 @@ class Tiled:
     recoded: bool = False  # it had several scans (a progressive JPEG, say) and has one now
 
 
-def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: int = MAX_PIXELS) -> Tiled:
+def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: int = MAX_PIXELS) -> Rewritten:
     """Rewrite a JPEG with tiles of up to `width_px` pixels across, one MCU high, with the same coefficients.
 
     Where the width has no such divisor, or restarts so dense would cost more than 5 % of the scan, tiles are wider, at
@@ -70,19 +49,17 @@ def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: 
     try:
         return _tile(data, width_px, max_pixels)
     except Untileable as refusal:
-        return Tiled(data, refusal.reason)
+        return Rewritten(data, refusal.reason)
 
 
-def _tile(data: bytes, width_px: int, max_pixels: int) -> Tiled:
+def _tile(data: bytes, width_px: int, max_pixels: int) -> Rewritten:
     parser = Parser(memoryview(data))
-    array = np.frombuffer(data, np.uint8)
     scans = parser.scans()
     scan = next(scans)
     frame = parser.frame
-    assert frame is not None
     if frame.marker == PROGRESSIVE or len(scan.components) < len(frame.components):
-        return _recoded(data, array, width_px, max_pixels)
-    coded, end = _walked(array, frame, scan)
+        return _recoded(data, width_px, max_pixels)
+    coded, end = _walked(parser, scan)
     parser.resume(end)
     if next(scans, None) is not None:
         raise Untileable(Reason.UNUSUAL)
@@ -90,24 +67,23 @@ def _tile(data: bytes, width_px: int, max_pixels: int) -> Tiled:
     if scan.interval == interval:
         raise Untileable(Reason.TILED)
     ac = {key: table for key, table in scan.tables.items() if key[0] == 1 and key[1] in scan.ac}
-    out = _written(parser, frame, scan.body, ac, scan.dc, coded, interval)
-    return Tiled(out, left_out=len(data) - parser.end)
+    out = _written(parser, scan.body, ac, scan.dc, coded, interval)
+    return Rewritten(out, left_out=len(data) - parser.end)
 
 
-def _recoded(data: bytes, array: npt.NDArray[np.uint8], width_px: int, max_pixels: int) -> Tiled:
+def _recoded(data: bytes, width_px: int, max_pixels: int) -> Rewritten:
     parser = Parser(memoryview(data))
-    found = planes(array, parser, max_pixels)
-    frame = parser.frame
-    assert frame is not None
-    out = interleaved(parser, frame, found, width_px)
-    return Tiled(out, left_out=len(data) - parser.end, recoded=True)
+    found = planes(parser, max_pixels)
+    out = interleaved(parser, found, width_px)
+    return Rewritten(out, left_out=len(data) - parser.end, recoded=True)
 
 
-def interleaved(parser: Parser, frame: Frame, found: list[Plane], width_px: int, costly: bool = False) -> bytes:
+def interleaved(parser: Parser, found: list[Plane], width_px: int, costly: bool = False) -> bytes:
     """The file that `parser` read, with the coefficients `found` as one tiled scan; `costly` ones have tiles of a row.
 
     Raises Untileable.
     """
+    frame = parser.frame
     if len(frame.owners) > 10:
         raise Untileable(Reason.UNUSUAL)
     coded, tables = recode(found, frame)
@@ -121,11 +97,12 @@ def interleaved(parser: Parser, frame: Frame, found: list[Plane], width_px: int,
         if not costly:
             raise
         interval = frame.mcus[0]
-    return _written(parser, frame, body, ac, numbers, coded, interval)
+    return _written(parser, body, ac, numbers, coded, interval)
 
 
-def _walked(array: npt.NDArray[np.uint8], frame: Frame, scan: Scan) -> tuple[Coded, int]:
+def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
     """The blocks of the one scan, and where its data ends."""
+    array, frame = parser.array, parser.frame
     if (scan.first, scan.last, scan.high, scan.low) != (0, 63, 0, 0):
         raise Untileable(Reason.UNUSUAL)
     columns, rows = frame.mcus
@@ -165,7 +142,6 @@ def _divisors(n: int) -> list[int]:
 
 def _written(
     parser: Parser,
-    frame: Frame,
     scan_body: bytes,
     ac: dict[tuple[int, int], Table],
     dc_numbers: tuple[int, ...],
@@ -173,7 +149,7 @@ def _written(
     interval: int,
 ) -> bytes:
     """The file: its segments, tables, and the scan with restarts."""
-    owners = np.array(frame.owners)
+    owners = np.array(parser.frame.owners)
     blocks, restarts = coded.dc.size, coded.dc.size // owners.size // interval
     size = (coded.total + 27 * blocks) // 8 + restarts + 16
     scratch, out = np.empty(size, np.uint8), np.empty(2 * (size + restarts), np.uint8)
@@ -184,26 +160,18 @@ def _written(
     for number in sorted(set(dc_numbers)):
         table = best[number].tobytes()
         dht += table_body(0, number, (table[:16], table[16 : 16 + sum(table[:16])]))
-    marker = frame.marker
+    marker = parser.frame.marker
     if marker == PROGRESSIVE:  # baseline has quantisation tables of 8 bits only
-        wide = any(s.marker == DQT and any(b >> 4 for b in _table_heads(s.body)) for s in parser.head)
-        marker = EXTENDED if wide else BASELINE
+        marker = EXTENDED if parser.header[0]["wide"].any() else BASELINE
     parts: list[bytes | memoryview] = [bytes((0xFF, SOI))]
-    parts += [Segment(marker, s.body).encoded() if s.marker == frame.marker else s.encoded() for s in parser.head]
+    parts += [
+        Segment(marker, s.body).encoded() if s.marker == parser.frame.marker else s.encoded() for s in parser.head
+    ]
     parts += [Segment(*s).encoded() for s in ((DHT, dht), (DRI, interval.to_bytes(2, "big")), (SOS, scan_body))]
     parts.append(out[:found].data)
     parts += [s.encoded() for s in parser.tail]
     parts.append(bytes((0xFF, EOI)))
     return b"".join(parts)
-
-
-def _table_heads(dqt: bytes) -> list[int]:
-    """The first byte of each quantisation table of a segment."""
-    heads, at = [], 0
-    while at < len(dqt):
-        heads.append(dqt[at])
-        at += 129 if dqt[at] >> 4 else 65
-    return heads
 
 
 def _check(status: Any) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop, tiled
 from fastimg.loaders.crop import Window
-from fastimg.loaders.decode import decode_box, read_header
+from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
 from fastimg.loaders.filters import fill_weights, taps
 from fastimg.loaders.resample import resample
 from fastimg.loaders.scratch import Scratch
@@ -22,7 +22,7 @@ from fastimg.loaders.tiled import GROUP
 from fastimg.loaders.tiles import tile
 
 SAMPLINGS = ("444", "422", "420", "Gray")
-MOST = 89_478_485
+MOST = MAX_PIXELS
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def expected(data, crop):
 def found(data, crop, scratch=None, scaling=False):
     out = np.full((1, crop.size, crop.size, 3), 7, np.uint8)
     scratch = scratch or Scratch()
-    taken = scratch.tiled.add(data, crop, (), MOST, 0) and not scratch.tiled.run(crop, scaling, scratch, out)
+    taken = scratch.group.add(data, crop, (), MOST, 0) and not scratch.group.run(crop, scaling, scratch, out)
     return out[0] if taken else None
 
 
@@ -174,8 +174,8 @@ def test_what_is_for_others():
 
 def test_more_pixels_than_allowed_are_not_decoded():
     jpeg, crop = tile(encoded(64, 64, "420")).jpeg, CenterCrop(size=32, resize=32)
-    assert Scratch().tiled.add(jpeg, crop, (), 64 * 64, 0)
-    assert not Scratch().tiled.add(jpeg, crop, (), 64 * 64 - 1, 0)
+    assert Scratch().group.add(jpeg, crop, (), 64 * 64, 0)
+    assert not Scratch().group.add(jpeg, crop, (), 64 * 64 - 1, 0)
 
 
 def test_windows_that_are_not_inside_are_for_others_to_name():
@@ -203,13 +203,13 @@ def test_several_in_one_call_and_the_damaged_ones_are_told():
     out = np.full((20, 32, 32, 3), 7, np.uint8)
     rows = [19 - 2 * i for i in range(GROUP)]
     for row, jpeg in zip(rows, jpegs, strict=True):
-        assert scratch.tiled.add(jpeg, crop, (), MOST, row)
-    assert scratch.tiled.run(crop, False, scratch, out) == [rows[3]]
+        assert scratch.group.add(jpeg, crop, (), MOST, row)
+    assert scratch.group.run(crop, False, scratch, out) == [rows[3]]
     for row, jpeg in zip(rows, jpegs, strict=True):
         if row != rows[3]:
             assert np.array_equal(out[row], expected(jpeg, crop))
     assert (out[0] == 7).all()  # nobody's row
-    assert scratch.tiled.run(crop, False, scratch, out) == []
+    assert scratch.group.run(crop, False, scratch, out) == []
 
 
 @settings(max_examples=400, deadline=None)

@@ -13,10 +13,11 @@ from PIL import Image
 
 from fastimg.loaders import tiles
 from fastimg.loaders.coefficients import planes
-from fastimg.loaders.jpeg import Frame, Parser, Segment, _frame, split_tables
+from fastimg.loaders.jpeg import Parser, Segment
 from fastimg.loaders.recode import recode
 from fastimg.loaders.restarts import optimal_table
-from fastimg.loaders.tiles import Reason, row_index, tile
+from fastimg.loaders.splice import can_splice
+from fastimg.loaders.tiles import Reason, tile
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
@@ -56,7 +57,7 @@ def by_pillow(data):
 def coefficients(data):
     """The blocks that an image has, without what pads it to whole MCUs."""
     parser = Parser(memoryview(data))
-    found = planes(np.frombuffer(data, np.uint8), parser, 1 << 30)
+    found = planes(parser, 1 << 30)
     sizes = [parser.frame.blocks(i) for i in range(len(found))]
     return [plane[:rows, :columns] for plane, (columns, rows) in zip(found, sizes, strict=True)]
 
@@ -75,7 +76,7 @@ def check(data, **options):
         np.testing.assert_array_equal(simplejpeg.decode_jpeg(data, "RGB"), simplejpeg.decode_jpeg(made.jpeg, "RGB"))
     again = tile(made.jpeg, **options)
     assert again.kept is Reason.TILED and again.jpeg == made.jpeg
-    assert row_index(made.jpeg) is not None
+    assert can_splice(made.jpeg)
     return made
 
 
@@ -88,6 +89,23 @@ def is_410(data):
 def interval(data):
     parser = Parser(memoryview(data))
     return next(parser.scans()).interval
+
+
+def sof(width, height, components):
+    """The body of a frame's segment; components are (id, factors), and have the first quantisation table."""
+    size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return bytes((8,)) + size + bytes((len(components),)) + b"".join(bytes((i, f, 0)) for i, f in components)
+
+
+def parsed(head):
+    """A parser that has read a file's segments, its scan not yet."""
+    tables = [] if any(s.marker == 0xDB for s in head) else [Segment(0xDB, bytes(1) + bytes([1] * 64))]
+    frame = next(s.body for s in head if s.marker == 0xC0)
+    chosen = b"".join(bytes((i, 0)) for i in frame[6::3])
+    scan = Segment(0xDA, frame[5:6] + chosen + bytes((0, 63, 0)))
+    parser = Parser(memoryview(b"\xff\xd8" + b"".join(s.encoded() for s in (*tables, *head, scan))))
+    next(parser.scans())
+    return parser
 
 
 def insert(data, segment):
@@ -108,10 +126,8 @@ def fourtwo(width=150, height=70):
     shapes = [(rows * c.v, columns * c.h, 64) for c in parser.frame.components]
     blocks = [rng.integers(-9, 10, s) * (rng.random(s) < 0.15) * (np.arange(64) < 20) for s in shapes]
     coded, ac = recode([b.astype(np.int16) for b in blocks], parser.frame)
-    parser.end = 0
-    return tiles._written(
-        parser, parser.frame, scan.body, {(1, i): t for i, t in enumerate(ac)}, scan.dc, coded, columns * rows
-    )
+    tables = {(1, i): t for i, t in enumerate(ac)}
+    return tiles._written(parser, scan.body, tables, scan.dc, coded, columns * rows)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -234,11 +250,12 @@ def test_non_interleaved_scans():
     found = coefficients(data)
     out = b"".join(s.encoded() for s in parser.head)
     for i, plane in enumerate(found):
-        gray = Frame(0xC0, plane.shape[1] * 8, plane.shape[0] * 8, parser.frame.components[i : i + 1])
-        coded, ac = recode([np.ascontiguousarray(plane)], gray)
-        body = bytes((1, parser.frame.components[i].id, 0, 0, 63, 0))
-        inner = Parser(memoryview(b""), frame=gray)
-        whole = tiles._written(inner, gray, body, {(1, 0): ac[0]}, (0,), coded, plane.shape[0] * plane.shape[1])
+        component = parser.frame.components[i]
+        gray = parsed([Segment(0xC0, sof(plane.shape[1] * 8, plane.shape[0] * 8, [(component.id, 0x11)]))])
+        coded, ac = recode([np.ascontiguousarray(plane)], gray.frame)
+        body = bytes((1, component.id, 0, 0, 63, 0))
+        gray.head.clear()
+        whole = tiles._written(gray, body, {(1, 0): ac[0]}, (0,), coded, plane.shape[0] * plane.shape[1])
         out += whole[2:-2]
     made = check(b"\xff\xd8" + out + b"\xff\xd9")
     assert made.recoded and len(scan.components) == 3
@@ -282,7 +299,8 @@ def test_tables_are_legal():
         table, codes, lengths = optimal_table(counts)
         assert ((lengths > 0) == (counts > 0)).all() and lengths.max() <= 16
         assert sum(2.0 ** -int(n) for n in lengths if n) < 1
-        assert split_tables(bytes((0x10,)) + table[0] + table[1])[1, 0] == table
+        made = parsed([Segment(0xC4, bytes((0x10,)) + table[0] + table[1]), Segment(0xC0, sof(8, 8, [(1, 0x11)]))])
+        assert made.codes()[1, 0] == table
         texts = [f"{c:0{n}b}" for c, n in zip(codes, lengths, strict=True) if n]
         assert not any(a != b and b.startswith(a) for a in texts for b in texts)
 
@@ -290,10 +308,8 @@ def test_tables_are_legal():
 def of_integers(width, height, factors, interval):
     """A JPEG of noise that depends on no library: coefficients by a hash, luma of `factors` over 1 x 1 chroma."""
     sampling = [factors] + [0x11] * 2 * (factors > 0)
-    body = bytes((8, height >> 8, height & 255, width >> 8, width & 255, len(sampling)))
-    body += b"".join(bytes((i + 1, factor or 0x11, 0)) for i, factor in enumerate(sampling))
-    head = [Segment(0xDB, bytes(65 - i if i else 0 for i in range(65))), Segment(0xC0, body)]
-    parser = Parser(memoryview(b""), frame=_frame(0xC0, body), head=head)
+    body = sof(width, height, [(i + 1, factor or 0x11) for i, factor in enumerate(sampling)])
+    parser = parsed([Segment(0xDB, bytes(65 - i if i else 0 for i in range(65))), Segment(0xC0, body)])
     columns, rows = parser.frame.mcus
     found = []
     for i, c in enumerate(parser.frame.components):
@@ -312,7 +328,7 @@ def of_integers(width, height, factors, interval):
     numbers = tuple(min(i, 1) for i in range(len(found)))
     scan = bytes((len(found),)) + b"".join(bytes((i + 1, 0x11 * t)) for i, t in enumerate(numbers)) + b"\0\x3f\0"
     tables = {(1, i): table for i, table in enumerate(ac)}
-    return tiles._written(parser, parser.frame, scan, tables, numbers, coded, interval or columns * rows)
+    return tiles._written(parser, scan, tables, numbers, coded, interval or columns * rows)
 
 
 @pytest.mark.parametrize(
