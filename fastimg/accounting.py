@@ -1,6 +1,6 @@
 """Where the time of training goes, counted all the time: waiting for data, copying it, computing; and the loader's.
 
-    begin() ... add(samples) per batch ... read() -> Window per progress line      overall(records) -> the whole run's
+    begin() ... add(samples) per batch ... read() -> TrainingTime per progress line  overall(records) -> the run's
 
 Nothing but sums of seconds that the loader counts (`loaders.spent`); the clock is read once a line.
 """
@@ -20,7 +20,7 @@ _FILLING = 2  # batches at the beginning of an epoch: the loader begins with not
 
 
 @dataclass(frozen=True)
-class Window:
+class TrainingTime:
     """A stretch of training, in seconds. None: not told apart.
 
     Waiting and computing add up to the whole. Copies to a GPU run beside both, on a stream of their own; computing is
@@ -36,8 +36,8 @@ class Window:
     threads: float = 0.0  # seconds that these had
     batches: int = 0
 
-    def __add__(self, other: "Window") -> "Window":
-        return Window(
+    def __add__(self, other: "TrainingTime") -> "TrainingTime":
+        return TrainingTime(
             self.seconds + other.seconds,
             self.samples + other.samples,
             self.wait + other.wait,
@@ -91,12 +91,12 @@ class Window:
         return {name: round(value, 4) for name, value in values.items() if value is not None}
 
 
-def overall(records: Iterable[Mapping[str, Any]]) -> Window:
+def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
     """What the "train" records of a run's metrics.jsonl add up to, those of before a --resume among them.
 
     Its threads are one, and its samples are not counted.
     """
-    total = Window()
+    total = TrainingTime()
     for record in records:
         if "seconds" not in record:  # an older version wrote it
             continue
@@ -105,7 +105,7 @@ def overall(records: Iterable[Mapping[str, Any]]) -> Window:
             record[name] * seconds if name in record else None
             for name in ("copy_share", "loader_busy_share", "loader_read_share")
         )
-        total += Window(seconds, 0, wait * seconds, copy, read, busy, seconds)
+        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds)
     return total
 
 
@@ -126,12 +126,12 @@ class Account:
     def __init__(
         self, spent: Callable[[], Spent], workers: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.steady = self.starting = Window()
+        self.steady = self.starting = TrainingTime()
         self.starts = self._epochs = 0
         self._spent, self._workers, self._clock = spent, workers, clock
         self._samples = self._batches = self._filling = 0
         self._last = self._since = self._mark()  # where the window began; and what is steady in it
-        self._unseen = Window()  # of what is steady
+        self._unseen = TrainingTime()  # of what is steady
 
     def begin(self) -> None:
         """An epoch begins, or goes on: its batches come from here on. What was since the last window is forgotten."""
@@ -155,7 +155,7 @@ class Account:
                 self.starts += self._filling == _FILLING - 1
             self._since = now
 
-    def read(self) -> Window:
+    def read(self) -> TrainingTime:
         """What was since the window before."""
         now = self._mark()
         window = self._between(self._last, now)
@@ -165,19 +165,19 @@ class Account:
         self._last = self._since = now
         return window
 
-    def evidence(self) -> Window | None:
+    def evidence(self) -> TrainingTime | None:
         """What was steady and is new since this was asked last, once it is long enough to judge by; until then None."""
         if not settled(self._unseen):
             return None
-        found, self._unseen = self._unseen, Window()
+        found, self._unseen = self._unseen, TrainingTime()
         return found
 
     def _mark(self) -> _Mark:
         return _Mark(self._clock(), self._samples, self._batches, self._spent())
 
-    def _between(self, before: _Mark, now: _Mark) -> Window:
+    def _between(self, before: _Mark, now: _Mark) -> TrainingTime:
         seconds, then, spent = now.at - before.at, before.spent, now.spent
-        return Window(
+        return TrainingTime(
             seconds,
             now.samples - before.samples,
             spent.wait - then.wait,
@@ -189,7 +189,7 @@ class Account:
         )
 
 
-def settled(window: Window) -> bool:
+def settled(window: TrainingTime) -> bool:
     """Whether what was steady is long enough to judge by."""
     return window.seconds >= SETTLED and window.batches >= BATCHES
 

@@ -99,7 +99,7 @@ class Convert:
     """Decode every tiled JPEG and its source, and compare the pixels: slower. Without it a source's data is walked."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that read and check images: a number, or auto for one per core."""
-    max_pixels: int = 89_478_485
+    max_pixels: int = flagtypes.MAX_PIXELS
     """Refuse images with more pixels than this, from their header, before anything is decoded."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with an image that cannot be stored: leave it out, counted and named, or stop."""
@@ -119,7 +119,7 @@ class Verify:
     """Shards made by `fastimg convert`, somebody's tars or .beton files, or a folder of images or texts."""
     deep: bool = False
     """Decode every image too; read every text."""
-    max_pixels: int = 89_478_485
+    max_pixels: int = flagtypes.MAX_PIXELS
     """With --deep: images with more pixels than this are a fault."""
     json: bool = False
     """Print the result as json."""
@@ -174,7 +174,7 @@ class Predict:
     """Images per step."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that decode images."""
-    max_pixels: int = 89_478_485
+    max_pixels: int = flagtypes.MAX_PIXELS
     """Images with more pixels than this are not decoded."""
     tta: bool = False
     """Answer with the mean of the logits of each image and its mirror image."""
@@ -229,7 +229,7 @@ class Inspect(Augmenting):
     """Where the pictures go. Default: inspect-NAME, by the name of the data."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that read and decode: a number, or auto for one per core."""
-    max_pixels: int = 89_478_485
+    max_pixels: int = flagtypes.MAX_PIXELS
     """Images with more pixels than this count as unreadable."""
     seed: int = 0
     """Seed of what is shown; training with the same seed draws the same crops and augmentation."""
@@ -271,7 +271,7 @@ class Embed:
     others. --knn alone is 20."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that read and decode: a number, or auto for one per core."""
-    max_pixels: int = 89_478_485
+    max_pixels: int = flagtypes.MAX_PIXELS
     """Images with more pixels than this are not decoded."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with a sample that cannot be decoded: leave it out, counted and named, or stop."""

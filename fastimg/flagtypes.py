@@ -1,9 +1,14 @@
-"""Types of flags that may be left out: None means "chosen for you", and `--help` shows no default of its own."""
+"""Types of flags that may be left out: None means "chosen for you", and `--help` shows no default of its own.
+
+Also the default that several commands share.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
+
+MAX_PIXELS = 89_478_485  # `loaders.decode.MAX_PIXELS`, without importing the loaders: a test holds them equal
 
 Int = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Float = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import checkpoint, rundir
-from .accounting import Window, overall
+from .accounting import TrainingTime, overall
 from .augmentation import sentence
 from .config import Train
 from .data import Part
@@ -293,7 +293,7 @@ def _curve_notes(config: Train) -> CurveNotes:
     )
 
 
-def _time(window: Window, ranks: Ranks) -> str:
+def _time(window: TrainingTime, ranks: Ranks) -> str:
     """Where it went. On a GPU copies run beside the rest."""
     waiting, computing = f"{window.wait_share:.1%} waiting for data", f"{window.compute_share:.1%} computing"
     if ranks.device.type == "cpu":

@@ -7,7 +7,7 @@ GPU loading and computing do not meet, and arithmetic is enough (`hints`).
 
 from dataclasses import replace
 
-from .accounting import Window
+from .accounting import TrainingTime
 from .data import Part, chosen_backend
 from .loaders import DataError
 from .memory import available, ran_out, release
@@ -30,7 +30,7 @@ def possible(run: Run) -> bool:
     return plain and images and other and run.ranks.world_size == 1 and run.ranks.device.type == "cpu"
 
 
-def worth_it(run: Run, steady: Window) -> bool:
+def worth_it(run: Run, steady: TrainingTime) -> bool:
     """Whether it takes a small part of the run, by the speed so far; and whether there is memory."""
     each = run.batch_size / max(steady.speed, 1e-9)
     planned = run.steps * run.config.grad_accum_steps * each

@@ -7,7 +7,7 @@ import torch
 from rich.markup import escape
 
 from . import accounting, effective, rundir, trial
-from .accounting import Window, overall
+from .accounting import TrainingTime, overall
 from .data import center_crop, chosen_backend, is_plain_folder, train_crop
 from .hints import LIMIT, Facts, Hint, hint, started_slowly
 from .loaders import ImageDecoder, LoaderConfig, nvcodec
@@ -45,7 +45,7 @@ def try_native(run: Run, display: Display) -> None:
     _say(run, display, steady)
 
 
-def _say(run: Run, display: Display, window: Window) -> None:
+def _say(run: Run, display: Display, window: TrainingTime) -> None:
     found = _judged(run, window)
     if found is not None:
         run.told = True
@@ -75,7 +75,7 @@ def _slow_starts(run: Run) -> str | None:
     return None if facts.backend == "synthetic" else started_slowly(facts, starting.wait / starts).text
 
 
-def _judged(run: Run, window: Window) -> Hint | None:
+def _judged(run: Run, window: TrainingTime) -> Hint | None:
     facts = _facts(run, window)
     found = hint(facts)
     if found is None or not facts.encoded:
@@ -85,7 +85,7 @@ def _judged(run: Run, window: Window) -> Hint | None:
     return hint(replace(facts, probe=run.probed))
 
 
-def _facts(run: Run, window: Window) -> Facts:
+def _facts(run: Run, window: TrainingTime) -> Facts:
     config, data = run.config, run.config.data or Path()
     encoded = run.embedding is None and run.model.text is None
     return Facts(

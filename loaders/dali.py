@@ -22,7 +22,7 @@ from .crop import CenterCrop, Crop, RandomResizedCrop
 from .decode import MAX_PIXELS, Pixels, read_header
 from .epochs import LoaderConfig, Reading, Rows
 from .errors import ImageError
-from .foreign import Decoded, Foreign
+from .foreign import DecodedBatch, Foreign
 from .sample import ImageDecoder
 from .scratch import Scratch
 from .shards import Dataset
@@ -77,7 +77,7 @@ class DaliLoader(Foreign):
         super().close()
         self._pipe = None
 
-    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         if self._images.crop != self.crop:
             self._images, self._pipe = replace(self._images, crop=self.crop), None
         with ThreadPoolExecutor(1, "fastimg-loader-dali") as reader:
@@ -97,7 +97,7 @@ class DaliLoader(Foreign):
                             read = self._by_ourselves(read, f"DALI refused its batch: {_gist(error)}")
                             feed.begin_again()
                             self._pipe = self._build(reading.epoch)
-                    yield Decoded(self._whole(read, images), read.failed, read.rerouted)
+                    yield DecodedBatch(self._whole(read, images), read.failed, read.rerouted)
                     if images is not None:
                         del images
                         self._pipe.release_outputs()

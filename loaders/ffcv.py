@@ -22,7 +22,7 @@ from .beton_dataset import BetonDataset
 from .crop import CenterCrop, Crop, RandomResizedCrop
 from .epochs import LoaderConfig, Reading
 from .errors import WorkerError
-from .foreign import Decoded, Foreign
+from .foreign import DecodedBatch, Foreign
 from .wording import plural
 
 _POLL = 0.0005  # seconds between two looks whether a batch is there, or its thread has died
@@ -68,7 +68,7 @@ class FfcvLoader(Foreign):
         boxes = "crop boxes drawn by FFCV, " if isinstance(self.crop, RandomResizedCrop) else ""
         return f"ffcv, {plural(self.workers, 'thread')}, {boxes}resized by INTER_AREA"
 
-    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         self._decoder.output_size = (self.crop.size, self.crop.size)  # its memory is allocated epoch by epoch
         rows = [reading.rows(step) for step in range(reading.steps)]
         self._traversal.ids = np.concatenate([ids[:decoded] for ids, _, decoded in rows]).astype(np.uint64)
@@ -76,13 +76,13 @@ class FfcvLoader(Foreign):
         try:
             for ids, _, decoded in rows:
                 if decoded == len(ids):
-                    yield Decoded(_next(epoch))
+                    yield DecodedBatch(_next(epoch))
                     continue
                 images = torch.zeros((len(ids), self.crop.size, self.crop.size, 3), dtype=torch.uint8)
                 images = images.to(self.device)  # the end of an evaluation, or a rank that has nothing left to do there
                 if decoded:
                     images[:decoded] = _next(epoch)
-                yield Decoded(images)
+                yield DecodedBatch(images)
         finally:
             _end(epoch)
 

@@ -15,7 +15,7 @@ from .epochs import Epochs, LoaderConfig, Reading
 from .shards import Dataset
 
 
-class Decoded(NamedTuple):
+class DecodedBatch(NamedTuple):
     """What a library made of one batch."""
 
     images: torch.Tensor  # uint8 [B, S, S, 3], on the host or on the device; zeros where there is no image
@@ -44,7 +44,7 @@ class Foreign(Epochs, ABC):
         self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
         self.slot_bytes = config.batch_size * (3 * crop.size**2 + 20)  # pixels, target, id, weight
         self._reading: Reading | None = None
-        self._decoded: Generator[Decoded, None, None] | None = None
+        self._decoded: Generator[DecodedBatch, None, None] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         self._end()
@@ -94,7 +94,7 @@ class Foreign(Epochs, ABC):
         self.close()
 
     @abstractmethod
-    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         """Every batch of the reading, each valid until the next. Closing it leaves the library ready for another."""
 
     def _end(self) -> None:

@@ -21,7 +21,7 @@ _KEPT_BYTES = 8 << 20  # an image with a larger buffer is not kept for the next 
 _OPTIONS = ":fancy_upsampling=1"  # chroma is interpolated, as libjpeg does it
 
 
-class Decoded(NamedTuple):
+class DecodedImage(NamedTuple):
     """An image where the decoder left it: uint8 RGB, in memory of the device."""
 
     address: int
@@ -36,7 +36,7 @@ class BatchDecoder(Protocol):
     def parse(self, jpeg: bytes) -> object | None:
         """What `decode` takes. None for bytes that it does not know."""
 
-    def decode(self, parsed: Sequence[object], stream: int) -> list[Decoded | None]:
+    def decode(self, parsed: Sequence[object], stream: int) -> list[DecodedImage | None]:
         """Enqueue decoding on a CUDA stream (its handle). None for an image that was refused.
 
         The images hold until the next call, which the caller makes when nothing reads them any more.
@@ -90,7 +90,7 @@ class NvCodec:
         except RuntimeError:  # "Failed to get image info"
             return None
 
-    def decode(self, parsed: Sequence[object], stream: int) -> list[Decoded | None]:
+    def decode(self, parsed: Sequence[object], stream: int) -> list[DecodedImage | None]:
         """See `BatchDecoder`."""
         kept = [image for image in self._images if image.capacity <= _KEPT_BYTES][: len(parsed)]
         given = {"params": self._parameters, "cuda_stream": stream}
@@ -106,11 +106,11 @@ def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _described(image: Any) -> Decoded | None:
+def _described(image: Any) -> DecodedImage | None:
     height, width, channels = image.shape
     if channels != 3 or image.dtype.itemsize != 1:
         return None
     down, across, channel = image.strides
     on_device = image.device_id is not None
     interface = image.__cuda_array_interface__ if on_device else image.__array_interface__
-    return Decoded(interface["data"][0], width, height, (across, down, channel))
+    return DecodedImage(interface["data"][0], width, height, (across, down, channel))

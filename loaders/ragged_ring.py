@@ -23,7 +23,7 @@ import torch
 from .cpus import available_cpus
 from .crop import Window
 from .errors import ImageError, WorkerError
-from .nvcodec import BatchDecoder, Decoded
+from .nvcodec import BatchDecoder, DecodedImage
 from .ragged import LEFT_ALONE, Box, place, resize
 from .ring import Layout, Slot
 from .spent import Spans
@@ -269,7 +269,7 @@ class RaggedRing:
                 pass
 
 
-def _holds(image: Decoded, box: Box) -> bool:
+def _holds(image: DecodedImage, box: Box) -> bool:
     return box[0] + box[2] <= image.width and box[1] + box[3] <= image.height
 
 

@@ -9,7 +9,7 @@ import torch
 
 from .crop import Crop
 from .epochs import LoaderConfig, Reading
-from .foreign import Decoded, Foreign
+from .foreign import DecodedBatch, Foreign
 from .shards import Dataset
 
 
@@ -34,7 +34,7 @@ class SyntheticLoader(Foreign):
         """See `BatchSource`."""
         return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
 
-    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         shape = (self.config.batch_size, self.crop.size, self.crop.size, 3)
         whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
         for step in range(reading.steps):
@@ -43,4 +43,4 @@ class SyntheticLoader(Foreign):
             if decoded < len(pixels):  # an evaluation's last batch
                 pixels = pixels.clone()
                 pixels[decoded:] = 0
-            yield Decoded(pixels)
+            yield DecodedBatch(pixels)

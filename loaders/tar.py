@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
@@ -153,12 +153,6 @@ class ShardWriter(WholeFile):
 def index_path(shard: Path) -> Path:
     """The index that stands beside a shard."""
     return shard.with_suffix(".idx")
-
-
-def format_index(samples: Iterable[Sample]) -> str:
-    """DALI's v1.2 index as text."""
-    lines = [_index_line(sample) for sample in samples]
-    return _index_head(len(lines)) + "".join(lines)
 
 
 def _index_head(count: int) -> str:

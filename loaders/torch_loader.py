@@ -22,7 +22,7 @@ from .crop import Crop
 from .decode import MAX_PIXELS, decode, read_header
 from .epochs import LoaderConfig, Reading
 from .errors import DataError, ImageError, WorkerError
-from .foreign import Decoded, Foreign
+from .foreign import DecodedBatch, Foreign
 from .sample import ImageDecoder
 from .scratch import Scratch
 from .shards import Dataset
@@ -77,13 +77,13 @@ class TorchLoader(Foreign):
         super().close()
         self._stop()
 
-    def _decode(self, reading: Reading) -> Generator[Decoded, None, None]:
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         self._requests.reading, self._requests.size = reading, self.crop.size
         try:
             for answer in self._start() if self._torch is None else self._torch:
                 if answer.fault is not None:
                     raise answer.fault
-                yield Decoded(answer.images, answer.failed)
+                yield DecodedBatch(answer.images, answer.failed)
         except (DataError, GeneratorExit):
             raise
         except Exception as error:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fastimg import accounting, rundir, train, waiting
-from fastimg.accounting import Account, Window, overall
+from fastimg.accounting import Account, TrainingTime, overall
 from fastimg.hints import Facts, Hint
 from fastimg.loaders import FilesDataset, ImageDecoder, torch_loader
 from fastimg.loaders.spent import Spent
@@ -74,7 +74,7 @@ def test_a_window_that_the_clock_cuts_has_shares_of_one_at_most(clock, account):
     clock.batch(account, seconds=1.0, wait=1.5, busy=3.0)  # chunks and batches are counted when they end
     window = account.read()
     assert window.wait_share == window.busy_share == 1.0 and window.compute_share == 0.0
-    assert Window().record()["wait_share"] == 0.0 and Window().speed == 0.0
+    assert TrainingTime().record()["wait_share"] == 0.0 and TrainingTime().speed == 0.0
 
 
 def test_what_lies_between_epochs_is_nobodys(clock, account):
@@ -85,7 +85,7 @@ def test_what_lies_between_epochs_is_nobodys(clock, account):
     clock.spent = Spent(60.0, 9.0, 9.0, 9.0)
     account.begin()
     clock.batch(account, seconds=1.0, wait=0.5)
-    assert account.read() == Window(1.0, 10, 0.5, 0.0, 0.0, 0.0, 2.0, 1)
+    assert account.read() == TrainingTime(1.0, 10, 0.5, 0.0, 0.0, 0.0, 2.0, 1)
 
 
 def test_the_first_batches_of_an_epoch_are_no_evidence(clock, account):
@@ -95,7 +95,7 @@ def test_the_first_batches_of_an_epoch_are_no_evidence(clock, account):
         clock.batch(account, seconds=1.0)
         clock.batch(account, seconds=1.0, wait=0.02)
         assert account.read().seconds == 5.0
-    assert account.steady == Window(3.0, 30, pytest.approx(0.06), 0.0, 0.0, 0.0, 6.0, 3)
+    assert account.steady == TrainingTime(3.0, 30, pytest.approx(0.06), 0.0, 0.0, 0.0, 6.0, 3)
     assert (account.starting.seconds, account.starting.wait, account.starts) == (8.0, 4.0, 2)  # not the first epoch
     account.begin()
     clock.batch(account)
@@ -124,12 +124,12 @@ def test_evidence_is_what_is_new_and_long_enough(clock, account):
         clock.batch(account, seconds=accounting.SETTLED / 4)
     account.read()
     seconds = accounting.BATCHES * accounting.SETTLED / 4
-    assert account.evidence() == Window(seconds, 50, 0.0, 0.0, 0.0, 0.0, 2 * seconds, accounting.BATCHES)
+    assert account.evidence() == TrainingTime(seconds, 50, 0.0, 0.0, 0.0, 0.0, 2 * seconds, accounting.BATCHES)
 
 
 def test_records_add_up_to_the_run_over_a_resume(clock):
     """By the length of windows, whoever wrote them; what older versions wrote has none."""
-    records, whole = [{"kind": "train", "wait_share": 1.0}], Window()
+    records, whole = [{"kind": "train", "wait_share": 1.0}], TrainingTime()
     for _ in range(2):  # a process each
         account = Account(lambda: clock.spent, 2, clock)
         for seconds, wait in ((1.0, 0.5), (3.0, 0.0)):
@@ -150,7 +150,7 @@ def test_the_summary_says_what_copies_are_to_the_rest():
         class device:
             type = "cpu"
 
-    window = Window(10.0, 0, 2.0, 0.0, None, None, 0.0)
+    window = TrainingTime(10.0, 0, 2.0, 0.0, None, None, 0.0)
     assert _time(window, Ranks) == "20.0% waiting for data, 0.0% copying, 80.0% computing"
     Ranks.device.type = "cuda"
     assert _time(replace(window, copy=3.0), Ranks) == (
@@ -218,7 +218,7 @@ def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon, slower):
 def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, steady, told):
     monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 10.0, "wait_share": 0.3}])
     monkeypatch.setattr(waiting, "_judged", lambda run, window: Hint("decode-bound", f"{window.wait_share:.0%}"))
-    account = SimpleNamespace(steady=Window(seconds=8.0, wait=8.0 * steady, batches=40))
+    account = SimpleNamespace(steady=TrainingTime(seconds=8.0, wait=8.0 * steady, batches=40))
     said = waiting.verdict(SimpleNamespace(directory=None, account=account, tried=None))
     assert said.startswith(f"{steady:.0%}") and ("first batches are not counted" in said) == told
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fastimg import accounting, trial, waiting
-from fastimg.accounting import Window
+from fastimg.accounting import TrainingTime
 from fastimg.loaders import DataError, Loader, torch_loader
 
 RUN = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "--val-fraction", "0", "--epochs", "2", "-b", "6")
@@ -33,7 +33,7 @@ def train(cli, folder, output, *more):
 
 def test_a_loader_whose_work_is_no_waiting_is_found(cli, image_folder, tmp_path, monkeypatch, eager):
     """As on a machine whose cores it takes: training is slow with it, and no counter tells."""
-    monkeypatch.setattr(accounting.Window, "wait_share", 0.0)
+    monkeypatch.setattr(accounting.TrainingTime, "wait_share", 0.0)
     rate = trial.native_rate
     monkeypatch.setattr(trial, "native_rate", lambda run: 3.0 * run.account.steady.speed if rate(run) else 0.0)
     out = train(cli, image_folder, tmp_path, *TORCH)
@@ -127,7 +127,7 @@ def test_a_trial_is_a_small_part_of_the_run(monkeypatch):
         trained=torch.nn.Linear(10, 10),
         steps=0,
     )
-    steady = Window(seconds=10.0, samples=1000)
+    steady = TrainingTime(seconds=10.0, samples=1000)
     monkeypatch.setattr(trial, "available", lambda: 2**30)
     for run.steps, worth in ((275, False), (285, True)):
         assert trial.worth_it(run, steady) == worth
@@ -137,7 +137,7 @@ def test_a_trial_is_a_small_part_of_the_run(monkeypatch):
 
 def test_before_the_trial_nothing_is_said(monkeypatch):
     said: list[str] = []
-    account = SimpleNamespace(evidence=lambda: Window(9.0, 9, 9.0), skip=lambda: None)
+    account = SimpleNamespace(evidence=lambda: TrainingTime(9.0, 9, 9.0), skip=lambda: None)
     run = SimpleNamespace(account=account, told=False, asked=False)
     monkeypatch.setattr(waiting, "_judged", lambda run, window: SimpleNamespace(text="slow"))
     for possible, run.asked, count in ((True, False, 0), (True, True, 1), (False, False, 1)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.loaders.nvcodec import Decoded
+from fastimg.loaders.nvcodec import DecodedImage
 from fastimg.loaders.ring import CudaRing, Layout, Slot
 from fastimg.loaders.sample import LABEL_FIELDS, Field
 
@@ -166,7 +166,7 @@ class Codec:
 
     def decode(self, parsed, stream):
         self.memory[: len(parsed)] = parsed
-        return [Decoded(address, 1, 1, (0, 0, 0)) for address in range(len(parsed))]
+        return [DecodedImage(address, 1, 1, (0, 0, 0)) for address in range(len(parsed))]
 
 
 class Decoding(RaggedRing):

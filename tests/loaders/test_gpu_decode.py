@@ -26,7 +26,7 @@ from fastimg.loaders import (
     WorkerError,
 )
 from fastimg.loaders.decode import read_header
-from fastimg.loaders.nvcodec import Decoded, installed
+from fastimg.loaders.nvcodec import DecodedImage, installed
 from fastimg.loaders.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
@@ -55,7 +55,7 @@ class Libjpeg:
 
 
 def _decoded(pixels):
-    return Decoded(pixels.ctypes.data, pixels.shape[1], pixels.shape[0], (3, pixels.strides[0], 1))
+    return DecodedImage(pixels.ctypes.data, pixels.shape[1], pixels.shape[0], (3, pixels.strides[0], 1))
 
 
 def _gray(jpeg):

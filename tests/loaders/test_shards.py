@@ -17,7 +17,7 @@ from fastimg.loaders import compact
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, list_splits, open_dataset
-from fastimg.loaders.tar import ShardWriter, format_index, index_path, scan
+from fastimg.loaders.tar import ShardWriter, index_path, scan
 
 PER_SHARD = 4
 
@@ -331,7 +331,9 @@ def foreign(tmp_path, images):
     tar = tmp_path / "foreign" / "train-0.tar"
     tar.parent.mkdir()
     write_foreign(tar, {f"{i}.{ext}": data for i in range(4) for ext, data in (("jpg", images[i]), ("cls", b"%d" % i))})
-    index_path(tar).write_text(format_index(scan(tar)))
+    samples = scan(tar)
+    lines = [" ".join(f"{m.ext} {m.offset} {m.size} {m.name}" for m in sample) for sample in samples]
+    index_path(tar).write_text("\n".join([f"v1.2 {len(samples)}", *lines, ""]))
     return tar
 
 
