@@ -216,14 +216,16 @@ def _jpeg_header(data: bytes | memoryview) -> Header | None:
     header = headers[0]
     if not header["sof"]:
         return None
-    components = int(header["components"])
-    factors = list(zip(header["h"].tolist(), header["v"].tolist(), strict=True))[:components]
-    sampled = components == 3 and factors[0] in _TURBO_SAMPLING and factors[1:] == [(1, 1)] * 2
+    components = header["components"]
+    sampled = components == 1
+    if components == 3:
+        h, v = header["h"].tolist(), header["v"].tolist()
+        sampled = (h[0], v[0]) in _TURBO_SAMPLING and h[1:3] == v[1:3] == [1, 1]
     return Header(
         "jpeg",
         int(header["width"]),
         int(header["height"]),
         int(header["orientation"]),
-        turbo=header["sof"] in _TURBO_FRAMES and header["precision"] == 8 and (components == 1 or sampled),
+        turbo=bool(sampled and header["sof"] in _TURBO_FRAMES and header["precision"] == 8),
         restarts=bool(header["interval"]),
     )

@@ -71,13 +71,14 @@ JPEG_HEADER = np.dtype(
 _EMPTY = np.zeros(1, JPEG_HEADER)
 _EMPTY["orientation"] = 1
 _EMPTY["adobe"] = -1
+_EMPTY_BYTES = _EMPTY.tobytes()
 
 Header = npt.NDArray[np.void]  # [1] JPEG_HEADER
 
 
 def new_header() -> Header:
     """A record for `parse_header` to fill."""
-    return _EMPTY.copy()
+    return np.ndarray(1, JPEG_HEADER, bytearray(_EMPTY_BYTES))  # 0.2 us; NumPy takes 3 us to make an empty one
 
 
 def view_of(jpeg: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8]:
