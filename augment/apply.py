@@ -30,11 +30,17 @@ def apply(
     """uint8 images [B, 3, H, W] of any strides, or [B, H, W, 3] -> the model's input [B, 3, H, W], channels-last.
 
     In `dtype`: float32, bfloat16 and float16 are normalised; uint8 is not. `policy` is the plan's own where none is
-    given. `plan` None is evaluation: normalisation alone, by `policy`. Mixing is not applied here: `mix` does it. Every
-    backend gives the same bits; `backend_of` tells which is taken where none is named. `out` takes the result where
-    given: it saves the memory's first touch. Raises ValueError for images (none, too), a plan, a type, a backend or an
-    `out` that do not fit.
+    given. `plan` None is evaluation: normalisation alone, by `policy`. Every backend gives the same bits; `backend_of`
+    tells which is taken where none is named. `out` takes the result where given: it saves the memory's first touch.
+
+    Raises ValueError for a plan with mixup or cutmix, which change the targets too: `mix` carries out all of it. Raises
+    ValueError for images (none, too), a plan, a type, a backend or an `out` that do not fit.
     """
+    if plan is not None and plan.mixing is not None:
+        raise ValueError(
+            "the plan mixes images (mixup or cutmix), which changes the targets too: call "
+            "`images, targets = mix(plan, images, targets, num_classes)` instead of apply"
+        )
     if images.dim() == 4 and images.shape[1] != 3 and images.shape[3] == 3:
         images = images.permute(0, 3, 1, 2)
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:

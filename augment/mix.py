@@ -2,7 +2,9 @@
 
 import torch
 
+from .apply import apply
 from .plan import Mixing, Plan, sent
+from .policy import Policy
 
 
 def mix(
@@ -12,14 +14,20 @@ def mix(
     num_classes: int,
     smoothing: float = 0.0,
     weight: torch.Tensor | None = None,
+    *,
+    policy: Policy | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised images [B, 3, H, W] and classes int64 [B] -> (images, soft targets float32 [B, num_classes]).
+    """uint8 images [B, 3, H, W] and classes int64 [B] -> (the model's input, soft targets float32 [B, num_classes]).
+
+    The images are augmented and normalised as `apply` does it, to `dtype` and by `policy` where one is given, and then
+    mixed. Images [B, 3, H, W] that are floating point are taken to be normalised already, and are mixed only.
 
     Each image keeps lambda of itself and takes 1 - lambda of its partner: as levels (mixup, Zhang et al. 2018) or as a
     rectangle (cutmix, Yun et al. 2019, torchvision's box; lambda is then what the box leaves). Targets are smoothed
     first: 1 - smoothing for the class, and smoothing / num_classes for every class. Partners of weight 0 (padding,
-    images that could not be read), where `weight` [B] is given, are not mixed in. A plan without mixing changes targets
-    alone.
+    images that could not be read), where `weight` [B] is given, are not mixed in. With a plan that does not mix, the
+    targets become soft and the images are what `apply` returns.
 
     Images are mixed in float32 and rounded once to their type. Raises ValueError for what does not fit together.
     """
@@ -29,8 +37,12 @@ def mix(
         raise ValueError(f"the plan and the images differ in number: {len(plan)} and {len(images)}")
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing is a share, from 0 to below 1; it was {smoothing}")
-    if not images.is_floating_point():
-        raise ValueError(f"images are mixed after normalisation, as floating point; they are {images.dtype}")
+    if images.dtype == torch.uint8:
+        if not dtype.is_floating_point:
+            raise ValueError(f"images are mixed after normalisation, as floating point; {dtype} was asked for")
+        images = apply(None if plan is None else plan.unmixed, images, policy, dtype)
+    elif not images.is_floating_point():
+        raise ValueError(f"images must be uint8, or floating point and normalised; they are {images.dtype}")
     classes = torch.arange(num_classes, device=targets.device)
     soft = (targets[:, None] == classes).to(torch.float32) * (1.0 - smoothing) + smoothing / num_classes
     if plan is None or plan.mixing is None or not len(images):

@@ -5,7 +5,7 @@ The generator is SplitMix64's finaliser (Steele, Lea, Flood 2014) chained over t
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,11 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.hflip)
+
+    @property
+    def unmixed(self) -> "Plan":
+        """The plan without mixup and cutmix, for callers of `apply` who call `mix` themselves afterwards."""
+        return self if self.mixing is None else replace(self, mixing=None)
 
     @property
     def flips(self) -> bool:

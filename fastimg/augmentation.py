@@ -270,14 +270,17 @@ def model_input(
     kornia: KorniaPass | None = None,
     seed: int = 0,
 ) -> torch.Tensor:
-    """`apply`, with Kornia's augmentations between the pixel operations and normalisation. Not mixed yet.
+    """`apply`, with Kornia's augmentations between the pixel operations and normalisation; `mix` comes after it.
 
     uint8 images [B, 3, H, W] -> [B, 3, H, W] in `dtype`. What Kornia makes is rounded to 8 bits, so that normalisation
     is the table that it always is. Tokens [B, L] stay what they are; embeddings are cast.
     """
     if images.dtype != torch.uint8:
         return images.to(dtype) if images.is_floating_point() else images
-    if kornia is None or plan is None:
+    if plan is None:
+        return apply(None, images, policy, dtype)
+    plan = plan.unmixed
+    if kornia is None:
         return apply(plan, images, policy, dtype)
     levels = kornia(apply(dataclasses.replace(plan, erasing=None), images, policy, torch.uint8), seed)
     return apply(_erasing_alone(plan), levels, policy, dtype)

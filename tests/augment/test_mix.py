@@ -105,6 +105,38 @@ def test_nothing_is_taken_from_a_partner_that_does_not_count():
         assert not torch.equal(mixed[4], images[4])
 
 
+@pytest.mark.parametrize("policy", [Policy(hflip=0.5, mixup=0.8), Policy(rotate=9, cutmix=1.0), Policy(hflip=0.5)])
+def test_pixels_are_augmented_and_normalised_first(policy):
+    """One call for what `apply` refuses; without mixing it is `apply`."""
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 20, 30, 3), dtype=np.uint8))
+    targets, plan = torch.arange(8) % CLASSES, draw(policy, np.arange(8), 0, 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = mix(plan, apply(plan.unmixed, pixels, dtype=dtype), targets, CLASSES, 0.1)
+        mixed, soft = mix(plan, pixels, targets, CLASSES, 0.1, dtype=dtype)
+        assert mixed.dtype == dtype and torch.equal(mixed, expected[0]) and torch.equal(soft, expected[1])
+    other = Policy(mean=(0.0, 0.0, 0.0))
+    mixed, _ = mix(plan, pixels, targets, CLASSES, policy=other)
+    assert torch.equal(mixed, mix(plan, apply(plan.unmixed, pixels, other), targets, CLASSES)[0])
+
+
+def test_evaluation_by_mix_is_normalisation_and_smoothed_targets():
+    pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    images, soft = mix(None, pixels, torch.tensor([1, 2]), CLASSES, 0.1, policy=Policy())
+    assert torch.equal(images, apply(None, pixels, Policy()))
+    torch.testing.assert_close(soft, one_hot(torch.tensor([1, 2]), 0.1))
+
+
+@pytest.mark.parametrize("policy", [Policy(mixup=0.2), Policy(cutmix=1.0), Policy(mixup=0.2, cutmix=1.0, hflip=0.5)])
+def test_apply_refuses_a_plan_that_mixes(policy):
+    pixels, plan = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), draw(policy, np.arange(4), 0, 0)
+    with pytest.raises(ValueError, match=r"mixes images .* call `images, targets = mix\(plan, images, targets, num_cl"):
+        apply(plan, pixels)
+    assert torch.equal(
+        apply(plan.unmixed, pixels, policy), apply(draw(Policy(hflip=policy.hflip), range(4), 0, 0), pixels)
+    )
+    assert apply(None, pixels, policy).shape == pixels.shape  # evaluation: the policy's normalisation alone
+
+
 def test_an_empty_batch():
     images, targets = (part[:0] for part in batch())
     mixed, soft = mix(draw(Policy(mixup=1.0), np.arange(0), 0, 0), images, targets, CLASSES)
@@ -116,7 +148,15 @@ def test_an_empty_batch():
     [
         ({"targets": torch.zeros(7, dtype=torch.int64)}, r"targets must be classes \[8\]"),
         ({"targets": torch.zeros(8)}, r"targets must be classes \[8\]; they are torch.float32"),
-        ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "after normalisation"),
+        (
+            {"images": torch.zeros(8, 3, 4, 4, dtype=torch.int64)},
+            "images must be uint8, or floating point and normalised",
+        ),
+        (
+            {"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8), "policy": Policy(), "dtype": torch.uint8},
+            "images are mixed after normalisation, as floating point; torch.uint8 was asked for",
+        ),
+        ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "without a plan there is no policy"),
         ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan and the images differ in number: 5 and 8"),
         ({"smoothing": 1.0}, "smoothing is a share"),
     ],

@@ -22,7 +22,15 @@ def test_the_loop_is_ten_lines(snippet):
     assert len(lines) == 10
 
 
-def test_the_loop_trains(snippet, image_folder):
+@pytest.mark.parametrize("mixing", [False, True])
+def test_the_loop_trains(snippet, image_folder, mixing):
+    if mixing:  # the one line that README gives for it
+        (line,) = re.findall(r"`(images, targets = mix\(.*\))`", README.read_text())
+        plain = "images = apply(draw(policy, batch.ids, seed=0, epoch=epoch), batch.inputs)"
+        others = {plain: line, "(hflip=0.5": "(mixup=0.2, hflip=0.5", "batch.targets, red": "targets, red"}
+        for theirs, ours in {**others, "apply, draw": "draw, mix"}.items():
+            assert theirs in snippet
+            snippet = snippet.replace(theirs, ours)
     small = {
         '"D"': repr(str(image_folder)),
         '"cuda"': '"cpu"',
