@@ -146,7 +146,7 @@ class _Bench:
             t2 = clock()
             window = crop.window(int(header["width"][0]), int(header["height"][0]), draws)
             t3 = clock()
-            find_region(header, *window, crop.size, bicubic, decoder.dct_scaling, region)
+            find_region(header, *window, (crop.size, crop.size), bicubic, decoder.dct_scaling, region)
             t4 = clock()
             entropy.collect(view, header, region, self.bits, self.bounds)
             t5 = clock()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from .loaders import Dataset, ImageDecoder, ImageError, baseline, entropy
 from .loaders.colour import to_columns
+from .loaders.crop import shape_of
 from .loaders.decode import decode_box, read_header
 from .loaders.filters import resize_columns
 from .loaders.frame import is_decodable, new_header, parse_header, view_of
@@ -186,7 +187,7 @@ class _Thread:
         if width * height > min(_MOST_PIXELS, decoder.max_pixels):
             return None
         window, bicubic = crop.window(width, height, draws), crop.interpolation == "bicubic"
-        if not find_region(header, *window, crop.size, bicubic, decoder.dct_scaling, region):
+        if not find_region(header, *window, shape_of(crop)[::-1], bicubic, decoder.dct_scaling, region):
             return None
         t1 = clock()
         entropy.collect(view, header, region, self.bits, self.bounds)

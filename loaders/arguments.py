@@ -2,34 +2,20 @@
 
 import dataclasses
 from os import PathLike
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
-from .crop import CenterCrop, Crop, RandomResizedCrop
+import numpy as np
+
+from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
 from .decode import MAX_PIXELS
-from .epochs import LoaderConfig, Padding
+from .epochs import LoaderConfig
 from .order import Order
 from .ring import RingDecoder
 from .sample import Decoder, ImageDecoder
 from .shards import Dataset, open_dataset
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
-
-
-class Settings(TypedDict, total=False):
-    """The fields of `LoaderConfig`, as keywords."""
-
-    batch_size: int
-    order: Order
-    block: int
-    window: int
-    together: int | None
-    padding: Padding | None
-    seed: int
-    workers: int | None
-    prefetch: int
-    on_error: Literal["skip", "fail"]
-    rank: int
-    world_size: int
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
 
 
 class Arguments(NamedTuple):
@@ -45,26 +31,30 @@ def resolve(
     data: Dataset | str | PathLike[str],
     decoder: Decoder | RingDecoder | None,
     config: LoaderConfig | None,
-    crop: Crop | int | None,
+    crop: Crop | Size | None,
     split: str | None,
     max_pixels: int | None,
     settings: dict[str, Any],
 ) -> Arguments:
-    """Open what is named by its path, and make what is given by keywords.
+    """Open what is named by its path, and make what is given by keywords. `settings` has every field of LoaderConfig.
 
     A crop in pixels is a RandomResizedCrop, of a sequential order a CenterCrop. Raises TypeError for arguments that
-    contradict each other or are unknown, and what `open_dataset` raises.
+    contradict each other, ValueError for values that cannot be, and what `open_dataset` raises.
     """
     if config is None:
-        config = _config(settings)
-    elif settings:
-        raise TypeError(f"Loader: {', '.join(settings)} stand in the config already; give one or the other")
+        if settings["batch_size"] is None:
+            raise TypeError("Loader: give batch_size, or a config")
+        config = LoaderConfig(**settings)
+    elif given := [name for name, value in settings.items() if value != _DEFAULTS.get(name)]:
+        raise TypeError(f"Loader: {', '.join(given)} and a config were given; put everything into the config")
     if decoder is None:
         if crop is None:
             raise TypeError("Loader: give crop, in pixels or as a Crop, or a decoder")
         decoder = ImageDecoder(_crop(crop, config.order), MAX_PIXELS if max_pixels is None else max_pixels)
     elif crop is not None or max_pixels is not None:
         raise TypeError("Loader: crop and max_pixels are the decoder's; give them to it")
+    if not isinstance(decoder, RingDecoder) and all(field.name != "inputs" for field in decoder.fields):
+        raise ValueError(f"Loader: none of the fields of {type(decoder).__name__} is called inputs; rename the first")
     if isinstance(data, str | PathLike):
         return Arguments(open_dataset(str(data), split or "train"), True, decoder, config)
     if split is not None:
@@ -72,20 +62,10 @@ def resolve(
     return Arguments(data, False, decoder, config)
 
 
-def _config(settings: dict[str, Any]) -> LoaderConfig:
-    known = [field.name for field in dataclasses.fields(LoaderConfig)]
-    if unknown := [name for name in settings if name not in known]:
-        raise TypeError(f"Loader: no setting is called {', '.join(unknown)}; there are {', '.join(known)}")
-    if "batch_size" not in settings:
-        raise TypeError("Loader: give batch_size, or a config")
-    return LoaderConfig(**settings)
-
-
-def _crop(crop: Crop | int, order: Order) -> Crop:
-    if not isinstance(crop, int):
+def _crop(crop: Crop | Size, order: Order) -> Crop:
+    if not isinstance(crop, int | tuple | list | np.integer):
         return crop
-    if crop < 1:
-        raise ValueError(f"crop {crop}: give 1 pixel or more")
+    height, width = pair(crop, "crop")
     if order == "sequential":
-        return CenterCrop(size=crop, resize=round(crop / _RESIZE))
-    return RandomResizedCrop(size=crop)
+        return CenterCrop(size=(height, width), resize=(round(height / _RESIZE), round(width / _RESIZE)))
+    return RandomResizedCrop(size=(height, width))

@@ -1,15 +1,17 @@
 """Which pixels of an image the model sees: boxes in upright pixels, drawn or computed, apart from being cut out."""
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, SupportsIndex
 
 Interpolation = Literal["bilinear", "bicubic"]
+Size = int | tuple[int, int]  # pixels: the side of a square, or (height, width), as torchvision has it
 
 
 class Window(NamedTuple):
-    """Cut `box` out of the image, resize it to `size`, and keep the output's square that begins at `at`."""
+    """Cut `box` out of the image, resize it to `size`, and keep the crop's rectangle that begins at `at`."""
 
     box: tuple[int, int, int, int]  # x, y, width, height in source pixels
     size: tuple[int, int]  # width, height after the resize
@@ -20,8 +22,8 @@ class Crop(Protocol):
     """A rule for the window of an image. It uses `draws` numbers in [0, 1) per image."""
 
     @property
-    def size(self) -> int:
-        """Side of the square output in pixels."""
+    def size(self) -> Size:
+        """Side of a square output, or its (height, width), in pixels."""
 
     @property
     def interpolation(self) -> Interpolation:
@@ -35,67 +37,116 @@ class Crop(Protocol):
         """The window of an upright image of `width` x `height`."""
 
 
+def pair(size: object, name: str = "size") -> tuple[int, int]:
+    """(height, width) of a side or a pair. Raises ValueError, naming the argument, for anything else."""
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, SupportsIndex) and operator.index(side) >= 1 for side in sides):
+        raise ValueError(f"{name} {size!r}: give the side of a square in pixels, or (height, width), 1 or more each")
+    height, width = (operator.index(side) for side in sides)
+    return height, width
+
+
+def shape_of(crop: Crop) -> tuple[int, int]:
+    """(height, width) of a crop's output."""
+    return pair(crop.size)
+
+
+def told(size: Size) -> str:
+    """A size in words: `32`, or `32 x 48` (height x width)."""
+    return str(size) if isinstance(size, int) else f"{size[0]} x {size[1]}"
+
+
+def _plain(shape: tuple[int, int]) -> Size:
+    """A square is told by its side."""
+    return shape[0] if shape[0] == shape[1] else shape
+
+
 @dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop:
-    """torchvision's RandomResizedCrop: area from `scale`, aspect log-uniform from `ratio`, ten tries, else centre."""
+    """torchvision's RandomResizedCrop: area from `scale`, aspect log-uniform from `ratio`, ten tries, else centre.
 
-    size: int
+    `size` is the side of a square output, or its (height, width), in pixels; `ratio` is that of the box, width over
+    height, whatever the size. Raises ValueError for a size that is neither.
+    """
+
+    size: Size
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
     draws: int = 22  # two for each of ten tries, two for the place
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _plain(pair(self.size)))
+
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `Crop`."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        size = (self.size, self.size) if isinstance(self.size, int) else self.size[::-1]  # width, height
         for i in range(0, 20, 2):
             area = width * height * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[i])
             aspect = math.exp(low + (high - low) * draws[i + 1])
             w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < w <= width and 0 < h <= height:
                 box = (int(draws[20] * (width - w + 1)), int(draws[21] * (height - h + 1)), w, h)
-                return Window(box, (self.size, self.size), (0, 0))
+                return Window(box, size, (0, 0))
         w, h = width, height
         if width / height < self.ratio[0]:
             h = max(1, round(width / self.ratio[0]))
         elif width / height > self.ratio[1]:
             w = max(1, round(height * self.ratio[1]))
-        return Window(((width - w) // 2, (height - h) // 2, w, h), (self.size, self.size), (0, 0))
+        return Window(((width - w) // 2, (height - h) // 2, w, h), size, (0, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CenterCrop:
-    """torchvision's Resize(resize) of the shorter side, then CenterCrop(size)."""
+    """torchvision's Resize(resize) of the shorter side, then CenterCrop(size).
 
-    size: int
-    resize: int
+    Both are sides in pixels, or (height, width). An image keeps its aspect ratio: it is made as small as it can be and
+    still cover `resize`, which for a side is torchvision's rule. Sides are truncated to whole pixels, and the crop's
+    place is rounded half to even, as torchvision has it. Raises ValueError where `size` is larger than `resize`.
+    """
+
+    size: Size
+    resize: Size
     interpolation: Interpolation = "bilinear"
     draws: int = 0
 
     def __post_init__(self) -> None:
-        if self.resize < self.size:
-            raise ValueError(f"a crop of {self.size} does not fit an image resized to {self.resize}")
+        size, resize = pair(self.size), pair(self.resize, "resize")
+        object.__setattr__(self, "size", _plain(size))
+        object.__setattr__(self, "resize", _plain(resize))
+        if resize[0] < size[0] or resize[1] < size[1]:
+            raise ValueError(f"a crop of {told(self.size)} does not fit an image resized to {told(self.resize)}")
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `Crop`."""
-        short, long = min(width, height), max(width, height)
-        scaled = int(self.resize * long / short)
-        w, h = (self.resize, scaled) if width <= height else (scaled, self.resize)
-        at = (round((w - self.size) / 2.0), round((h - self.size) / 2.0))
+        crop_height, crop_width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        least_height, least_width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        if width * least_height <= height * least_width:
+            w, h = least_width, int(least_width * height / width)
+        else:
+            w, h = int(least_height * width / height), least_height
+        at = (round((w - crop_width) / 2.0), round((h - crop_height) / 2.0))
         return Window((0, 0, width, height), (w, h), at)
 
 
-def sized(crop: Crop, size: int) -> Crop:
-    """`crop` made smaller: the same boxes of the same draws, with an output of `size` pixels.
+def sized(crop: Crop, size: Size) -> Crop:
+    """`crop` made smaller: the same boxes of the same draws, with an output of `size` (a side, or height and width).
 
-    Raises ValueError where `size` is none of 1 to the crop's own, TypeError for a crop that is not of this module.
+    Raises ValueError where `size` is larger than the crop's own, TypeError for a crop that is not of this module.
     """
-    if size == crop.size:
-        return crop
-    if not 1 <= size <= crop.size:
+    largest = shape_of(crop)
+    if isinstance(crop.size, int) and isinstance(size, int) and not 1 <= size <= crop.size:
         raise ValueError(f"size {size}: give 1 to {crop.size} pixels, or make the loader with the largest crop")
+    height, width = pair(size)
+    if (height, width) == largest:
+        return crop
+    if height > largest[0] or width > largest[1]:
+        raise ValueError(f"size {told(size)}: give at most {told(crop.size)}, or make the loader with the largest crop")
     if isinstance(crop, CenterCrop):
-        return replace(crop, size=size, resize=round(crop.resize * size / crop.size))
+        resize = pair(crop.resize)
+        smaller = (round(resize[0] * height / largest[0]), round(resize[1] * width / largest[1]))
+        return replace(crop, size=(height, width), resize=smaller)
     if isinstance(crop, RandomResizedCrop):
-        return replace(crop, size=size)
+        return replace(crop, size=(height, width))
     raise TypeError(f"{type(crop).__name__} has one size; give a RandomResizedCrop or a CenterCrop")

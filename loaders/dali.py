@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from nvidia.dali import Pipeline, fn, types
 
-from .crop import CenterCrop, Crop, RandomResizedCrop
+from .crop import CenterCrop, Crop, RandomResizedCrop, shape_of
 from .decode import MAX_PIXELS, Pixels, read_header
 from .epochs import LoaderConfig, Reading, Rows
 from .errors import ImageError
@@ -113,7 +113,7 @@ class DaliLoader(Foreign):
                 raise
 
     def _outputs(self) -> torch.Tensor:
-        """Of the batch that was scheduled first: [n, S, S, 3], valid until the next."""
+        """Of the batch that was scheduled first: [n, H, W, 3], valid until the next."""
         if self.device.type == "cpu":
             (images,) = self._pipe.share_outputs()
         else:  # sync point: the consumer's stream waits for them; in its order DALI's memory is given back
@@ -121,11 +121,11 @@ class DaliLoader(Foreign):
         return torch.utils.dlpack.from_dlpack(images.as_tensor())
 
     def _whole(self, read: _Read, images: torch.Tensor | None) -> torch.Tensor:
-        """All rows of the batch [B, S, S, 3]: DALI's, ours, and zeros."""
-        count, size = len(read.rows.ids), self.crop.size
+        """All rows of the batch [B, H, W, 3]: DALI's, ours, and zeros."""
+        count = len(read.rows.ids)
         if images is not None and len(images) == count:
             return images
-        whole = torch.zeros((count, size, size, 3), dtype=torch.uint8, device=self.device)
+        whole = torch.zeros((count, *shape_of(self.crop), 3), dtype=torch.uint8, device=self.device)
         if images is not None:
             whole[list(read.encoded)] = images
         for row, pixels in read.others.items():
@@ -168,13 +168,13 @@ class DaliLoader(Foreign):
                     num_attempts=10,
                     **load,
                 )
-                images = fn.resize(images, size=[crop.size, crop.size], **kernel)
+                images = fn.resize(images, size=list(shape_of(crop)), **kernel)
             else:  # told the exact window: DALI's own resize_shorter and crop round otherwise, which moves whole images
                 kinds = [types.UINT8, types.FLOAT, types.INT32]
                 data, size, at = fn.external_source(source=self._take_windows, num_outputs=3, ndim=1, dtype=kinds)
                 images = fn.decoders.image(data, device=device, output_type=types.RGB, **load)
                 images = fn.resize(images, size=size, **kernel)
-                images = fn.slice(images, at, [crop.size, crop.size], axis_names="HW", normalized_anchor=False)
+                images = fn.slice(images, at, list(shape_of(crop)), axis_names="HW", normalized_anchor=False)
             pipe.set_outputs(images)
         pipe.build()
         return pipe
@@ -228,7 +228,7 @@ class DaliLoader(Foreign):
         return read
 
     def _fill(self, read: _Read, row: int, data: memoryview, reason: str, scratch: Scratch) -> None:
-        pixels = np.empty((self.crop.size, self.crop.size, 3), np.uint8)
+        pixels = np.empty((*shape_of(self.crop), 3), np.uint8)
         self._images.fill(data, read.draws[row], {"inputs": pixels}, scratch)
         read.others[row], read.rerouted[row] = pixels, reason
 

@@ -16,6 +16,7 @@ import torch
 
 from .arrays import Views
 from .batch import Batch
+from .crop import Size
 from .errors import DataError
 from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
 from .readahead import WholeBlocks
@@ -90,9 +91,10 @@ class BatchSource(Protocol):
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch `epoch`, from its start."""
 
-    def set_size(self, size: int) -> None:
-        """From the next iteration on pictures have `size` pixels a side, at most those that it was made with.
+    def set_size(self, size: Size) -> None:
+        """From the next iteration on pictures have this size: a side in pixels, or (height, width).
 
+        It is at most that which the loader was made with.
         Memory and workers stay; no state holds it. Raises ValueError for another size, TypeError where there is one.
         """
 

@@ -19,7 +19,7 @@ from ffcv.transforms import ToDevice, ToTensor
 from ffcv.traversal_order.base import TraversalOrder
 
 from .beton_dataset import BetonDataset
-from .crop import CenterCrop, Crop, RandomResizedCrop
+from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair, sized, told
 from .epochs import LoaderConfig, Reading
 from .errors import WorkerError
 from .foreign import DecodedBatch, Foreign
@@ -40,11 +40,12 @@ class FfcvLoader(Foreign):
         indices: npt.NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(dataset, crop, config, device, indices)
-        size = (crop.size, crop.size)
+        side = _side(crop)
+        size = (side, side)
         if isinstance(crop, RandomResizedCrop):
             decoder = RandomResizedCropRGBImageDecoder(size, scale=crop.scale, ratio=crop.ratio)
         elif isinstance(crop, CenterCrop):
-            decoder = CenterCropRGBImageDecoder(size, ratio=crop.size / crop.resize)
+            decoder = CenterCropRGBImageDecoder(size, ratio=side / pair(crop.resize)[0])
         else:
             raise ValueError(f"{crop}: FFCV is told of RandomResizedCrop and CenterCrop")
         to_device = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
@@ -68,8 +69,15 @@ class FfcvLoader(Foreign):
         boxes = "crop boxes drawn by FFCV, " if isinstance(self.crop, RandomResizedCrop) else ""
         return f"ffcv, {plural(self.workers, 'thread')}, {boxes}resized by INTER_AREA"
 
+    def set_size(self, size: Size) -> None:
+        """See `BatchSource`. Raises ValueError for a rectangle too."""
+        smaller = sized(self._largest, size)
+        _side(smaller)
+        self._next = smaller
+
     def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
-        self._decoder.output_size = (self.crop.size, self.crop.size)  # its memory is allocated epoch by epoch
+        side = _side(self.crop)
+        self._decoder.output_size = (side, side)  # its memory is allocated epoch by epoch
         rows = [reading.rows(step) for step in range(reading.steps)]
         self._traversal.ids = np.concatenate([ids[:decoded] for ids, _, decoded in rows]).astype(np.uint64)
         epoch = iter(self._library)
@@ -78,13 +86,24 @@ class FfcvLoader(Foreign):
                 if decoded == len(ids):
                     yield DecodedBatch(_next(epoch))
                     continue
-                images = torch.zeros((len(ids), self.crop.size, self.crop.size, 3), dtype=torch.uint8)
+                images = torch.zeros((len(ids), side, side, 3), dtype=torch.uint8)
                 images = images.to(self.device)  # the end of an evaluation, or a rank that has nothing left to do there
                 if decoded:
                     images[:decoded] = _next(epoch)
                 yield DecodedBatch(images)
         finally:
             _end(epoch)
+
+
+def _side(crop: Crop) -> int:
+    """The side of a crop's square output. Raises ValueError for a rectangle."""
+    resize = pair(crop.resize) if isinstance(crop, CenterCrop) else (1, 1)
+    if not isinstance(crop.size, int) or resize[0] != resize[1]:
+        raise ValueError(
+            f"crop {told(crop.size)}: FFCV's centre crops are square; give one side, or use the native, torch or dali "
+            "loader for a rectangle"
+        )
+    return crop.size
 
 
 class _Order(TraversalOrder):  # type: ignore[misc]

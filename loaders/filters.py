@@ -88,39 +88,40 @@ def fill_weights(
 
 @compiled
 def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: Any) -> None:
-    """Resize a region's columns, and keep the window `out` [S, S, 3].
+    """Resize a region's columns, and keep the window `out` [H, W, 3].
 
     Column 3 * x + c of the region begins at `columns[(3 * x + c) * stride]`. `work` uint8 is scratch: stride * (8 +
-    row) bytes, a row being 3 S rounded up to 8.
+    row) bytes, a row being 3 W rounded up to 8.
     """
     region = regions[0]
     height = region.stride
-    side = out.shape[0]
-    width = -(-3 * side // 8) * 8  # bytes of a row between the passes
-    begins, counts = np.empty(side, np.int64), np.empty(side, np.int64)
+    across, down = out.shape[1], out.shape[0]
+    width = -(-3 * across // 8) * 8  # bytes of a row between the passes
+    begins, counts = np.empty(across, np.int64), np.empty(across, np.int64)
     left, extent, size = region.x - region.origin_x, region.extent_x, region.resized_width
     most = taps(extent, size, bicubic)
-    weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
+    weights, scratch = np.empty((across, most), np.int32), np.empty(most, np.float64)
     precision = fill_weights(region.start_x, extent, size, bicubic, region.at_x, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     rows = work[8 * height :]
     for group in range(0, width, 8):
         for i in range(8):
-            q = min(group + i, 3 * side - 1)
+            q = min(group + i, 3 * across - 1)
             x, c = q // 3, q % 3
             begin = (3 * (begins[x] - left) + c) * height
             for y in range(0, height, WIDE):
                 weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
+    begins, counts = np.empty(down, np.int64), np.empty(down, np.int64)
     top, extent, size = region.y - region.origin_y, region.extent_y, region.resized_height
     most = taps(extent, size, bicubic)
-    weights, scratch = np.empty((side, most), np.int32), np.empty(most, np.float64)
+    weights, scratch = np.empty((down, most), np.int32), np.empty(most, np.float64)
     precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
-    row = 3 * side
+    row = 3 * across
     target = out.reshape(-1)
-    for y in range(side):
+    for y in range(down):
         begin = (begins[y] - top) * width
         for q in range(0, row - WIDE + 1, WIDE):
             weighted(rows, begin + q, width, flat, y * most, counts[y], precision, target, y * row + q)

@@ -10,7 +10,7 @@ import torch
 
 from .batch import Batch
 from .cpus import available_cpus
-from .crop import Crop, sized
+from .crop import Crop, Size, shape_of, sized
 from .epochs import Epochs, LoaderConfig, Reading
 from .shards import Dataset
 
@@ -18,7 +18,7 @@ from .shards import Dataset
 class DecodedBatch(NamedTuple):
     """What a library made of one batch."""
 
-    images: torch.Tensor  # uint8 [B, S, S, 3], on the host or on the device; zeros where there is no image
+    images: torch.Tensor  # uint8 [B, H, W, 3], on the host or on the device; zeros where there is no image
     failed: Mapping[int, str] = {}  # row -> reason
     rerouted: Mapping[int, str] = {}  # row -> reason: it was decoded by other means
 
@@ -42,7 +42,8 @@ class Foreign(Epochs, ABC):
             device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(dataset, config, indices, workers or config.workers or available_cpus(), device)
         self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
-        self.slot_bytes = config.batch_size * (3 * crop.size**2 + 20)  # pixels, target, id, weight
+        height, width = shape_of(crop)
+        self.slot_bytes = config.batch_size * (3 * height * width + 20)  # pixels, target, id, weight
         self._reading: Reading | None = None
         self._decoded: Generator[DecodedBatch, None, None] | None = None
 
@@ -75,7 +76,7 @@ class Foreign(Epochs, ABC):
         finally:
             decoded.close()
 
-    def set_size(self, size: int) -> None:
+    def set_size(self, size: Size) -> None:
         """See `BatchSource`."""
         self._next = sized(self._largest, size)
 

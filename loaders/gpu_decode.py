@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from .cpus import available_cpus
-from .crop import Window
+from .crop import Size, Window, told
 from .decode import Header, decode, decode_box, read_header, stored_box, upright
 from .errors import ImageError
 from .nvcodec import BatchDecoder, NvCodec
@@ -33,6 +33,19 @@ _TAPS_OF_JPEGS = 128  # 4000 x 3000 made 224 x 224 takes 63 of them bilinear, 12
 def _check(images: ImageDecoder) -> None:
     if images.dct_scaling:
         raise ValueError("the device resizes whole crops: leave dct_scaling out")
+    if len(images.fields) > 1:
+        raise ValueError("a decoder on the device fills `inputs` alone; decode on the CPU for further fields")
+    _side(images)
+
+
+def _side(images: ImageDecoder) -> int:
+    """The side of the square output. Raises ValueError for a rectangle."""
+    size = images.crop.size
+    if not isinstance(size, int):
+        raise ValueError(
+            f"crop {told(size)}: the GPU's resize makes squares; give one side, or decode on the CPU for a rectangle"
+        )
+    return size
 
 
 def _window(images: ImageDecoder, header: Header, draws: Sequence[float]) -> Window:
@@ -69,11 +82,11 @@ class DeviceResize:
     @property
     def fields(self) -> tuple[Field, ...]:
         """See `RingDecoder`."""
-        size = self.images.crop.size
+        size = _side(self.images)
         pixels = Field("pixels", (_PIXELS, size, size, 3), np.dtype(np.uint8))
         return pixels, _PLACE_FIELD, _table_field(size, _TAPS_OF_CROPS)
 
-    def sized(self, size: int) -> Self:
+    def sized(self, size: Size) -> Self:
         """See `SizedDecoder`."""
         return replace(self, images=self.images.sized(size))
 
@@ -83,21 +96,21 @@ class DeviceResize:
 
     def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        crop = self.images.crop
+        crop, side = self.images.crop, _side(self.images)
         header = read_header(data, self.images.max_pixels)
         window = _window(self.images, header, draws)
         pixels, (x, y, width, height) = decode_box(data, header, window.box, scratch)
         space = row["pixels"].reshape(-1)
-        small = width * height <= _PIXELS * crop.size**2
-        if small and fill_table(window, crop.size, crop.interpolation, row["table"]):
+        small = width * height <= _PIXELS * side**2
+        if small and fill_table(window, side, crop.interpolation, row["table"]):
             room = space[: width * height * 3].reshape(height, width, 3)
             np.copyto(room, pixels[y : y + height, x : x + width])
         else:
-            width = height = crop.size
+            width = height = side
             room = space[: width * height * 3].reshape(height, width, 3)
             resample(pixels, window._replace(box=(x, y, *window.box[2:])), crop.interpolation, room)
             same = Window((0, 0, width, height), (width, height), (0, 0))
-            fitted = fill_table(same, crop.size, crop.interpolation, row["table"])
+            fitted = fill_table(same, side, crop.interpolation, row["table"])
             assert fitted
         row["place"][:] = place(0, (3, 3 * width, 1), (0, 0, width, height), 1)
 
@@ -132,9 +145,9 @@ class DeviceDecode:
     @property
     def fields(self) -> tuple[Field, ...]:
         """See `RingDecoder`."""
-        return *self.images.fields, _PLACE_FIELD, _table_field(self.images.crop.size, _TAPS_OF_JPEGS)
+        return *self.images.fields, _PLACE_FIELD, _table_field(_side(self.images), _TAPS_OF_JPEGS)
 
-    def sized(self, size: int) -> Self:
+    def sized(self, size: Size) -> Self:
         """See `SizedDecoder`."""
         return replace(self, images=self.images.sized(size))
 
@@ -144,11 +157,11 @@ class DeviceDecode:
 
     def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> Cut | None:
         """See `RingDecoder`."""
-        crop = self.images.crop
+        crop, side = self.images.crop, _side(self.images)
         header = read_header(data, self.images.max_pixels)
         if header.turbo:
             window = _window(self.images, header, draws)
-            if fill_table(window, crop.size, crop.interpolation, row["table"]):
+            if fill_table(window, side, crop.interpolation, row["table"]):
                 return self._cut(data, header, window, scratch)
         self.images.fill(data, draws, row, scratch)
         row["table"][0] = LEFT_ALONE

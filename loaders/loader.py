@@ -8,17 +8,18 @@ A worker that fails ends the run with its own error; a consumer that stops early
 import weakref
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Self, Unpack
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arguments import Settings, resolve
+from .arguments import resolve
 from .batch import Batch
 from .cpus import available_cpus
-from .crop import Crop
-from .epochs import Epochs, LoaderConfig, Reading
+from .crop import Crop, Size
+from .epochs import Epochs, LoaderConfig, Padding, Reading
+from .order import BLOCK, WINDOW, Order
 from .pool import Job, Pool
 from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
 from .sample import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
@@ -26,20 +27,46 @@ from .shards import Dataset
 from .spent import Spent, Tally
 from .wording import plural
 
+_NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # what a Batch has under names of its own
+
 
 class Loader(Epochs):
     """Iterate over a dataset: each `for batch in loader` is one epoch of `len(loader)` batches.
 
-    `Loader("D", batch_size=256, crop=224, device="cuda")`: `data` is a Dataset or a path, of which `split` is opened
-    ("train" where none is named); `crop` a Crop or a side in pixels: RandomResizedCrop, with `order="sequential"`
-    CenterCrop after a resize to crop / 0.875; the fields of LoaderConfig are keywords. Or with a `decoder` and a
-    `config` of your own. `indices` restricts it to a part of the dataset. Memory is that of the crop; `set_size` makes
-    the pictures of the epochs to come smaller.
+    `Loader("D", batch_size=256, crop=224, device="cuda")` gives `Batch`es whose `inputs` are uint8 [256, 3, 224, 224]
+    on the device, not normalised yet, channels-last in memory; `targets` int64 [256], -1 without a label; `ids` int64
+    [256] on the host; and `weight` float32 [256], which is 0 for rows that pad the last batch and for images that could
+    not be decoded. A batch is valid until the next one is asked for.
 
-    Raises DataError for data that cannot be used, WorkerError for a fault in the loader itself, TypeError for arguments
-    that are unknown or contradict each other. `state_dict()` after a batch, given to `load_state_dict` of a loader over
-    the same data with any number of workers or ranks, goes on with the sample after it. It ends its threads, and closes
-    what it has opened, by `close`, at the end of a `with`, or when it is forgotten.
+    data: a Dataset, or the path of shards, a `.beton` or an image folder, of which `split` is opened ("train" where
+        none is named). The loader closes what it has opened.
+    decoder, config: instead of `crop` and `max_pixels`, a decoder of your own (see `loaders.sample.Decoder`: what it
+        fills beside `inputs` is in `batch.fields`); instead of all that begins with `batch_size`, a LoaderConfig.
+    device: where batches are handed out: "cpu", "cuda" or "cuda:N".
+    indices: int64, the samples of the dataset that are read; None: all of them.
+    crop: the size of the pictures in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults,
+        or with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
+    max_pixels: images of more pixels than this (width x height; 89,478,485) are not decoded.
+    batch_size: samples in a batch of this rank.
+    order: "random" in training; "quasi-random" reads data larger than memory block by block, `block` samples that lie
+        together, drawn from `window` samples at a time; "sequential" is for evaluation; "length" is for tokens.
+    together: texts of about one length that follow each other; None: a batch over all ranks.
+    padding: what fills the last batch: "samples" (real ones, of weight 0) or "zeros"; None: zeros where the order is
+        sequential.
+    seed: of order and crops. The pixels of a sample depend on the seed, the epoch and its id alone.
+    workers: threads that decode; None: one for each core that this process may use.
+    prefetch: batches held in host memory, the one in use included; 2 or more.
+    on_error: "skip" gives an image that cannot be decoded weight 0 and names it in `unreadable`; "fail" raises.
+    rank, world_size: this process's part of every global batch.
+
+    Memory is that of `prefetch` batches; `set_size` makes the pictures of the epochs to come smaller. `state_dict()`
+    after a batch, given to `load_state_dict` of a loader over the same data with any number of workers or ranks, goes
+    on with the sample after it. It ends its threads, and closes what it has opened, by `close`, at the end of a `with`,
+    or when it is forgotten.
+
+    Raises TypeError for arguments that are missing, unknown or contradict each other (a `config` beside a keyword whose
+    value is not its default), ValueError for values that cannot be, DataError for data that cannot be used; while it is
+    iterated, DataError for what becomes of the data, and WorkerError for a fault in the loader itself.
     """
 
     def __init__(
@@ -50,15 +77,40 @@ class Loader(Epochs):
         device: torch.device | str = "cpu",
         indices: npt.NDArray[np.int64] | None = None,
         *,
-        crop: Crop | int | None = None,
+        crop: Crop | Size | None = None,
         split: str | None = None,
         max_pixels: int | None = None,
-        **settings: Unpack[Settings],
+        batch_size: int | None = None,
+        order: Order = "random",
+        block: int = BLOCK,
+        window: int = WINDOW,
+        together: int | None = None,
+        padding: Padding | None = None,
+        seed: int = 0,
+        workers: int | None = None,
+        prefetch: int = 3,
+        on_error: Literal["skip", "fail"] = "skip",
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         device = torch.device(device)
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"device {device}: the loader feeds cpu and cuda")
-        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, dict(settings))
+        settings = {
+            "batch_size": batch_size,
+            "order": order,
+            "block": block,
+            "window": window,
+            "together": together,
+            "padding": padding,
+            "seed": seed,
+            "workers": workers,
+            "prefetch": prefetch,
+            "on_error": on_error,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, settings)
         self._opened = weakref.finalize(self, dataset.close) if opened else None  # after the threads: last made, first
         super().__init__(dataset, config, indices, config.workers or available_cpus(), device)
         self._decoder = self._next = decoder  # of the largest pictures, and of the next iteration
@@ -100,6 +152,7 @@ class Loader(Epochs):
                     weight=tensors["weight"],
                     samples=int(slot.arrays["weight"].sum()),
                     ready=self._ring.ready,
+                    fields={name: tensor for name, tensor in tensors.items() if name not in _NAMED},
                 )
                 job.check()  # before this writes to slots that are another iteration's by now
                 self._ring.reclaim()
@@ -113,7 +166,7 @@ class Loader(Epochs):
         """See `BatchSource`."""
         return Spent(self.waits.seconds, self._ring.copy_seconds, sum(self._tally.read), sum(self._tally.busy))
 
-    def set_size(self, size: int) -> None:
+    def set_size(self, size: Size) -> None:
         """See `BatchSource`: views of the same slots, filled by the same threads."""
         if not isinstance(self._decoder, SizedDecoder):
             raise TypeError(f"{type(self._decoder).__name__} has one size; give a decoder with a method `sized`")

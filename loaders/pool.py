@@ -35,8 +35,8 @@ class Job:
     def __init__(self, decoder: Decoder | RingDecoder) -> None:
         self.decoder = decoder
         self.fields = {field.name: field.blank for field in decoder.fields}
-        self.group = decoder if isinstance(decoder, GroupDecoder) else None
-        self.bulk = decoder if isinstance(decoder, RowsDecoder) else None
+        self.group = decoder if isinstance(decoder, GroupDecoder) and not _replaced(decoder, "fill_noted") else None
+        self.bulk = decoder if isinstance(decoder, RowsDecoder) and not _replaced(decoder, "fill_rows") else None
         self.fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
         self.cancelled = False
         self.failure: BaseException | None = None
@@ -49,6 +49,16 @@ class Job:
     def view(self, slot: Slot, row: int) -> Row:
         """What `fill` writes to."""
         return {name: slot.arrays[name][row] for name in self.fields}
+
+
+def _replaced(decoder: Decoder, several: str) -> bool:
+    """Whether a subclass has a `fill` of its own, which its parent's method for several samples would go around."""
+    for kind in type(decoder).__mro__:
+        if several in vars(kind):
+            return False
+        if "fill" in vars(kind):
+            return True
+    return False
 
 
 _Noted = dict[int, tuple[int, memoryview, list[float]]]  # row -> index, data, draws

@@ -28,6 +28,8 @@ from .ragged import LEFT_ALONE, Box, place, resize
 from .ring import Layout, Slot
 from .spent import Spans
 
+_OWN = frozenset({"pixels", "place", "table"})  # fields of a slot that are the ring's, and no batch's
+
 
 class Cut(NamedTuple):
     """An image that the codec shall decode: a JPEG, and which of its pixels are wanted."""
@@ -161,7 +163,8 @@ class RaggedRing:
         if consumer is not None:
             consumer.wait_event(lane.ready)  # sync point: the step waits for its data
         self._held, self.ready = (lane, consumer), lane.ready
-        return {**self._tensors(lane), "inputs": self._batch(lane)}
+        further = {name: tensor for name, tensor in self._tensors(lane).items() if name not in _OWN}
+        return {**further, "inputs": self._batch(lane)}
 
     def reclaim(self) -> None:
         """See `Ring`."""

@@ -55,17 +55,19 @@ def new_region() -> npt.NDArray[np.void]:
 
 @compiled
 def find_region(
-    headers: Any, box: Any, size: Any, at: Any, window: int, bicubic: bool, scaling: bool, regions: Any
+    headers: Any, box: Any, size: Any, at: Any, window: Any, bicubic: bool, scaling: bool, regions: Any
 ) -> bool:
-    """Fill `regions[0]` for `box` (x, y, width, height) resized to `size`, and a square of `window` pixels from `at`.
+    """Fill `regions[0]` for `box` (x, y, width, height) resized to `size`, and `window` of it from `at` on.
+
+    `size`, `at` and `window` are (across, down), in pixels.
 
     With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8. False for a box or a window that is
     not inside, and for a picture that is too narrow to be cut.
     """
     header, region = headers[0], regions[0]
-    if box[0] < 0 or box[2] < 1 or box[0] + box[2] > header.width or at[0] < 0 or at[0] + window > size[0]:
+    if box[0] < 0 or box[2] < 1 or box[0] + box[2] > header.width or at[0] < 0 or at[0] + window[0] > size[0]:
         return False
-    if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window > size[1]:
+    if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
         return False
     side = 8
     scales = scaling and header.h[0] == header.v[0]  # else chroma has not luma's size after DCT scaling: 4:2:2
@@ -79,10 +81,10 @@ def find_region(
     region.resized_width, region.resized_height = size[0], size[1]
     region.at_x, region.at_y = at[0], at[1]
     region.origin_x, region.start_x, region.extent_x, region.x, region.width = _span(
-        box[0], box[2], size[0], at[0], window, bicubic, side, region.picture_width
+        box[0], box[2], size[0], at[0], window[0], bicubic, side, region.picture_width
     )
     region.origin_y, region.start_y, region.extent_y, region.y, region.height = _span(
-        box[1], box[3], size[1], at[1], window, bicubic, side, region.picture_height
+        box[1], box[3], size[1], at[1], window[1], bicubic, side, region.picture_height
     )
     region.stride = -(-region.height // WIDE) * WIDE
     region.left, region.right, region.top, region.bottom = tiles_around(

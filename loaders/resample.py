@@ -13,7 +13,7 @@ _KERNELS = {
 
 
 def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels) -> None:
-    """Write `window` of `pixels` [H, W, 3] into `out` [S, S, 3], contiguous uint8. The kernels run without the GIL."""
+    """Write `window` of `pixels` [H, W, 3] into `out` [h, w, 3], contiguous uint8. The kernels run without the GIL."""
     x, y, width, height = window.box
     box = np.ascontiguousarray(pixels[y : y + height, x : x + width])
     if not box.flags.writeable:  # Pillow's arrays: torch warns about what it might write to

@@ -13,22 +13,31 @@ from .spent import Spans
 
 _ALIGN = 256
 _TORCH = {
+    np.dtype(np.bool_): torch.bool,
     np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int8): torch.int8,
+    np.dtype(np.int16): torch.int16,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float16): torch.float16,
     np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
 }
 
 
 class Layout:
-    """Where each field of a batch lies in a slot's flat buffer."""
+    """Where each field of a batch lies in a slot's flat buffer. Raises ValueError for fields that cannot be."""
 
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
         self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
         self.nbytes = 0
         for name, shape, dtype, _ in fields:
+            if name in self.fields:
+                raise ValueError(f"two fields of a batch are called {name!r}; give the decoder's another name")
+            if np.dtype(dtype) not in _TORCH:
+                known = ", ".join(map(str, _TORCH))
+                raise ValueError(f"the field {name!r} is of type {np.dtype(dtype)}; a batch can hold {known}")
             shape = (batch_size, *shape)
             size = int(np.prod(shape)) * dtype.itemsize
             self.fields[name] = (self.nbytes, size, shape, dtype)
@@ -82,6 +91,8 @@ class Ring(Protocol):
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid until `reclaim` or longer.
+
+        What else it gives, `ids` apart, are further fields of the batch.
 
         A row that it could not finish it names in `slot.failed`, with a weight of 0 in the slot and on the device; one
         that it gave to another decoder, in `slot.rerouted`.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from .counter import uniforms
-from .crop import Crop, sized
+from .crop import Crop, Size, shape_of, sized
 from .decode import MAX_PIXELS, decode_box, read_header
 from .errors import ImageError
 from .resample import resample
@@ -20,7 +20,10 @@ Row = Mapping[str, npt.NDArray[Any]]  # one sample's view of every field
 
 
 class Field(NamedTuple):
-    """A field of a batch: its shape per sample, without the batch's dimension. A row without a sample is `blank`."""
+    """A field of a batch: its shape per sample, without the batch's dimension. A row without a sample is `blank`.
+
+    The type is bool, uint8, int8, int16, int32, int64, float16, float32 or float64.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -37,11 +40,29 @@ LABEL_FIELDS = (
 
 
 class Decoder(Protocol):
-    """Turns an encoded sample into a row. It is shared by all worker threads and holds no state."""
+    """Turns an encoded sample into a row. It is shared by all worker threads and holds no state.
+
+    A batch has a tensor for each of its fields: `batch.inputs`, and the others as `batch.fields[name]`, [B, *shape] on
+    the loader's device, which they reach in the one copy that moves the batch. The box of each crop, for example:
+
+        class Boxes(ImageDecoder):
+            @property
+            def fields(self):
+                return *super().fields, Field("box", (4,), np.dtype(np.int64), blank=-1)
+
+            def fill(self, data, draws, row, scratch):
+                super().fill(data, draws, row, scratch)
+                row["box"][:] = self.crop.window(*read_header(data).size, draws).box  # x, y, width, height
+
+        for batch in Loader("D", Boxes(RandomResizedCrop(size=224)), batch_size=256):
+            batch.fields["box"]  # int64 [256, 4]; -1 in rows that hold no sample
+
+    A subclass of `ImageDecoder` with a `fill` of its own decodes tiled JPEGs one by one, not several in one call.
+    """
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What it fills; the first is `inputs`."""
+        """What it fills; the first is `inputs`. `targets`, `ids` and `weight` are taken: the loader fills those."""
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The random numbers of a batch [B, k], a pure function of its arguments."""
@@ -54,8 +75,11 @@ class Decoder(Protocol):
 class SizedDecoder(Protocol):
     """A decoder that can make smaller pictures of the same boxes."""
 
-    def sized(self, size: int) -> Self:
-        """For pictures of `size` pixels. Its fields fit where this one's do. Raises what `crop.sized` raises."""
+    def sized(self, size: Size) -> Self:
+        """For pictures of `size`, a side in pixels or (height, width).
+
+        Its fields fit where this one's do. Raises what `crop.sized` raises.
+        """
 
 
 @runtime_checkable
@@ -93,7 +117,7 @@ class RowsDecoder(Decoder, Protocol):
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Encoded image -> `inputs` [S, S, 3] uint8: decoded, upright, cropped, resized."""
+    """Encoded image -> `inputs` [H, W, 3] uint8: decoded, upright, cropped, resized."""
 
     crop: Crop
     max_pixels: int = MAX_PIXELS
@@ -105,9 +129,9 @@ class ImageDecoder:
     @property
     def fields(self) -> tuple[Field, ...]:
         """See `Decoder`."""
-        return (Field("inputs", (self.crop.size, self.crop.size, 3), np.dtype(np.uint8)),)
+        return (Field("inputs", (*shape_of(self.crop), 3), np.dtype(np.uint8)),)
 
-    def sized(self, size: int) -> Self:
+    def sized(self, size: Size) -> Self:
         """See `SizedDecoder`."""
         return replace(self, crop=sized(self.crop, size))
 

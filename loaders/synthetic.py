@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .crop import Crop
+from .crop import Crop, shape_of
 from .epochs import LoaderConfig, Reading
 from .foreign import DecodedBatch, Foreign
 from .shards import Dataset
@@ -27,7 +27,7 @@ class SyntheticLoader(Foreign):
         super().__init__(dataset, crop, config, device, indices, workers=1)
         self.workers = self.slot_bytes = 0  # on the host
         generator = torch.Generator(device).manual_seed(config.seed)
-        shape = (config.batch_size, crop.size, crop.size, 3)
+        shape = (config.batch_size, *shape_of(crop), 3)
         self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
 
     def describe(self) -> str:
@@ -35,7 +35,7 @@ class SyntheticLoader(Foreign):
         return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
 
     def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
-        shape = (self.config.batch_size, self.crop.size, self.crop.size, 3)
+        shape = (self.config.batch_size, *shape_of(self.crop), 3)
         whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
         for step in range(reading.steps):
             decoded = reading.rows(step).decoded

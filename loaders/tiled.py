@@ -79,7 +79,7 @@ class DecodeGroup:
         self._kept.clear()
 
     def run(self, crop: Crop, scaling: bool, scratch: "Work", out: npt.NDArray[np.uint8]) -> list[int]:
-        """Write what was noted to rows of `out` [B, S, S, 3]: the rows that are for others, being damaged."""
+        """Write what was noted to rows of `out` [B, H, W, 3]: the rows that are for others, being damaged."""
         jobs, bicubic = self._jobs[: len(self._kept)], crop.interpolation == "bicubic"
         while needed := _crop_rows(self._headers, jobs, self._region, bicubic, scaling, scratch.work(0), out):
             scratch.work(needed)
@@ -119,7 +119,7 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bo
         window = out[job.row]
         box, size = (job.x, job.y, job.width, job.height), (job.resized_width, job.resized_height)
         header, at = headers[i : i + 1], (job.at_x, job.at_y)
-        if not find_region(header, box, size, at, window.shape[0], bicubic, scaling, regions):
+        if not find_region(header, box, size, at, (window.shape[1], window.shape[0]), bicubic, scaling, regions):
             job.status = OTHER  # a crop that is wrong is for the other way to name
             continue
         status = crop_tiled(bytes_at(job.address, job.nbytes), header, regions, bicubic, scratch, window)
@@ -136,7 +136,7 @@ def _aligned(nbytes: int) -> int:
 
 @compiled
 def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
-    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [S, S, 3].
+    """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, 3].
 
     Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else the bytes that `scratch` must have.
     """
@@ -144,7 +144,7 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     if region.width * region.height > _MOST_PIXELS:
         return OTHER
     tiles = (region.right - region.left) * (region.bottom - region.top)
-    stride, row = region.stride, -(-3 * out.shape[0] // 8) * 8
+    stride, row = region.stride, -(-3 * out.shape[1] // 8) * 8
     planes = _aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
     columns = _aligned(3 * region.width * stride + WIDE)
     bits = _aligned(data.size + PAD)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from .crop import Crop
+from .crop import Crop, Size, shape_of
 from .decode import MAX_PIXELS, decode, read_header
 from .epochs import LoaderConfig, Reading
 from .errors import DataError, ImageError, WorkerError
@@ -35,13 +35,13 @@ _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode
 
 class _Request(NamedTuple):
     epoch: int
-    size: int  # of the pictures
+    size: Size  # of the pictures
     ids: npt.NDArray[np.int64]  # [B]
     decoded: int  # the first so many are
 
 
 class _Answer(NamedTuple):
-    images: torch.Tensor  # uint8 [B, S, S, 3]
+    images: torch.Tensor  # uint8 [B, H, W, 3]
     failed: dict[int, str]  # row -> reason
     fault: DataError | None  # the end of the run, in words for a person
 
@@ -121,7 +121,7 @@ class _Requests:
     """The batches of the reading that is under way, for a DataLoader that outlives it."""
 
     reading: Reading | None = None
-    size = 0
+    size: Size = 0
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -148,7 +148,7 @@ class _Rows(TorchDataset[_Answer]):
     def __getitem__(self, request: _Request) -> _Answer:
         epoch, size, ids, decoded = request
         scratch, decoder = Scratch(), self._images.sized(size)
-        images = torch.zeros((len(ids), size, size, 3), dtype=torch.uint8)
+        images = torch.zeros((len(ids), *shape_of(decoder.crop), 3), dtype=torch.uint8)
         failed: dict[int, str] = {}
         draws = decoder.draw(self._seed, epoch, ids).tolist()
         for row, index in enumerate(ids[:decoded].tolist()):
@@ -162,7 +162,7 @@ class _Rows(TorchDataset[_Answer]):
 
 
 def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.Tensor:
-    """[S, S, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
+    """[H, W, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
     header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # Pillow decodes it all
     window = images.crop.window(*header.size, draws)
     if window.size[0] * window.size[1] > images.max_pixels:
@@ -171,8 +171,8 @@ def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.
     box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
     size = [window.size[1], window.size[0]]
     resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
-    left, top = window.at
-    return resized[:, top : top + images.crop.size, left : left + images.crop.size].permute(1, 2, 0)
+    (left, top), (tall, wide) = window.at, shape_of(images.crop)
+    return resized[:, top : top + tall, left : left + wide].permute(1, 2, 0)
 
 
 def _as_it_is(answer: Any) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import inspect
 import multiprocessing
 import os
 import re
@@ -29,7 +30,6 @@ from fastimg.loaders import (
     open_dataset,
     torch_loader,
 )
-from fastimg.loaders.arguments import Settings
 from fastimg.loaders.backends import MissingBackend, open_source
 from fastimg.loaders.crop import Window
 
@@ -401,9 +401,10 @@ def trained_shards(tmp_path, encode):
     [
         ({"batch_size": 4}, "give crop, in pixels or as a Crop, or a decoder"),
         ({"crop": 16}, "give batch_size, or a config"),
-        ({"batchsize": 4, "crop": 16}, "no setting is called batchsize; there are batch_size, order"),
+        ({"batchsize": 4, "crop": 16}, "unexpected keyword argument 'batchsize'"),
         ({"batch_size": 4, "crop": 16, "decoder": ImageDecoder(RANDOM)}, "crop and max_pixels are the decoder's"),
-        ({"batch_size": 4, "crop": 16, "config": LoaderConfig(batch_size=4)}, "batch_size stand in the config"),
+        ({"batch_size": 4, "crop": 16, "config": LoaderConfig(batch_size=4)}, "batch_size and a config were given"),
+        ({"config": LoaderConfig(batch_size=4), "crop": 16, "seed": 1, "order": "sequential"}, "order, seed and a con"),
         ({"batch_size": 4, "crop": 16, "split": "val"}, "split='val' has no effect on a dataset that is open"),
     ],
 )
@@ -413,12 +414,63 @@ def test_arguments_that_are_missing_unknown_or_contradict_each_other(files, argu
 
 
 def test_values_that_cannot_be(files, tmp_path):
-    with pytest.raises(ValueError, match="crop 0: give 1 pixel or more"):
+    with pytest.raises(ValueError, match="crop 0: give the side of a square in pixels, or"):
         Loader(files, batch_size=4, crop=0)
     with pytest.raises(DataError, match="no such folder"):
         Loader(tmp_path / "nowhere", batch_size=4, crop=16)
 
 
-def test_keywords_are_the_fields_of_the_config():
-    fields = {field.name: field.type for field in dataclasses.fields(LoaderConfig)}
-    assert typing.get_type_hints(Settings) == {name: typing.get_type_hints(LoaderConfig)[name] for name in fields}
+def test_the_signature_is_that_of_the_config():
+    """What `help(Loader)` shows: every field of LoaderConfig with its type and default, batch_size optional."""
+    parameters, types = inspect.signature(Loader).parameters, typing.get_type_hints(Loader.__init__)
+    stated = typing.get_type_hints(LoaderConfig)
+    for field in dataclasses.fields(LoaderConfig):
+        parameter, required = parameters[field.name], field.name == "batch_size"
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert types[field.name] == (int | None if required else stated[field.name])
+        assert parameter.default == (None if required else field.default)
+    names = [field.name for field in dataclasses.fields(LoaderConfig)]
+    assert list(parameters)[-len(names) :] == names
+    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    told = re.findall(r"^    ([a-z_, ]+):", inspect.getdoc(Loader).replace("\n", "\n    "), re.MULTILINE)
+    assert {name for line in told for name in line.split(", ")} | {"block", "window", "split"} == set(parameters)
+
+
+def test_every_keyword_reaches_the_config(files):
+    """One by one, a value that is not the default."""
+    other = {"batch_size": 3, "order": "sequential", "block": 2, "window": 9999, "together": 8, "padding": "zeros"}
+    other |= {"seed": 5, "workers": 1, "prefetch": 4, "on_error": "fail", "rank": 1, "world_size": 2}
+    with Loader(files, crop=8, **other) as loader:
+        assert dataclasses.asdict(loader.config) == other
+
+
+@pytest.mark.parametrize("crop", [(32, 48), [32, 48], np.array([32, 48]).tolist()])
+def test_a_crop_of_height_and_width(files, crop, read_pixels, difference):
+    for order, own in (
+        ("random", RandomResizedCrop(size=(32, 48))),
+        ("sequential", CenterCrop(size=(32, 48), resize=(37, 55))),
+    ):
+        with Loader(files, batch_size=4, crop=crop, order=order) as loader:
+            ours = read_pixels(loader)
+        with Loader(files, ImageDecoder(own), LoaderConfig(batch_size=4, order=order)) as loader:
+            assert ours[0][4].shape == (4, 32, 48, 3) and difference(ours, read_pixels(loader)) == 0
+
+
+def test_crops_that_cannot_be(files):
+    for crop in ((32,), (32, 48, 3), (0, 48), 0):
+        with pytest.raises(ValueError, match=r"crop .*: give the side of a square in pixels, or \(height, width\)"):
+            Loader(files, batch_size=4, crop=crop)
+
+
+@pytest.mark.parametrize("backend", OURS)
+@pytest.mark.parametrize("crop", [RandomResizedCrop(size=(20, 30)), CenterCrop(size=(20, 30), resize=40)])
+def test_rectangles_of_other_loaders(backend, crop, files, open_loader, read_pixels, difference):
+    with contextlib.closing(open_loader("native", files, crop)) as loader:
+        expected = read_pixels(loader)
+    with contextlib.closing(open_loader(backend, files, crop)) as loader:
+        got = read_pixels(loader)
+        assert loader.slot_bytes in (0, 4 * (3 * 20 * 30 + 20))
+        loader.set_size((10, 15))
+        assert next(iter(loader)).inputs.shape == (4, 3, 10, 15)
+    assert got[0][4].shape == expected[0][4].shape == (4, 20, 30, 3)
+    assert backend == "synthetic" or difference(got, expected) < 1

@@ -11,7 +11,7 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from fastimg.loaders.counter import uniforms
-from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window
+from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window, sized
 
 sides = st.integers(1, 6000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
@@ -110,3 +110,62 @@ def test_centre_windows_are_torchvisions(size, resize):
 def test_a_centre_crop_that_cannot_be():
     with pytest.raises(ValueError, match="a crop of 33 does not fit an image resized to 32"):
         CenterCrop(size=33, resize=32)
+
+
+# Rectangles: sizes are (height, width), as torchvision has them
+
+
+@pytest.mark.parametrize(("size", "resize"), [((32, 48), 48), ((48, 32), 55), ((7, 31), (8, 36)), ((1, 9), (10, 9))])
+def test_centre_windows_of_rectangles_are_torchvisions(size, resize):
+    """A side is torchvision's Resize; of a pair, the shorter side follows from what the image must cover."""
+    crop, least = CenterCrop(size=size, resize=resize), (resize, resize) if isinstance(resize, int) else resize
+    for width in SIDES:
+        for height in SIDES:
+            if max(width, height) > 40 * min(width, height):
+                continue
+            window = crop.window(width, height, ())
+            w, h = window.size
+            blank = torch.zeros(1, height, width, dtype=torch.uint8)
+            if isinstance(resize, int):
+                resized = v2.functional.resize(blank, [resize], v2.InterpolationMode.NEAREST)
+                assert (h, w) == tuple(resized.shape[1:])
+            assert h >= least[0] and w >= least[1]  # covered, and as small as the aspect ratio lets it be
+            assert (w, h) in ((least[1], int(least[1] * height / width)), (int(least[0] * width / height), least[0]))
+            places = torch.arange(w * h).view(1, h, w)
+            first = int(v2.functional.center_crop(places, list(size))[0, 0, 0])
+            assert window.at == (first % w, first // w), (width, height)
+
+
+def test_random_boxes_do_not_depend_on_the_rectangle():
+    for draws in uniforms(1, 0, np.arange(50), 1, 22).tolist():
+        square, window = (RandomResizedCrop(size=size).window(60, 400, draws) for size in (32, (32, 48)))
+        assert window.box == square.box and (window.size, window.at) == ((48, 32), (0, 0))
+
+
+def test_squares_are_told_by_their_side():
+    assert RandomResizedCrop(size=(32, 32)) == RandomResizedCrop(size=np.int64(32)) == RandomResizedCrop(size=32)
+    assert CenterCrop(size=(32, 32), resize=[37, 37]) == CenterCrop(size=32, resize=37)
+
+
+@pytest.mark.parametrize("size", [0, -1, (32,), (32, 48, 3), (32, 0), 32.5, "32", None])
+def test_sizes_that_cannot_be(size):
+    for make in (RandomResizedCrop, lambda size: CenterCrop(size=size, resize=64)):
+        with pytest.raises(ValueError, match=r"size .*: give the side of a square in pixels, or \(height, width\)"):
+            make(size=size)
+
+
+def test_a_rectangle_that_does_not_fit():
+    with pytest.raises(ValueError, match="a crop of 32 x 48 does not fit an image resized to 40"):
+        CenterCrop(size=(32, 48), resize=40)
+    with pytest.raises(ValueError, match="a crop of 32 x 48 does not fit an image resized to 48 x 32"):
+        CenterCrop(size=(32, 48), resize=(48, 32))
+
+
+def test_rectangles_made_smaller():
+    crop = CenterCrop(size=(64, 96), resize=(74, 110))
+    assert sized(crop, (32, 48)) == CenterCrop(size=(32, 48), resize=(37, 55))
+    assert sized(crop, 32) == CenterCrop(size=32, resize=(37, 37))
+    assert sized(RandomResizedCrop(size=(64, 96)), (1, 96)).size == (1, 96)
+    for size in ((65, 96), (64, 97), 65):
+        with pytest.raises(ValueError, match="give at most 64 x 96, or make the loader with the largest crop"):
+            sized(crop, size)

@@ -27,6 +27,7 @@ from fastimg.loaders import (
 )
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.nvcodec import DecodedImage, installed
+from fastimg.loaders.sample import Field
 from fastimg.loaders.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
@@ -248,3 +249,27 @@ def test_dct_scaling_is_refused():
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_under_the_interpreter(interpreted):
     interpreted(__file__, loops=True)
+
+
+class Further(ImageDecoder):
+    """A decoder with a field more."""
+
+    @property
+    def fields(self):
+        return *super().fields, Field("more", (), np.dtype(np.int64))
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (ImageDecoder(RandomResizedCrop(size=(16, 24))), "crop 16 x 24: the GPU's resize makes squares; give one side"),
+        (Further(RandomResizedCrop(size=16)), "fills `inputs` alone; decode on the CPU for further fields"),
+    ],
+)
+def test_what_the_device_does_not_make(images, words):
+    for make in (DeviceResize, lambda images: DeviceDecode(images, None)):
+        with pytest.raises(ValueError, match=words):
+            make(images)
+    square = DeviceResize(ImageDecoder(RandomResizedCrop(size=16)))
+    with pytest.raises(ValueError, match="crop 8 x 16: the GPU's resize makes squares"):
+        square.sized((8, 16))

@@ -178,7 +178,7 @@ def test_a_region_holds_what_its_window_needs(data):
     side, bicubic, scaling = data.draw(st.integers(1, 40)), data.draw(st.booleans()), data.draw(st.booleans())
     size = side + data.draw(st.integers(0, 9)), side + data.draw(st.integers(0, 9))
     at = data.draw(st.integers(0, size[0] - side)), data.draw(st.integers(0, size[1] - side))
-    assert find_region(headers, (x, y, box_width, box_height), size, at, side, bicubic, scaling, region)
+    assert find_region(headers, (x, y, box_width, box_height), size, at, (side, side), bicubic, scaling, region)
     r = region[0]
     assert r["side"] in ((8, 4, 2, 1) if scaling else (8,))
     assert 0 <= r["left"] * r["tile_width"] <= r["x"] <= r["x"] + r["width"] <= r["right"] * r["tile_width"]
@@ -207,8 +207,8 @@ def test_a_window_that_is_not_inside_has_no_region():
         ((0, 0, 5, 5), (3, 0)),
         ((0, 0, 5, 5), (0, -1)),
     ):
-        assert not find_region(headers, box, (10, 10), at, 8, False, False, region)
-    assert find_region(headers, (0, 0, 96, 64), (10, 10), (2, 2), 8, False, False, region)
+        assert not find_region(headers, box, (10, 10), at, (8, 8), False, False, region)
+    assert find_region(headers, (0, 0, 96, 64), (10, 10), (2, 2), (8, 8), False, False, region)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 
 from fastimg.loaders import (
     CenterCrop,
     DataError,
+    FilesDataset,
     ImageDecoder,
     Loader,
     LoaderConfig,
@@ -16,6 +18,11 @@ from fastimg.loaders import (
 )
 from fastimg.loaders import loader as loader_module
 from fastimg.loaders.counter import uniforms
+from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.pool import Job
+from fastimg.loaders.sample import Field
+from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.tiles import tile
 
 N = 23  # of the fixture `files`
 TRAINING = ImageDecoder(RandomResizedCrop(size=16))
@@ -91,6 +98,95 @@ def test_random_padding_is_of_real_images(run, numbers):
     assert last[2] == [1.0, 1.0, 1.0, 0.0, 0.0] and last[3] == 3
     pixels = np.frombuffer(last[4], np.uint8).reshape(5, 2, 3)
     assert pixels[:, 0, 0].tolist() == last[0]
+
+
+# Fields of a decoder of one's own
+
+
+class Boxes(ImageDecoder):
+    """The example of `Decoder`: beside the pixels, the box of each crop."""
+
+    @property
+    def fields(self):
+        return *super().fields, Field("box", (4,), np.dtype(np.int64), blank=-1)
+
+    def fill(self, data, draws, row, scratch):
+        super().fill(data, draws, row, scratch)
+        row["box"][:] = self.crop.window(*read_header(data).size, draws).box
+
+
+@pytest.fixture
+def tiled_files(tmp_path, encode):
+    """Tiled JPEGs, which are decoded several in one call, and a file that is not an image."""
+    for i in range(9):
+        content = tile(encode((10 * i, 90, 50), (90 + i, 80 - i), seed=i, kind="JPEG")).jpeg
+        (tmp_path / f"{i}.jpg").write_bytes(b"nothing" if i == 4 else content)
+    return FilesDataset(tmp_path, [f"{i}.jpg" for i in range(9)])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kind", ["files", "tiled_files"])
+def test_further_fields_are_in_the_batch(kind, workers, request, build, read):
+    data, crop = request.getfixturevalue(kind), TRAINING.crop
+    options = {"batch_size": 4, "order": "sequential", "padding": "zeros", "workers": workers}
+    with build(data, Boxes(crop), **options) as loader, build(data, TRAINING, **options) as plain:
+        for epoch, other in enumerate(((batch for batch in plain), (batch for batch in plain))):
+            for batch, expected in zip(loader, other, strict=True):
+                assert torch.equal(batch.inputs, expected.inputs) and expected.fields == {}
+                assert list(batch.fields) == ["box"] and batch.fields["box"].dtype == torch.int64
+                draws = TRAINING.draw(0, epoch, batch.ids.numpy()).tolist()
+                for row, index in enumerate(batch.ids.tolist()):
+                    box = [-1] * 4  # padding, and what cannot be decoded
+                    if batch.weight[row]:
+                        box = list(crop.window(*read_header(data.read(index, Scratch())).size, draws[row]).box)
+                    assert batch.fields["box"][row].tolist() == box
+        assert len(loader.unreadable) == (kind == "tiled_files")
+
+
+def test_subclasses_that_change_fill_alone_are_not_gone_around(tiled_files, build):
+    """Samples that are decoded several in one call, or straight from the dataset, would not see it."""
+
+    class Both(Boxes):
+        def note(self, *_):
+            raise AssertionError
+
+    assert Job(TRAINING).group is TRAINING and Job(Boxes(TRAINING.crop)).group is None
+    assert Job(Both(TRAINING.crop)).group is None  # `fill_noted` stands further up than `fill`
+
+
+def test_a_decoder_without_inputs(numbers, stamp):
+    decoder = stamp()
+    decoder.fields = (Field("pixels", (1, 2, 3), np.dtype(np.uint8)),)
+    with pytest.raises(ValueError, match="none of the fields of Stamp is called inputs; rename the first"):
+        Loader(numbers(N), decoder, LoaderConfig(batch_size=4))
+
+
+# Rectangles
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("kind", ["files", "tiled_files"])
+@pytest.mark.parametrize("height, width", [(32, 48), (48, 32), (5, 33)])
+def test_rectangles_are_torchvisions(kind, height, width, interpolation, request, build):
+    """Every image, by its own box in training and by its window in evaluation."""
+    data, mode = request.getfixturevalue(kind), v2.InterpolationMode(interpolation)
+    random = RandomResizedCrop(size=(height, width), interpolation=interpolation)
+    centre = CenterCrop(size=(height, width), resize=(height + 6, width + 9), interpolation=interpolation)
+    for crop in (random, centre):
+        with build(data, ImageDecoder(crop), order="sequential") as loader:
+            for batch in loader:
+                assert batch.inputs.shape == (4, 3, height, width)
+                draws = ImageDecoder(crop).draw(0, 0, batch.ids.numpy()).tolist()
+                for row in torch.nonzero(batch.weight).flatten().tolist():
+                    image = torch.tensor(decode(data.read(int(batch.ids[row]), Scratch()))).permute(2, 0, 1)
+                    window = crop.window(image.shape[2], image.shape[1], draws[row])
+                    x, y, w, h = window.box
+                    if crop is random:
+                        expected = v2.functional.resized_crop(image, y, x, h, w, [height, width], mode)
+                    else:
+                        resized = v2.functional.resize(image, list(window.size[::-1]), mode)
+                        expected = v2.functional.center_crop(resized, [height, width])
+                    assert torch.equal(batch.inputs[row], expected)
 
 
 # The same bytes however it is run

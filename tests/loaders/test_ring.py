@@ -51,6 +51,28 @@ def test_arrays_and_tensors_are_views_of_one_buffer():
     assert slot.arrays["tokens"][3, 1, 2] == -5
 
 
+@pytest.mark.parametrize("kind", [np.bool_, np.int8, np.int16, np.int32, np.float16, np.float64])
+def test_types_that_a_field_can_have(kind):
+    layout = Layout((Field("inputs", (3,), np.dtype(np.uint8)), Field("more", (2,), np.dtype(kind))), BATCH)
+    slot = Slot(layout, pinned=False)
+    slot.arrays["more"][2] = [0, 1]
+    more = layout.tensors(slot.buffer)["more"]
+    assert more.numpy().dtype == kind and more.tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (Field("ids", (2,), np.dtype(np.int64)), "two fields of a batch are called 'ids'; give the decoder's another"),
+        (Field("more", (), np.dtype(np.complex64)), "'more' is of type complex64; a batch can hold bool, uint8, int8"),
+        (Field("more", (), np.dtype("U5")), "'more' is of type <U5; a batch can hold bool"),
+    ],
+)
+def test_fields_that_cannot_be(field, words):
+    with pytest.raises(ValueError, match=words):
+        Layout((Field("inputs", (3,), np.dtype(np.uint8)), field, *LABEL_FIELDS), BATCH)
+
+
 def test_the_host_ring_hands_over_the_slot_itself():
     layout = Layout(FIELDS, BATCH)
     ring, slot = HostRing(layout), Slot(layout, pinned=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fastimg.loaders import CenterCrop, ImageDecoder, RandomResizedCrop, tiled
-from fastimg.loaders.crop import Window
+from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
 from fastimg.loaders.filters import fill_weights, taps
 from fastimg.loaders.resample import resample
@@ -30,7 +30,7 @@ class Fixed:
     """A crop that is told its window."""
 
     window_: Window
-    size: int
+    size: int | tuple[int, int]
     interpolation: str = "bilinear"
     draws: int = 0
 
@@ -52,13 +52,13 @@ def expected(data, crop):
     header = read_header(data)
     window = crop.window(*header.size, ())
     pixels, box = decode_box(data, header, window.box)
-    out = np.zeros((crop.size, crop.size, 3), np.uint8)
+    out = np.zeros((*shape_of(crop), 3), np.uint8)
     resample(pixels, window._replace(box=box), crop.interpolation, out)
     return out
 
 
 def found(data, crop, scratch=None, scaling=False):
-    out = np.full((1, crop.size, crop.size, 3), 7, np.uint8)
+    out = np.full((1, *shape_of(crop), 3), 7, np.uint8)
     scratch = scratch or Scratch()
     taken = scratch.group.add(data, crop, (), MOST, 0) and not scratch.group.run(crop, scaling, scratch, out)
     return out[0] if taken else None
@@ -68,10 +68,10 @@ def found(data, crop, scratch=None, scaling=False):
 def crops(draw, width, height):
     box_width, box_height = draw(st.integers(1, width)), draw(st.integers(1, height))
     box = (draw(st.integers(0, width - box_width)), draw(st.integers(0, height - box_height)), box_width, box_height)
-    side = draw(st.sampled_from([1, 3, 8, 11, 16, 33, 64]))
-    size = (side + draw(st.integers(0, 20)), side + draw(st.integers(0, 20)))
-    at = (draw(st.integers(0, size[0] - side)), draw(st.integers(0, size[1] - side)))
-    return Fixed(Window(box, size, at), side, draw(st.sampled_from(["bilinear", "bicubic"])))
+    wide, tall = (draw(st.sampled_from([1, 3, 8, 11, 16, 33, 64])) for _ in range(2))
+    size = (wide + draw(st.integers(0, 20)), tall + draw(st.integers(0, 20)))
+    at = (draw(st.integers(0, size[0] - wide)), draw(st.integers(0, size[1] - tall)))
+    return Fixed(Window(box, size, at), (tall, wide), draw(st.sampled_from(["bilinear", "bicubic"])))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
