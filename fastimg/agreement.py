@@ -1,12 +1,15 @@
 """Whether an exported file answers as its checkpoint does, on the samples that `predict` or `eval` would read."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from . import inference
 from .cached import array_loader
@@ -16,12 +19,25 @@ from .graph import Run, reason
 from .loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
 from .loaders.backends import Backend
 from .loaders.content import Content, samples_of
+from .loaders.decode import decode
+from .loaders.scratch import Scratch
 from .models import Model
 from .predict import GivenTexts, find_files
 from .tokenizer import TextDecoder
 from .wording import plural
 
-BOUND = 1e-4  # of probabilities, in float32
+
+class Form(NamedTuple):
+    """What a file is asked with."""
+
+    whole: bool  # whole images of their own sizes, one by one; else what the loader gives, cut by `predict`'s rule
+    bound: float  # of probabilities, in float32
+
+
+BOUND = 1e-4
+CUT = Form(False, BOUND)
+WHOLE = Form(True, BOUND)  # resized by torch, which has the loader's bits on a CPU
+WHOLE_ELSEWHERE = Form(True, 2e-2)  # by ONNX Runtime: up to 2 of 255 off, see docs/export.md for what comes of it
 SAMPLES = 64
 NOISE = 16
 _BATCH = 8
@@ -41,14 +57,18 @@ class Agreement:
     agrees: bool  # probabilities within the bound; two classes that are as likely may then change places
 
 
-def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None) -> Agreement:
+def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None, form: Form = CUT) -> Agreement:
     """Ask `run`, which is `file`, and `engine`, on the CPU in float32, the same. Raises UserError and DataError."""
     counted, same = 0, 0
     logits, probabilities = torch.zeros(()), torch.zeros(())
-    with _samples(engine, data) as (loader, origin), _kept_logits(engine) as kept:
+    with _samples(engine, data, form) as (loader, origin), _kept_logits(engine) as kept:
         for batch, shares in engine.answers(loader):
             real = batch.weight > 0
-            own = _ask(file, run, batch.inputs)[real]
+            if form.whole:
+                parts = [_ask(file, run, image) for image in _whole(loader.dataset, batch.ids[real])]
+                own = torch.cat([torch.empty(0, shares.shape[1]), *parts])
+            else:
+                own = _ask(file, run, batch.inputs)[real]
             theirs, expected = kept.pop()[real], torch.from_numpy(shares)[real]
             counted += len(own)
             same += int((own.argmax(1) == expected.argmax(1)).sum())
@@ -67,8 +87,8 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
         logits=_number(logits),
         probabilities=_number(probabilities),
         top1=same,
-        bound=BOUND,
-        agrees=bool(probabilities <= BOUND),
+        bound=form.bound,
+        agrees=bool(probabilities <= form.bound),
     )
 
 
@@ -80,12 +100,23 @@ def _ask(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
         raise UserError(f"{file}: was written and cannot be run ({reason(error)}); do not use it") from error
 
 
+def _whole(dataset: Dataset, ids: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Images as they are, upright: uint8 [1, 3, H, W], each of its own size."""
+    for index in ids.tolist():
+        pixels = torch.from_numpy(np.array(decode(dataset.read(index, Scratch()))))
+        yield pixels.permute(2, 0, 1)[None].contiguous()
+
+
 @contextlib.contextmanager
-def _samples(engine: inference.Inference, data: Path | None) -> Iterator[tuple[BatchSource, str]]:
+def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iterator[tuple[BatchSource, str]]:
     """Up to SAMPLES samples, spread over `data`, or noise; and what they are."""
     with contextlib.ExitStack() as stack:
         if data is not None:
             dataset, origin = open_data(data, engine.model)
+        elif form.whole:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            names = _write_noise(folder, engine.card.preprocessing.val_resize)
+            dataset, origin = FilesDataset(folder, names), "images of noise of several sizes"
         elif engine.model.text is None:
             dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "images of noise"
         else:
@@ -99,7 +130,7 @@ def _samples(engine: inference.Inference, data: Path | None) -> Iterator[tuple[B
             loader = array_loader(part, TextDecoder(engine.model.text.tokenizer), settings, engine.device)
         else:
             crop = center_crop(engine.card.preprocessing)
-            backend: Backend = "native" if data is not None else "synthetic"
+            backend: Backend = "synthetic" if data is None and not form.whole else "native"
             loader = build_loader(part, crop, settings, None, engine.device, backend)
         stack.callback(loader.close)
         yield loader, origin
@@ -122,6 +153,18 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
         held, read = samples_of(dataset.content), samples_of(content)
         raise UserError(f"--check-data {data}: holds {held}, and the checkpoint reads {read}; give other data")
     return dataset, f"{origin} ({split})"
+
+
+def _write_noise(folder: Path, resize: int) -> list[str]:
+    """Images from a third to three times the size that they are resized to, wide and high; their names."""
+    drawn = np.random.default_rng(0)
+    names = []
+    for i in range(NOISE):
+        height, width = drawn.integers(max(1, resize // 3), 3 * resize, 2)
+        pixels = drawn.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        names.append(f"{i}.png")
+        Image.fromarray(pixels).save(folder / names[-1], compress_level=1)
+    return names
 
 
 def _random_texts(length: int) -> list[str]:

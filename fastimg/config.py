@@ -198,6 +198,8 @@ class Export:
     """onnx, pt2: uint8 images in, logits out, normalisation inside. safetensors: weights, the rest as metadata."""
     output: Annotated[Path | None, arg(aliases=["-o"], metavar="FILE|FOLDER", help_behavior_hint="")] = None
     """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the run's directory, or beside a lone checkpoint."""
+    with_preprocessing: bool = False
+    """onnx, pt2: images of any size in; `predict`'s resize and centre crop are inside too. See docs/export.md."""
     check: bool = False
     """Run the written file on the CPU and compare its answers with those of `predict`; exit code 1 if they differ."""
     check_data: Annotated[Path | None, arg(metavar="DATA", help_behavior_hint="")] = None

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from . import checkpoint, graph, inference
 from . import subject as subjects
-from .agreement import Agreement, compare, open_data
+from .agreement import CUT, WHOLE, WHOLE_ELSEWHERE, Agreement, Form, compare, open_data
 from .checkpoint import MODEL, Card
 from .config import Export
 from .errors import UsageError, UserError, printable
@@ -50,11 +50,20 @@ def export(config: Export, out: Console) -> int:
     """
     if config.check_data is not None and not config.check:
         raise UsageError(f"--check-data {config.check_data}: has no effect without --check; add it")
+    if config.with_preprocessing and config.format == "safetensors":
+        raise UsageError(
+            "--with-preprocessing: --format safetensors holds weights alone; leave it out, or use --format onnx or pt2"
+        )
     _check_packages(config)
     source = checkpoint.find(config.checkpoint)
     file = _file(config, source)
     model, card = checkpoint.load_model(config.checkpoint)
-    subject = subjects.of(model, card)
+    if config.with_preprocessing and model.text is not None:
+        raise UsageError(
+            f"--with-preprocessing: {config.checkpoint} reads texts, and its tokenizer goes beside the file; leave it "
+            "out"
+        )
+    subject = subjects.of(model, card, config.with_preprocessing)
     _check_beside(file, subject)
     if config.check_data is not None:
         open_data(config.check_data, model)[0].close()  # before the work, not after it
@@ -158,7 +167,14 @@ def _check(config: Export, file: Path, subject: Subject) -> Agreement:
         raise
     except Exception as error:
         raise UserError(f"{file}: was written and cannot be loaded ({graph.reason(error)}); do not use it") from error
-    return compare(file, run, engine, config.check_data)
+    return compare(file, run, engine, config.check_data, _form(config))
+
+
+def _form(config: Export) -> Form:
+    """What is asked of the file, and how near it must come."""
+    if not config.with_preprocessing:
+        return CUT
+    return WHOLE if config.format == "pt2" else WHOLE_ELSEWHERE
 
 
 def _result(
@@ -166,7 +182,7 @@ def _result(
 ) -> Exported:
     graphed = config.format != "safetensors"
     preprocessing = json.loads(subject.metadata["preprocessing"])
-    if not graphed and "normalisation" in preprocessing:
+    if not graphed and "normalisation" in preprocessing:  # the file holds weights alone
         preprocessing["normalisation"] = "by the caller"
     return Exported(
         file=str(file),

@@ -1,16 +1,26 @@
-"""What an exported file takes, answers and says of itself: pixels or tokens in, logits out."""
+"""What an exported file takes, answers and says of itself: pixels or tokens in, logits out.
+
+What stands under `preprocessing` in its metadata is explained in docs/export.md.
+"""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
 
 from .checkpoint import Card
-from .models import Model, TextSide
+from .loaders.crop import Interpolation
+from .models import Model, Preprocessing, TextSide
 from .tokenizer import FILE as TOKENIZER
 
+_KERNELS: dict[Interpolation, Callable[..., torch.Tensor]] = {
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa,
+}
+_FILTERS: dict[Interpolation, str] = {"bilinear": "the triangle filter", "bicubic": "the cubic filter with a = -0.5"}
 _TOKENS = 7  # of an example's texts: one would be taken for a constant
 
 
@@ -57,6 +67,38 @@ class Pixels(nn.Module):
         return logits.float()[:, : self.classes]
 
 
+class AnySize(nn.Module):
+    """uint8 images [N, 3, H, W] of any size -> logits float32 [N, classes]: `predict`'s resize and crop, then `Pixels`.
+
+    Sides are whole numbers in the graph: `resize * long // short` is the long side truncated, and the crop's place is
+    half of what is left over, halves to even. On the CPU the resize has torchvision's bits. Where the file is run on
+    other hardware or by another library, it is that one's resize.
+    """
+
+    def __init__(self, pixels: nn.Module, card: Card) -> None:
+        super().__init__()
+        self.pixels = pixels
+        p = card.preprocessing
+        self.resize, self.crop = p.val_resize, p.val_size
+        self.kernel = _KERNELS[p.interpolation]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        height, width = images.shape[2], images.shape[3]
+        short = torch.sym_min(height, width)
+        tall, wide = self.resize * height // short, self.resize * width // short
+        resized = self.kernel(images, [tall, wide], False, None, None)
+        rows, columns = self._kept(tall, images.device), self._kept(wide, images.device)
+        logits: torch.Tensor = self.pixels(resized.index_select(2, rows).index_select(3, columns))
+        return logits
+
+    def _kept(self, side: int | torch.SymInt, device: torch.device) -> torch.Tensor:
+        """int64 [crop]: the rows or columns in the centre. Slices would ask whether they end inside."""
+        left = side - self.crop
+        half = left // 2
+        return torch.arange(self.crop, device=device) + (half + left % 2 * (half % 2))
+
+
 class Tokens(nn.Module):
     """int64 ids and mask [N, L], a mask of 1 for tokens and 0 for padding -> logits float32 [N, classes]."""
 
@@ -71,24 +113,71 @@ class Tokens(nn.Module):
         return logits.float()[:, : self.classes]
 
 
-def of(model: Model, card: Card) -> Subject:
-    """What a checkpoint's model takes, and what its file says of itself."""
-    return _images(model, card) if model.text is None else _texts(model, card, model.text)
+def of(model: Model, card: Card, any_size: bool = False) -> Subject:
+    """What a checkpoint's model takes, and what its file says of itself.
+
+    `any_size`: images of any size are resized and cut inside, `--with-preprocessing`. Of a text model there is no such.
+    """
+    if model.text is not None:
+        assert not any_size
+        return _texts(model, card, model.text)
+    return _any_size(model, card) if any_size else _images(model, card)
 
 
 def _images(model: Model, card: Card) -> Subject:
     p = card.preprocessing
-    steps = {"resize": p.val_resize, "crop": p.val_size, "interpolation": p.interpolation, "antialias": True}
-    mean, std = (" ".join(f"{value:g}" for value in values) for values in (p.mean, p.std))
     return Subject(
         module=Pixels(model.module, card).eval(),
         examples={"images": torch.zeros(2, 3, p.val_size, p.val_size, dtype=torch.uint8)},
         axes={"images": {0: "batch"}},
         feed=lambda images: (images,),
-        metadata=_metadata(card, {**steps, "normalisation": "inside", "mean": p.mean, "std": p.std}),
+        metadata=_metadata(card, _steps(p, "by the caller")),
         caller=f"resized to {p.val_resize} ({p.interpolation}, antialiased), cut to the centre {p.val_size}",
-        inside=f"normalisation (mean {mean}, std {std})",
+        inside=_normalisation(p),
     )
+
+
+def _any_size(model: Model, card: Card) -> Subject:
+    p = card.preprocessing
+    return Subject(
+        module=AnySize(Pixels(model.module, card), card).eval(),
+        examples={"images": torch.zeros(2, 3, p.val_resize + 3, p.val_resize + 11, dtype=torch.uint8)},
+        axes={"images": {0: "batch", 2: "height", 3: "width"}},
+        feed=lambda images: (images,),
+        metadata=_metadata(card, _steps(p, "inside")),
+        caller="decoded to upright RGB",
+        inside=f"resize to {p.val_resize} ({p.interpolation}, antialiased), centre crop {p.val_size}, "
+        + _normalisation(p),
+    )
+
+
+def _normalisation(p: Preprocessing) -> str:
+    mean, std = (" ".join(f"{value:g}" for value in values) for values in (p.mean, p.std))
+    return f"normalisation (mean {mean}, std {std})"
+
+
+def _steps(p: Preprocessing, where: Literal["inside", "by the caller"]) -> dict[str, object]:
+    """What `predict` does to an image, with every rounding. `where` is it resized and cut?"""
+    return {
+        "decode": "EXIF orientation applied; RGB of 8 bits: gray repeated, palettes looked up, alpha dropped, CMYK by "
+        "Pillow, of 16 bits the high byte; the first frame",
+        "resize_and_crop": where,
+        "resize": p.val_resize,
+        "resize_rule": "shorter side to `resize`, longer side to int(resize * longer / shorter), truncated; small "
+        "images are enlarged",
+        "interpolation": p.interpolation,
+        "antialias": True,
+        "resize_filter": f"{_FILTERS[p.interpolation]}, widened by the scale where the image is made smaller, over "
+        "pixel centres; across first, then down, rounded to uint8 after each pass, as torchvision's resize of uint8 "
+        "tensors",
+        "resize_difference": "at most 2 of 255, resized by ONNX Runtime, or by Pillow across first and then down",
+        "crop": p.val_size,
+        "crop_rule": "top = round((height - crop) / 2), left = round((width - crop) / 2), halves to even",
+        "padding": "none: the resized image is never smaller than the crop",
+        "normalisation": "inside",
+        "mean": p.mean,
+        "std": p.std,
+    }
 
 
 def _texts(model: Model, card: Card, text: TextSide) -> Subject:

@@ -100,8 +100,8 @@ def _side(crop: Crop) -> int:
     resize = pair(crop.resize) if isinstance(crop, CenterCrop) else (1, 1)
     if not isinstance(crop.size, int) or resize[0] != resize[1]:
         raise ValueError(
-            f"crop {told(crop.size)}: FFCV's centre crops are square; give one side, or use the native, torch or dali "
-            "loader for a rectangle"
+            f"crop {told(crop.size)}: this loader has FFCV make squares; give one side, or use the native, "
+            "torch or dali loader for a rectangle"
         )
     return crop.size
 

@@ -4,8 +4,10 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageOps
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -21,12 +23,15 @@ from torchvision.transforms import v2
 
 from fastimg import agreement, graph, inference, subject
 from fastimg.checkpoint import Card, find, load_model, read_card, save
+from fastimg.data import center_crop
+from fastimg.loaders import FilesDataset, Loader
 from fastimg.models import TextSide, build
 from fastimg.precision import Precision
 from fastimg.tokenizer import Tokenizer as TextTokens
 
 FORMATS = ("onnx", "pt2", "safetensors")
 GRAPHS = ("onnx", "pt2")
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +109,166 @@ def test_metadata(kind, exported, trained):
     p = card.preprocessing
     expected = {"resize": p.val_resize, "crop": 32, "interpolation": p.interpolation, "antialias": True}
     expected |= {"normalisation": "inside", "mean": list(p.mean), "std": list(p.std)}
-    assert json.loads(stated["preprocessing"]) == expected
+    told = json.loads(stated["preprocessing"])
+    assert expected.items() <= told.items() and told["resize_and_crop"] == "by the caller"
+    for name, words in {
+        "decode": "EXIF orientation applied; RGB of 8 bits",
+        "resize_rule": "int(resize * longer / shorter), truncated",
+        "resize_filter": "rounded to uint8 after each pass, as torchvision's",
+        "resize_difference": "at most 2 of 255",
+        "crop_rule": "left = round((width - crop) / 2), halves to even",
+        "padding": "none",
+    }.items():
+        assert words in told[name]
+    page = DOCS.read_text()
+    assert all(f"`{name}`" in page for name in (*told, *stated))
+    for kind, words in (("bilinear", "triangle filter"), ("bicubic", "cubic filter with a = -0.5")):
+        assert words in subject.of(load_model(trained.run)[0], _with(card, kind)).metadata["preprocessing"]
+
+
+def _with(card, interpolation, resize=None):
+    """The card with another resize."""
+    p = card.preprocessing
+    return replace(card, preprocessing=replace(p, interpolation=interpolation, val_resize=resize or p.val_resize))
+
+
+ODD = [(45, 371), (371, 45), (37, 37), (20, 29), (5, 3), (223, 97), (640, 227), (38, 401)]  # width, height
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Images of sizes at which roundings matter, smooth with sharp edges; the last lies on its side."""
+    folder = tmp_path_factory.mktemp("odd")
+    for i, (width, height) in enumerate(ODD):
+        small = np.random.default_rng(i).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+        image = Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST if i % 2 else 3)
+        turned = Image.Exif()
+        turned[0x0112] = 6 if i == len(ODD) - 1 else 1
+        image.save(folder / f"{i}.png", exif=turned)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory):
+    """Folder with model.onnx and model.pt2 that take images of any size."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name in GRAPHS:
+        graph.write(name, folder / f"model.{name}", find(trained.run), subject.of(*load_model(trained.run), True))
+    return folder
+
+
+def told_of(files, trained, cli):
+    """What `predict` says, and the pixels that it sees."""
+    lines = cli("predict", trained.run, *files, "--json", "--no-amp").out.splitlines()
+    shares = [dict(zip(a["classes"], a["probabilities"], strict=True)) for a in map(json.loads, lines)]
+    crop = center_crop(read_card(find(trained.run)).preprocessing)
+    data = FilesDataset(files[0].parent, [file.name for file in files])
+    with Loader(data, batch_size=len(files), crop=crop, order="sequential") as loader:
+        return shares, next(iter(loader)).inputs.numpy().copy()
+
+
+@pytest.mark.parametrize("kind", ["cut", "whole"])
+def test_the_pages_code_answers_as_predict(kind, exported, whole, odd, trained, cli):
+    """docs/export.md with Pillow, NumPy and ONNX Runtime alone, for both kinds of files."""
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)) == {"json", "numpy", "onnxruntime", "PIL"}
+    files = sorted(odd.iterdir())
+    expected, seen = told_of(files, trained, cli)
+    for file, answer, pixels in zip(files, expected, seen, strict=True):
+        names = {}
+        model = (exported if kind == "cut" else whole) / "model.onnx"
+        text = code.replace("model.onnx", str(model)).replace("image.jpg", str(file)).replace("print(", "said = (")
+        exec(compile(text, "export.md", "exec"), names)
+        assert names["said"] == pytest.approx(answer, abs=0.02)
+        if kind == "cut":
+            assert np.abs(names["pixels"][0].astype(int) - pixels).max() <= 2
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, of its own reading
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_images_of_any_size(kind, whole, odd, trained, cli):
+    """Any number of them, in a batch of one size."""
+    files = sorted(odd.iterdir())
+    expected, _ = told_of(files, trained, cli)
+    run = opened(whole / f"model.{kind}")
+    names = json.loads(stated_in(whole / f"model.{kind}")["classes"])
+    for file, answer in zip(files, expected, strict=True):
+        pixels = np.asarray(ImageOps.exif_transpose(Image.open(file))).transpose(2, 0, 1)
+        for count in (1, 3):
+            logits = run(np.ascontiguousarray(np.repeat(pixels[None], count, axis=0)))
+            assert logits.shape == (count, 3)
+            for row in torch.from_numpy(logits).softmax(1).tolist():
+                said = dict(zip(names, row, strict=True))
+                assert said == pytest.approx(answer, abs=1e-4 if kind == "pt2" else 0.02)
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_what_the_graph_makes_of_pixels(kind, interpolation, odd, trained, tmp_path):
+    """Resize and crop without the model: torch has the loader's bits, ONNX Runtime at most 2 of 255 beside."""
+    model, card = load_model(trained.run)
+    card = _with(card, interpolation, 41)
+    what = subject.of(model, card, True)
+    graph.write(
+        kind,
+        tmp_path / f"a.{kind}",
+        find(trained.run),
+        replace(what, module=subject.AnySize(torch.nn.Identity(), card)),
+    )
+    run, names = opened(tmp_path / f"a.{kind}"), sorted(path.name for path in odd.iterdir())
+    with Loader(
+        FilesDataset(odd, names), batch_size=1, crop=center_crop(card.preprocessing), order="sequential"
+    ) as loader:
+        for name, batch in zip(names, loader, strict=True):
+            pixels = np.asarray(ImageOps.exif_transpose(Image.open(odd / name))).transpose(2, 0, 1)[None]
+            found = run(np.ascontiguousarray(pixels)).astype(int)
+            assert np.abs(found - batch.inputs.numpy()).max() <= (0 if kind == "pt2" else 2), name
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_check_of_images_of_any_size(kind, trained, tmp_path, odd, cli):
+    """With data and on noise; what is told is that nothing but decoding is left."""
+    arguments = ("export", trained.run, "--format", kind, "--with-preprocessing", "-o", tmp_path, "--check")
+    ran = cli(*arguments, "--check-data", odd, "--json")
+    assert ran.code == 0 and ran.err == ""
+    told = json.loads(ran.out)
+    assert told["inputs"] == ["images uint8 [batch, 3, height, width]"]
+    assert told["preprocessing"]["resize_and_crop"] == told["preprocessing"]["normalisation"] == "inside"
+    check = told["check"]
+    assert check["agrees"] and (check["samples"], check["unreadable"]) == (len(ODD), 0)
+    assert check["bound"] == (1e-4 if kind == "pt2" else 2e-2)
+    assert check["probabilities"] < (1e-5 if kind == "pt2" else 2e-2)
+
+
+def test_check_on_noise_of_several_sizes(trained, tmp_path, written, monkeypatch, cli):
+    right = graph.open_module(subject.of(*load_model(trained.run), True))
+    asked = []
+
+    def run(images):
+        asked.append(images.shape)
+        return right(images)
+
+    monkeypatch.setattr(graph, "open_pt2", lambda file, what: run)
+    arguments = ("export", trained.run, "--format", "pt2", "--with-preprocessing", "-o", tmp_path, "--check")
+    ran = cli(*arguments)
+    assert ran.code == 0 and ran.err == "", ran.err
+    words = " ".join(ran.out.split())
+    assert "agrees with predict on 16 images of noise of several sizes" in words
+    assert "the caller's part: decoded to upright RGB" in words and "centre crop 32" in words
+    assert len({shape[2:] for shape in asked}) == 16
+    monkeypatch.setattr(graph, "open_pt2", lambda file, what: lambda images: right(images[:, :, 3:]))
+    ran = cli(*arguments, "--overwrite")
+    assert ran.code == 1 and "does NOT agree" in ran.out
+
+
+def test_preprocessing_that_has_no_place(trained, text_run, tmp_path, cli):
+    ran = cli("export", trained.run, "--format", "safetensors", "--with-preprocessing", "-o", tmp_path)
+    assert (ran.code, ran.out) == (2, "") and not list(tmp_path.iterdir())
+    assert "--with-preprocessing: --format safetensors holds weights alone; leave it out" in ran.err
+    ran = cli("export", text_run, "--format", "onnx", "--with-preprocessing", "-o", tmp_path)
+    assert (ran.code, ran.out) == (2, "") and not list(tmp_path.iterdir())
+    assert "reads texts, and its tokenizer goes beside the file; leave it out" in ran.err
 
 
 def test_onnx_is_one_valid_file_with_named_axes(exported):

@@ -166,6 +166,19 @@ def test_sizes_that_change(data, backend, crop, open_loader, read_pixels, plain,
             loader.set_size(SIZE + 1)
 
 
+@pytest.mark.parametrize("crop", [RandomResizedCrop(size=(20, 30)), CenterCrop(size=(20, 30), resize=(22, 36))])
+def test_rectangles(data, crop, open_loader, read_pixels, plain, difference):
+    """DALI makes them; FFCV's centre crops are square, so it is asked for squares alone."""
+    with contextlib.closing(open_loader("native", data["dali"], crop, order="sequential")) as native:
+        expected = read_pixels(native)
+    with contextlib.closing(open_loader("dali", data["dali"], crop, order="sequential")) as other:
+        got = read_pixels(other)
+    assert plain(got) == plain(expected) and got[0][4].shape == (4, 20, 30, 3)
+    assert isinstance(crop, RandomResizedCrop) or difference(expected, got) < 0.5
+    with pytest.raises(ValueError, match="crop 20 x 30: this loader has FFCV make squares; give one side"):
+        open_loader("ffcv", data["ffcv"], crop)
+
+
 # What DALI refuses
 
 
