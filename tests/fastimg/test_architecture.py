@@ -12,7 +12,7 @@ import fastimg
 ROOT = Path(__file__).parents[2]
 TOP = {
     *("pyproject.toml", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", ".ci", ".gitignore"),
-    *("fastimg", "loaders", "augment", "tests", "benchmarks", "scripts"),
+    *("fastimg", "loaders", "augment", "tests", "benchmarks", "scripts", "docs"),
     *(".github", ".pre-commit-config.yaml", ".gitattributes", ".python-version"),
 }
 
