@@ -57,6 +57,10 @@ def test_the_sources_of_a_function_are_those_of_what_it_calls_too():
         "filters.py",
         "vectors.py",
     }
+    rows = {os.path.basename(file) for file in tiled._crop_rows.sources}
+    assert rows == names | {"region.py"}
+    peek = {os.path.basename(file) for file in tiled._peek.sources}
+    assert peek == {"tiled.py", "frame.py", "exif.py"}
 
 
 def test_what_cannot_be_kept_is_compiled_all_the_same():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from fastimg.flagtypes import MAX_PIXELS
-from fastimg.loaders import decode, exif, frame
+from fastimg.loaders import CenterCrop, ImageDecoder, decode, exif, frame
 from fastimg.loaders.crop import Window
 from fastimg.loaders.entropy import ZIGZAG
 from fastimg.loaders.filters import fill_weights, taps
@@ -28,6 +28,7 @@ from fastimg.loaders.frame import (
 from fastimg.loaders.huffman import unstuff
 from fastimg.loaders.ragged import HEADER, fill_table, table_words
 from fastimg.loaders.region import find_region, new_region
+from fastimg.loaders.scratch import Scratch
 from fastimg.loaders.tiles import tile
 
 FACTORS = {"444": (1, 1), "422": (2, 1), "420": (2, 2), "440": (1, 2), "411": (4, 1)}
@@ -151,6 +152,11 @@ def test_a_segment_that_only_begins_like_jfif_says_nothing_of_colours():
     headers = new_header()
     assert parse_header(view_of(short), headers) and is_tiled(headers)
     assert not headers["jfif"][0] and not is_decodable(headers)
+    ours, theirs = np.zeros((2, 32, 32, 3), np.uint8)
+    for out, compiled in ((ours, True), (theirs, False)):
+        decoder = ImageDecoder(CenterCrop(size=32, resize=40), compiled=compiled)
+        decoder.fill(memoryview(short), (), {"inputs": out}, Scratch())
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_tile_makes_is_decodable():
