@@ -407,7 +407,7 @@ def test_a_delimiter_that_is_given(files):
     [
         (["a|b;c", "1|2;3"], "its columns may be separated by ';' or '|'; say which with --delimiter"),
         (["path;label", "a/1.jpg;x", "a/2.jpg;y;z"], "row 3: 3 fields under a header of 2"),
-        (["path,label", "a/1.jpg;x", "a/2.jpg;y"], "row 2: 1 fields under a header of 2"),
+        (["path,label", "a/1.jpg;x", "a/2.jpg;y"], "row 2: 1 field under a header of 2"),
         (["photo,kind", "a/1.jpg,x;y", "a/2.jpg,x,z;y"], "row 3: 3 fields where the first row has 2; .*--delimiter"),
         (
             ["so; good, yes,x", "bad; no,y"],

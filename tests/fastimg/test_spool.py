@@ -158,7 +158,7 @@ def test_labels_that_do_not_look_like_classes(tmp_path, jpegs, read):
     source = read(src, labels_are_classes=True)
     assert source.classes == ("x", "x|y", "y") and source.from_table
     assert "--labels-are-classes makes a class of each of 3" in source.remarks[0]
-    assert "lose the blanks around them in 1 rows, as in ' x|y'" in source.remarks[1]
+    assert "lose the blanks around them in 1 row, as in ' x|y'" in source.remarks[1]
     source = read(write(tmp_path / "half.parquet", {"image": pictures(jpegs), "label": [0.5, 1, 2]}), **ANY)
     assert source.classes == ("0.5", "1", "2")
     with pytest.raises(DataError, match=r"row 1: the label 0.5 in column 'label' is not a whole number"):

@@ -11,41 +11,25 @@ from fastimg.loaders import wording as of_loaders
 from fastimg.wording import agreeing, plural, several, shortened
 
 # A count right before the plural of a noun: `{len(classes)} classes` would print "1 classes".
-NOUNS = [
-    "array",
-    "batch",
-    "block",
-    "box",
-    "class",
-    "classifier",
-    "copy",
-    "core",
-    "epoch",
-    "error",
-    "fault",
-    "field",
-    "file",
-    "GPU",
-    "graph",
-    "image",
-    "JPEG",
-    "label",
-    "loader",
-    "process",
-    "rank",
-    "repeat",
-    "row",
-    "sample",
-    "shard",
-    "slot",
-    "step",
-    "tensor",
-    "text",
-    "thread",
-    "time",
-    "token",
-    "view",
-]
+NOUNS = (
+    *("array", "batch", "block", "box", "class", "classifier", "copy", "core", "epoch", "error", "fault", "field"),
+    *(
+        "file",
+        "GPU",
+        "graph",
+        "image",
+        "JPEG",
+        "label",
+        "loader",
+        "process",
+        "rank",
+        "repeat",
+        "row",
+        "sample",
+        "shard",
+    ),
+    *("slot", "step", "tensor", "text", "thread", "time", "token", "view"),
+)
 WORDS = "|".join(several(noun) for noun in NOUNS)
 # Constants above one, numbers that are checked not to be one, and what is no number.
 NOT_ONE = {
