@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from fastimg.loaders import FilesDataset
-from fastimg.loaders.folder import image_extensions
+from fastimg.loaders.formats import image_extensions
 from fastimg.loaders.tiles import tile
 
 # Noise of (cells across the image, amplitude in levels); 0 cells is noise per pixel. About 100 KB at 500x375, q 87.

@@ -13,7 +13,7 @@ from PIL import Image
 
 from . import inference
 from .cached import array_loader
-from .data import Part, build_loader, center_crop, is_plain_folder
+from .data import Part, build_loader, center_crop
 from .errors import UserError
 from .graph import Run, reason
 from .loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
@@ -21,6 +21,7 @@ from .loaders.backends import Backend
 from .loaders.content import Content, samples_of
 from .loaders.decode import decode
 from .loaders.scratch import Scratch
+from .loaders.shards import is_plain_folder
 from .models import Model
 from .predict import GivenTexts, find_files
 from .tokenizer import TextDecoder
@@ -143,7 +144,7 @@ def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
     content: Content = "images" if model.text is None else "text"
     origin = f"{samples_of(content)} of {data}"
     if is_plain_folder(data):
-        found = [str(file) for file in find_files((data,), content)]
+        found = [str(file) for file in find_files((data,), content)[0]]
         return FilesDataset(Path(), found, content=content), origin
     splits = list_splits(data)
     split = next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))

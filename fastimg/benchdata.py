@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .data import is_plain_folder
 from .errors import UsageError, UserError
 from .loaders import Dataset, FilesDataset, ImageDecoder, ImageError, open_dataset
 from .loaders.decode import Header, read_header
-from .loaders.folder import find_images
 from .loaders.scratch import Scratch
+from .loaders.shards import is_plain_folder
+from .loaders.walk import find_images
 from .stages import take_apart
 from .wording import plural
 

@@ -9,7 +9,7 @@ from .delimiters import find_delimiter, spelled
 from .errors import UsageError, nearest
 from .files import file_size
 from .loaders.errors import DataError
-from .loaders.folder import image_extensions
+from .loaders.formats import image_extensions
 from .tables import first_records, own_delimiter, readable
 from .wording import shortened
 

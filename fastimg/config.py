@@ -59,6 +59,9 @@ class Convert:
     """Keep the order of the source."""
     seed: int = 0
     """Seed of the shuffle, of --val-fraction and of --raw-fraction."""
+    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    """Of a folder of class folders: which folder names the class of a file, the topmost (top), or the one that it lies
+    in (leaf), folders of one name being one class. Default: top, and a line says so where the two differ."""
     path_column: flagtypes.Str = None
     """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
     file, filename or image."""
@@ -135,6 +138,9 @@ class Eval:
     """Shards or an image folder, with the checkpoint's classes."""
     split: flagtypes.Str = None
     """The split to evaluate. Default: val, else test, else what training held out of train."""
+    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    """Of a folder of class folders: which folder names the class of a file, the topmost (top), or the one that it lies
+    in (leaf), folders of one name being one class. Default: top, and a line says so where the two differ."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per step."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
@@ -218,6 +224,9 @@ class Inspect(Augmenting):
     """Shards, .beton files, somebody's tars, or a folder of images or texts."""
     split: flagtypes.Str = None
     """Look at this split alone. Default: all of them."""
+    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    """Of a folder of class folders: which folder names the class of a file, the topmost (top), or the one that it lies
+    in (leaf), folders of one name being one class. Default: top, and a line says so where the two differ."""
     headers_only: FlagCreatePairsOff[bool] = False
     """Do not decode the images: faster, and damage inside them is not found."""
     samples: flagtypes.Int = None
@@ -263,6 +272,9 @@ class Embed:
     """Tokens that a text is cut to. Default: the model's own."""
     split: flagtypes.Str = None
     """This split alone. Default: all of them."""
+    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    """Of a folder of class folders: which folder names the class of a file, the topmost (top), or the one that it lies
+    in (leaf), folders of one name being one class. Default: top, and a line says so where the two differ."""
     format: Literal["shards", "npy", "parquet"] = "shards"
     """shards: tars of .npy, .cls and .json, as WebDataset and DALI read them; npy: one array for each split, with
     labels and keys beside it; parquet: a file for each split, with the columns key, label, class and embedding."""

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
-from .describe import Base
+from .describe import Base, ignored_of
 from .images import KEPT, KINDS, REENCODED, TILED
 from .samples import Source
 from .terminal import print_table
@@ -43,14 +43,21 @@ class Report:
     kept: int  # as they were
     outcomes: dict[str, int]  # the same with reasons
     skipped: list[Skipped]
-    ignored: int  # files that are no images by their names, or no texts
+    ignored: int  # files under the sources that are neither images (texts) nor shards
+    ignored_reasons: dict[str, int] = field(default_factory=dict)
+    ignored_extensions: dict[str, int] = field(default_factory=dict)
+    ignored_names: list[Skipped] = field(default_factory=list)  # at most ten
+    ignored_summary: str = ""  # reasons and extensions in words
+    uncounted: list[str] = field(default_factory=list)  # sentences on files beside those that a manifest names
     columns: list[str] = field(default_factory=list)  # sentences on which columns of manifests were used
     seconds: float
     images_per_second: float  # read and checked in this run; what an earlier run finished does not count
 
     def to_json(self) -> str:
         """The report as one json object."""
-        return json.dumps(asdict(self) | {"skipped": [skipped._asdict() for skipped in self.skipped]}, indent=2)
+        named = {"skipped": self.skipped, "ignored_names": self.ignored_names}
+        lists = {name: [file._asdict() for file in files] for name, files in named.items()}
+        return json.dumps(asdict(self) | lists, indent=2)
 
 
 def report_on(
@@ -60,6 +67,7 @@ def report_on(
     splits = description["splits"]
     images = sum(split["samples"] for split in splits.values())
     before = sum(split["samples"] for split in base.description["splits"].values()) if base else 0
+    ignored = ignored_of(description)
     kinds: Counter[str] = Counter()
     for outcome, count in description["outcomes"].items():
         kinds[outcome.partition(":")[0]] += count
@@ -79,7 +87,12 @@ def report_on(
         kept=kinds[KEPT],
         outcomes=description["outcomes"],
         skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
-        ignored=source.ignored,
+        ignored=ignored.total,
+        ignored_reasons=ignored.reasons,
+        ignored_extensions=ignored.extensions,
+        ignored_names=[Skipped(path, reason) for path, reason in ignored.first()],
+        ignored_summary=ignored.summary(),
+        uncounted=list(source.uncounted),
         columns=list(source.columns),
         seconds=seconds,
         images_per_second=checked / seconds,
@@ -108,16 +121,29 @@ def print_report(report: Report, console: Console) -> None:
     rows += [
         ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
         ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
-        ("ignored", f"{plural(report.ignored, 'file', 'is')} not {what} by name"),
+        ("ignored", _ignored(report)),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
     ]
     for name, value in rows:
         table.add_row(name, Text(value))
     print_table(console, table)
-    for path, reason in report.skipped[:10]:
-        console.print(Text(f"skipped {path}: {reason}"), soft_wrap=True)
-    if len(report.skipped) > 10:
-        console.print(Text(f"... and {len(report.skipped) - 10:,} more"))
+    _print_some("skipped", report.skipped, len(report.skipped), console)
+    _print_some("ignored", report.ignored_names, report.ignored, console)
+
+
+def _ignored(report: Report) -> str:
+    files = plural(report.ignored, "file")
+    if report.ignored:
+        return "; ".join([f"{files}: {report.ignored_summary}", *report.uncounted])
+    return "; ".join(report.uncounted) or files
+
+
+def _print_some(what: str, left_out: list[Skipped], total: int, console: Console) -> None:
+    """At most ten of `total` files that were left out."""
+    for path, reason in left_out[:10]:
+        console.print(Text(f"{what} {path}: {reason}"), soft_wrap=True)
+    if total > 10:
+        console.print(Text(f"... and {total - 10:,} more"))
 
 
 def _reasons(outcomes: dict[str, int], kind: str) -> str:

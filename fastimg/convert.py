@@ -42,7 +42,7 @@ from .loaders.tar import replace_file
 from .plan import Shard, plan_shards
 from .request import Request, check_paths, read_request, refuse_image_flags
 from .samples import Entry, Source
-from .sources import read_source
+from .sources import is_class_folder, read_source
 from .stores import BetonStore, Store, TarStore
 from .survey import Schema, survey
 from .texts import PrepareText
@@ -113,7 +113,12 @@ def _source(request: Request, base: Base | None) -> Source:
         config.labels_are_classes,
         frozenset(base.classes if base else ()),
     )
-    source = combine([read_source(src, columns, request.dst) for src in request.sources])
+    if config.classes is not None and not any(map(is_class_folder, request.sources)):
+        given = ", ".join(map(str, request.sources))
+        raise UsageError(
+            f"--classes {config.classes} has no effect: {given} is not a folder of class folders; leave it out"
+        )
+    source = combine([read_source(src, columns, request.dst, config.classes) for src in request.sources])
     if config.labels_are_classes and not source.from_table:
         source.close()
         raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")

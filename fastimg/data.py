@@ -23,7 +23,8 @@ from .loaders import (
 from .loaders.backends import IDLE, Backend, MissingBackend, check_installed, open_source, reads
 from .loaders.crop import Crop
 from .loaders.decode import MAX_PIXELS
-from .loaders.shards import foreign_betons, foreign_shards, is_beton
+from .loaders.folder import Level
+from .loaders.shards import is_plain_folder
 from .models import Preprocessing
 from .parallel import Ranks
 from .splits import stratified_split
@@ -56,13 +57,19 @@ def find_dataset() -> tuple[Path, str]:
 
 
 def open_parts(
-    path: Path, train_split: str, val_split: str | None, val_fraction: float | None, seed: int
+    path: Path,
+    train_split: str,
+    val_split: str | None,
+    val_fraction: float | None,
+    seed: int,
+    classes: Level | None = None,
 ) -> tuple[Part, Part | None]:
     """The training and the validation part of DATA. Raises UsageError for flags that would have no effect."""
-    splits = list_splits(path)
+    check_classes(path, classes)
+    splits = list_splits(path, classes)
     if val_split is None:
         val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
-    train = open_dataset(path, train_split)
+    train = open_dataset(path, train_split, classes)
     if (train.labels < 0).any():
         raise UserError(
             f"{path}: {plural(int((train.labels < 0).sum()), 'sample', 'has')} no label; convert it again with labels"
@@ -70,7 +77,7 @@ def open_parts(
     if val_split is not None:
         if val_fraction is not None:
             raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
-        val = open_dataset(path, val_split)
+        val = open_dataset(path, val_split, classes)
         if val.classes != train.classes[: len(val.classes)]:  # fewer where nobody named them and the last have none
             raise UserError(
                 f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
@@ -88,10 +95,10 @@ def open_parts(
     return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
 
 
-def is_plain_folder(path: Path) -> bool:
-    """Whether DATA is a folder of image files, not shards."""
-    known = (path / "dataset.json").exists() or is_beton(path) or foreign_shards(path) or foreign_betons(path)
-    return not known
+def check_classes(path: Path, classes: Level | None) -> None:
+    """Raises UsageError for --classes with data whose classes are not named by folders."""
+    if classes is not None and not is_plain_folder(path):
+        raise UsageError(f"--classes {classes} has no effect: {path} is not a folder of class folders; leave it out")
 
 
 def worker_count(workers: str, ranks: Ranks) -> int:

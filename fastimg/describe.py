@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from .loaders.beton import BetonReader
 from .loaders.beton_fields import Field
 from .loaders.content import Content, singular
 from .loaders.errors import DataError
+from .loaders.ignored import Ignored
 from .loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
 from .loaders.tar import index_path
 from .plan import Begun, Shard
@@ -47,6 +49,11 @@ class _Skipped(msgspec.Struct):
     reason: str
 
 
+class _Ignored(msgspec.Struct):
+    counts: dict[str, dict[str, int]]
+    names: dict[str, list[str]]
+
+
 class _Options(msgspec.Struct):
     listing: str
 
@@ -59,6 +66,7 @@ class _Made(msgspec.Struct):
     skipped: list[_Skipped]
     outcomes: dict[str, int]
     options: _Options
+    ignored: _Ignored | None = None  # absent where an older version wrote it
     appended: list[_Options] = []
 
 
@@ -164,6 +172,11 @@ class Base:
         return schema
 
 
+def ignored_of(description: Mapping[str, Any]) -> Ignored:
+    """The files that a description says were not used; none where an older version wrote it."""
+    return Ignored.of_json(description["ignored"]) if "ignored" in description else Ignored()
+
+
 def read_base(folder: Path) -> Base:
     """The dataset to append to. Raises UserError where there is none."""
     file = folder / "dataset.json"
@@ -220,6 +233,7 @@ def describe(
         "named": source.named,
         "splits": dict(sorted(splits.items())),
         "skipped": skipped,
+        "ignored": ignored_of(old).joined(source.ignored).to_json(),
         "outcomes": dict(sorted(outcomes.items())),
         "options": old.get("options", options),
     }

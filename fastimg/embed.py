@@ -22,7 +22,7 @@ from . import effective, inference
 from .augment import Policy
 from .cached import BATCH, Encoding, Keeper, array_loader, pixels_of
 from .config import Embed, Train
-from .data import Part, build_loader, center_crop, worker_count
+from .data import Part, build_loader, center_crop, check_classes, worker_count
 from .embedding import cache_root, why_not
 from .errors import UsageError, UserError, printable
 from .inputsize import check_input
@@ -50,8 +50,9 @@ def embed(config: Embed, out: Console, err: Console) -> None:
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device))
         precision = choose_precision(ranks.device, config.amp, "auto")
-        names = [config.split] if config.split else list(list_splits(config.data))
-        datasets = {name: open_dataset(config.data, name) for name in names}
+        check_classes(config.data, config.classes)
+        names = [config.split] if config.split else list(list_splits(config.data, config.classes))
+        datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
         model, preprocessing = _model(config, next(iter(datasets.values())), stated)
@@ -63,7 +64,9 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
         before = _before(config, encoding)
         normalize = bool(model.text and model.text.settings.get("normalize"))
-        for remark in {remark for dataset in datasets.values() for remark in dataset.notes} if ranks.first else ():
+        for remark in (
+            dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes) if ranks.first else ()
+        ):
             err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
         all_vectors, made = [], {}
         for name, dataset in datasets.items():

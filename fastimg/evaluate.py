@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from . import checkpoint, inference
 from .config import Eval
-from .data import check_backend, check_readable, chosen_backend, worker_count
+from .data import check_backend, check_classes, check_readable, chosen_backend, worker_count
 from .errors import UsageError, UserError, printable
 from .loaders import BatchSource, Dataset
 from .loaders.content import singular
@@ -71,7 +71,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
-        selection = select(config.data, config.split, engine.card.trained_on)
+        check_classes(config.data, config.classes)
+        selection = select(config.data, config.split, engine.card.trained_on, config.classes)
         dataset = selection.dataset
         for remark in dataset.notes:
             err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)

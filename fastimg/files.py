@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 from .loaders.errors import ImageError
-from .loaders.folder import list_folder
+from .loaders.folder import Level, list_folder
 from .samples import Entries, Entry, Original, Source, note
 
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
@@ -52,14 +52,23 @@ class FilesReader:
         """Nothing is held open."""
 
 
-def read_folder(src: Path) -> Source:
-    """List a class folder. Raises DataError."""
-    listing = list_folder(src)
+def read_folder(src: Path, classes: Level | None = None) -> Source:
+    """List a class folder; `classes` as list_folder has it. Raises DataError."""
+    listing = list_folder(src, classes)
     splits = {
         split: Entries(Entry(path, label, file_size(src / path)) for path, label in files)
         for split, files in listing.files.items()
     }
-    return Source(src, "folder", listing.classes, splits, (FilesReader(src),), listing.ignored, content=listing.content)
+    return Source(
+        src,
+        "folder",
+        listing.classes,
+        splits,
+        (FilesReader(src),),
+        listing.ignored,
+        remarks=listing.notes,
+        content=listing.content,
+    )
 
 
 def file_size(file: Path) -> int:

@@ -24,7 +24,7 @@ from .loaders.beton_fields import jpeg_fault
 from .loaders.crop import Window
 from .loaders.decode import Header, Pixels, decode, read_header
 from .loaders.errors import ImageError
-from .loaders.folder import image_extensions
+from .loaders.formats import image_extensions
 from .loaders.jpeg import Reason
 from .loaders.orient import upright_jpeg
 from .loaders.resample import resample

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from . import augmentation, configfile, kornia_pass
 from .config import Inspect, Train
-from .data import display_name, train_crop
+from .data import check_classes, display_name, train_crop
 from .errors import UsageError, UserError, printable
 from .facts import Duplicates, Facts, duplicates, gather, several
 from .inspect_texts import TextInspection, inspect_texts
@@ -74,17 +74,19 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     if config.seed < 0:
         raise UsageError(f"--seed {config.seed}: give 0 or more")
     workers = _workers(config.workers)
-    found = list_splits(config.data)
+    check_classes(config.data, config.classes)
+    found = list_splits(config.data, config.classes)
     if config.split is not None and config.split not in found:
         raise UsageError(f"--split {config.split}: {config.data} has no such split; it has {', '.join(found)}")
     order = sorted(found, key=lambda name: (name != "train", name))  # a leak is out of the training split
     folder = config.output or Path(f"inspect-{display_name(config.data)}")
     with ExitStack() as stack:
-        datasets = {name: open_dataset(config.data, name) for name in ([config.split] if config.split else order)}
+        names = [config.split] if config.split else order
+        datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
         for dataset in datasets.values():
             stack.callback(dataset.close)
-            for remark in dataset.notes:
-                err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+        for remark in dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes):
+            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
         kinds = {dataset.content for dataset in datasets.values()}
         if len(kinds) > 1:
             raise DataError(f"{config.data}: some splits are images and some texts; look at each with --split")

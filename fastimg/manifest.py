@@ -89,12 +89,14 @@ def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
     found = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
     told = f"{src}: path from column {path_column!r}, label from {label_column!r}"
     told += f", split from {split_column!r}" if split_column is not None else ""
+    uncounted = f"{src.name} names the files to read; others beside them are not counted"
     return Source(
         src,
         src.suffix.lower()[1:],
         classes,
         found,
         (FilesReader(src.parent, src),),
+        uncounted=(uncounted,),
         remarks=remarks,
         columns=(told + on_delimiter(src, columns),),
         from_table=True,

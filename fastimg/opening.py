@@ -16,7 +16,6 @@ from .data import (
     check_readable,
     chosen_backend,
     find_dataset,
-    is_plain_folder,
     open_parts,
     worker_count,
 )
@@ -28,6 +27,7 @@ from .loaders.arrays import ArrayDataset, ArrayDecoder, TokenDecoder
 from .loaders.crop import Crop
 from .loaders.epochs import Padding
 from .loaders.order import WINDOW, Order
+from .loaders.shards import is_plain_folder
 from .models import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
 from .origin import Stated
 from .parallel import Ranks
@@ -39,12 +39,14 @@ from .wording import plural
 def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
     with ranks.first_goes_first():  # it may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
-        part, val_part = open_parts(data, config.train_split, config.val_split, config.val_fraction, config.seed)
-    for opened in (part, val_part):
-        if opened is not None:
-            stack.callback(opened.dataset.close)
-            for remark in opened.dataset.notes:
-                console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
+        part, val_part = open_parts(
+            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes
+        )
+    opened = [part.dataset] if val_part is None else [part.dataset, val_part.dataset]
+    for dataset in opened:
+        stack.callback(dataset.close)
+    for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
+        console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
     if config.order == "quasi-random" and is_plain_folder(data):
         raise UsageError(
             f"--order quasi-random: {data} is a plain folder, whose files do not lie together; leave it out, or train "

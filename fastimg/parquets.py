@@ -20,7 +20,8 @@ from .errors import UsageError
 from .labels import Labels
 from .loaders.decode import read_header
 from .loaders.errors import DataError, ImageError
-from .loaders.folder import SPLIT_FOLDERS, image_extensions, is_class_folder
+from .loaders.folder import SPLIT_FOLDERS, is_class_folder
+from .loaders.formats import image_extensions
 from .manifest import plain, split_of
 from .samples import Row
 from .tables import readable

@@ -3,8 +3,9 @@
 import csv
 import io
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from .data import worker_count
 from .errors import UsageError, UserError, printable
 from .loaders import BatchSource, Dataset, FilesDataset
 from .loaders.content import Content
-from .loaders.folder import find_images, find_texts
+from .loaders.formats import undecodable_extensions
+from .loaders.ignored import extension_of
 from .loaders.scratch import Scratch
+from .loaders.walk import find_images, find_texts
 from .parallel import start
 from .precision import choose as choose_precision
 from .terminal import print_table
@@ -107,26 +110,30 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     return 1 if failed == len(answers) else 0
 
 
-def find_files(sources: tuple[Path, ...], content: Content = "images") -> list[Path]:
-    """The files that are named, and the images or texts in the folders that are. Raises UserError for an empty folder.
+def find_files(
+    sources: tuple[Path, ...], content: Content = "images", undecodable: bool = False
+) -> tuple[list[Path], list[str]]:
+    """The files that are named, and the images or texts in the folders that are; and sentences on other files there.
 
-    A file that is not there stays in the list: it gets its line.
+    A file that is not there stays in the list: it gets its line. `undecodable`: so do images of formats that cannot be
+    decoded here. Raises UserError for an empty folder.
     """
     files: list[Path] = []
+    notes: list[str] = []
     for source in sources:
         if source.is_dir():
-            found, others = find_images(source) if content == "images" else find_texts(source)
+            found, others = find_images(source, undecodable) if content == "images" else find_texts(source)
             if not found:
                 what = "images" if content == "images" else ".txt files"
-                raise UserError(
-                    f"{source}: no {what} in this folder ({plural(others, 'other file')}); give another, or files"
-                )
+                told = f" ({plural(others.total, 'other file')}: {others.summary()})" if others.total else ""
+                raise UserError(f"{source}: no {what} in this folder{told}; give another, or files")
             files += [Path(name) for name in found]
+            notes += others.note(str(source), len(found))
         elif source.exists() and not source.is_file():
             raise UserError(f"{source}: neither a file nor a folder; give files")  # a pipe would block for ever
         else:
             files.append(source)
-    return files
+    return files, notes
 
 
 def classify(config: Predict, err: Console) -> list[Answer]:
@@ -140,7 +147,10 @@ def classify(config: Predict, err: Console) -> list[Answer]:
             raise UsageError(f"--text: {config.checkpoint} reads images; give image files, or leave it out")
         datasets: list[tuple[Dataset, list[str]]] = []
         if config.sources:
-            files = [str(file) for file in find_files(config.sources, content)]
+            found, notes = find_files(config.sources, content, undecodable=True)
+            for note in notes:
+                err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+            files = [str(file) for file in found]
             datasets.append((FilesDataset(Path(), files, content=content), files))
         if config.text:
             datasets.append((GivenTexts(config.text), list(config.text)))
@@ -160,17 +170,24 @@ def _answers(
     """An answer for each sample of a loader, which `names` names."""
     answers: list[Answer] = []
     classes = engine.card.classes
+    remedies = undecodable_extensions() if engine.model.text is None else {}
     for batch, shares in track(
         engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
     ):
         for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], shares, strict=False):
             name, reason = names[index], loader.unreadable.get(index)
             if reason is not None:
-                answers.append(Answer(name, [], [], reason))
+                answers.append(Answer(name, [], [], _with_remedy(name, reason, remedies)))
                 continue
             best = np.argsort(-row, kind="stable")[:topk]
             answers.append(Answer(name, [classes[i] for i in best], [round(float(row[i]), 6) for i in best]))
     return answers
+
+
+def _with_remedy(name: str, reason: str, remedies: Mapping[str, str]) -> str:
+    """The decoder's reason, which knows the content alone, and what helps with files of such a name."""
+    remedy = remedies.get(extension_of(name), "")
+    return f"{reason}: {remedy}" if remedy and remedy not in reason and os.path.isfile(name) else reason
 
 
 def _print(answers: list[Answer], out: Console) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .data import Part
 from .loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
 from .loaders.content import samples_of
+from .loaders.folder import Level
 from .loaders.scratch import Scratch
 from .splits import stratified_split
 
@@ -97,29 +98,33 @@ class Selection:
     warning: str | None = None
 
 
-def select(data: Path, split: str | None, history: Sequence[TrainedOn] | None) -> Selection:
+def select(
+    data: Path, split: str | None, history: Sequence[TrainedOn] | None, classes: Level | None = None
+) -> Selection:
     """Open what is to be evaluated: all of `split`, or without one, samples that were not trained on.
 
     Those are the first of val, test, train and the other splits that was not trained on, or the part of it that
     training held out. `history` has the checkpoint's own training first, then those of the weights that it started
-    from; None where the checkpoint does not say. Raises DataError.
+    from; None where the checkpoint does not say. `classes` is that of `open_dataset`. Raises DataError.
     """
     if split is not None:
-        return _judged(data, split, history, whole=True)
-    names = list_splits(data)
+        return _judged(data, split, history, classes, whole=True)
+    names = list_splits(data, classes)
     ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
     ordered += [name for name in names if name not in ordered]
     for name in ordered:
-        found = _judged(data, name, history)
+        found = _judged(data, name, history, classes)
         if not found.trained_on:
             return found
         found.dataset.close()
-    return _judged(data, ordered[0], history)
+    return _judged(data, ordered[0], history, classes)
 
 
-def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: bool = False) -> Selection:
+def _judged(
+    data: Path, split: str, history: Sequence[TrainedOn] | None, classes: Level | None, whole: bool = False
+) -> Selection:
     """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
-    dataset = open_dataset(data, split)
+    dataset = open_dataset(data, split, classes)
     found, unit = Selection(dataset=dataset, split=split, origin=split), samples_of(dataset.content)
     if history is None:
         if split in ("val", "test"):
@@ -130,9 +135,9 @@ def _judged(data: Path, split: str, history: Sequence[TrainedOn] | None, whole: 
         validated = any(each.validation is not None and each.validation.fits(dataset) for each in history)
         if validated:
             return replace(found, trained_on=False)
-        if change := _change(data, dataset, history):
+        if change := _change(data, dataset, history, classes):
             return replace(found, warning=f"{change}; some of these {len(dataset):,} {unit} may have been trained on")
-        if any(_may_be(each.identity, data, dataset) for each in history):
+        if any(_may_be(each.identity, data, dataset, classes) for each in history):
             return replace(found, warning=_SAME_COUNTS.format(unit=unit))
         return replace(found, trained_on=False)
     holding = next((each for each in known if each.held_out), None)
@@ -163,7 +168,7 @@ _SAME_COUNTS = (
 )
 
 
-def _may_be(trained: Identity, data: Path, dataset: Dataset) -> bool:
+def _may_be(trained: Identity, data: Path, dataset: Dataset, classes: Level | None) -> bool:
     """Whether `dataset` may be the training data before or after a conversion, which changes its bytes and its order.
 
     Only the numbers of samples can tell then. Two plain folders differ by more than that. The conversion may have
@@ -173,26 +178,26 @@ def _may_be(trained: Identity, data: Path, dataset: Dataset) -> bool:
         return False
     if trained.counts == _counts_digest(dataset.labels):
         return True
-    splits = list_splits(data)
+    splits = list_splits(data, classes)
     if len(splits) == 1 or sum(splits.values()) != trained.samples:
         return False
     labels = []
     for split in splits:
-        with closing(open_dataset(data, split)) as each:
+        with closing(open_dataset(data, split, classes)) as each:
             labels.append(each.labels)
     return trained.counts == _counts_digest(np.concatenate(labels))
 
 
-def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn]) -> str | None:
+def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn], classes: Level | None) -> str | None:
     """How data at the path that was trained on has changed since; None where it has not, or is at another path."""
     for each in history:
         if each.place == _place_digest(dataset):
             return _difference(each, dataset)
         if each.data != _path_digest(data):
             continue
-        if each.split not in list_splits(data):
+        if each.split not in list_splits(data, classes):
             return f"the data has changed since the checkpoint was trained on it (its {each.split} split is gone)"
-        with closing(open_dataset(data, each.split)) as trained:
+        with closing(open_dataset(data, each.split, classes)) as trained:
             if not each.identity.fits(trained):
                 return _difference(each, trained)
     return None

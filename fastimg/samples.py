@@ -4,7 +4,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .loaders.content import Content
 from .loaders.decode import Pixels
+from .loaders.ignored import Ignored
 
 Row = dict[str, Any]
 
@@ -152,7 +153,8 @@ class Source:
     classes: tuple[str, ...]
     splits: dict[str, Entries]
     readers: tuple[Reader, ...]
-    ignored: int = 0  # files whose names are not those of images, or of texts
+    ignored: Ignored = field(default_factory=Ignored)  # files under `src` that are neither samples nor shards
+    uncounted: tuple[str, ...] = ()  # sentences on files that could lie beside those that are read
     named: bool = True  # the classes have names; False: labels are numbers, and so are the classes' names
     stored: bool = False  # it is a dataset already: its order is kept, and classes and splits may lack samples
     fields: tuple[str, ...] = ()  # that samples may have beside image, label and note

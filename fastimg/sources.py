@@ -1,23 +1,32 @@
 """What a SRC argument means: a folder, a manifest, shards of any make, or a named set -> one Source."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from .columns import SEPARATED, Columns, with_delimiter
 from .errors import UsageError
 from .files import read_folder
 from .loaders.errors import DataError
-from .loaders.shards import foreign_betons, foreign_shards, refuse_class_folder
+from .loaders.folder import Level
+from .loaders.shards import foreign_betons, foreign_shards, is_plain_folder, refuse_class_folder
 from .manifest import MANIFESTS, read_manifest
 from .samples import Source
 from .spool import NAMED, find_parquets, holds_images, read_named, read_parquets
 from .stored import read_betons, read_dataset, read_tars
+from .strays import strays
 from .textrows import holds_texts, read_texts
 
 
-def read_source(src: Path, columns: Columns, spool: Path) -> Source:
+def is_class_folder(src: Path) -> bool:
+    """Whether `src` would be read as a folder of class folders."""
+    return os.path.isdir(src) and is_plain_folder(src) and not find_parquets(src)
+
+
+def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None = None) -> Source:
     """List what `src` names; nothing is decoded. `spool` is a folder for a temporary file where one is needed.
 
+    `classes`: which folders name the classes of a class folder; it changes nothing for other sources.
     Raises DataError, UsageError.
     """
     text = str(src)
@@ -28,9 +37,11 @@ def read_source(src: Path, columns: Columns, spool: Path) -> Source:
         parquets = find_parquets(src)
         if parquets and not (src / "dataset.json").exists():
             _refuse_separation(columns, src)
-            return read_parquets(src, parquets, columns, spool)
+            source = read_parquets(src, parquets, columns, spool)
+            files = [file for files in parquets.values() for file in files]
+            return replace(source, ignored=strays(src, files, "parquet files"))
         _refuse_columns(columns, f"{src} is a folder and has no columns")
-        return _read_directory(src)
+        return _read_directory(src, classes)
     if not os.path.exists(src):
         raise DataError(f"{src}: no such file or folder, or none that you may read; check the path")
     suffix = src.suffix.lower()
@@ -53,18 +64,23 @@ def read_source(src: Path, columns: Columns, spool: Path) -> Source:
     return read_manifest(src, columns)
 
 
-def _read_directory(src: Path) -> Source:
+def _read_directory(src: Path, classes: Level | None) -> Source:
     if (src / "dataset.json").exists():
-        return read_dataset(src)
+        return _with_strays(read_dataset(src))
     if (src / "convert.json").exists():
         raise DataError(f"{src}: a conversion that did not finish; run the same `fastimg convert` with --resume")
     if tars := foreign_shards(src):
         refuse_class_folder(src, [tar for files in tars.values() for tar in files])
-        return read_tars(src, tars)
+        return _with_strays(read_tars(src, tars))
     if betons := foreign_betons(src):
         refuse_class_folder(src, list(betons.values()))
-        return read_betons(src, betons)
-    return read_folder(src)
+        return _with_strays(read_betons(src, betons))
+    return read_folder(src, classes)
+
+
+def _with_strays(source: Source) -> Source:
+    """A folder of shards, and what else lies in it."""
+    return replace(source, ignored=strays(source.src, source.files))
 
 
 def _refuse_separation(columns: Columns, src: Path) -> None:

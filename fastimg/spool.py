@@ -23,7 +23,8 @@ from .columns import Columns
 from .imagesets import SETS, open_set
 from .labels import Labels, number_classes
 from .loaders.errors import DataError
-from .loaders.folder import SPLIT_FOLDERS, image_extensions
+from .loaders.folder import SPLIT_FOLDERS
+from .loaders.formats import image_extensions
 from .parquets import LABELS, find_parquets, holds_images, read_layout, read_rows, same_layout
 from .samples import Entries, Entry, Original, Row, Source, note
 from .wording import agreeing, plural

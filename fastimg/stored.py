@@ -26,7 +26,9 @@ from .loaders.beton_fields import RAW
 from .loaders.compact import check_index
 from .loaders.content import TEXT_EXTENSIONS, Content
 from .loaders.errors import DataError, ImageError, ShardError
-from .loaders.folder import SPLIT_FOLDERS, image_extensions
+from .loaders.folder import SPLIT_FOLDERS
+from .loaders.formats import image_extensions, undecodable_extensions
+from .loaders.ignored import extension_of
 from .loaders.shards import open_dataset, read_description
 from .loaders.tar import Sample, index_path, parse_index, scan, split_name
 from .samples import Entries, Entry, Original, Source, note
@@ -225,7 +227,7 @@ class TarReader:
     def problem(self, entry: Entry) -> str | None:
         """See Reader."""
         if entry.size < 0:
-            return "a sample without " + ("an image" if self._content == "images" else "a text")
+            return "a sample without a text" if self._content == "text" else self._without_image(entry)
         for ext, _, _ in self._members(entry):
             if not _EXTENSION.fullmatch(ext):
                 return f"its member .{ext} has an extension that an index cannot hold (A-Z a-z 0-9 _ -); rename it"
@@ -233,6 +235,12 @@ class TarReader:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _without_image(self, entry: Entry) -> str:
+        undecodable = undecodable_extensions()
+        found = (undecodable.get(extension_of(f"x.{ext}")) for ext, _, _ in self._members(entry))
+        reason = next(filter(None, found), None)
+        return f"a sample without an image that can be decoded: {reason}" if reason else "a sample without an image"
 
     @property
     def holds_text_alone(self) -> bool:

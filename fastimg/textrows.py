@@ -29,7 +29,7 @@ from .columns import (
 from .errors import UsageError
 from .labels import Labels, number_classes
 from .loaders.errors import DataError
-from .loaders.folder import image_extensions
+from .loaders.formats import image_extensions
 from .manifest import first_row, plain, split_of, split_up
 from .parquets import class_names
 from .samples import Entries, Entry, Row, Source

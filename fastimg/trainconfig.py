@@ -64,6 +64,9 @@ class Inputs:
     model_kwargs: tuple[str, ...] = ()
     """Further arguments of the model, as name=value."""
 
+    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    """Of a folder of class folders: which folder names the class of a file, the topmost (top), or the one that it lies
+    in (leaf), folders of one name being one class. Default: top, and a line says so where the two differ."""
     train_split: str = "train"
     """The split to train on."""
     val_split: flagtypes.Str = None

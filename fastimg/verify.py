@@ -105,6 +105,7 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
     faults: list[Fault] = []
     images = 0
     content: Content = "images"
+    told: set[str] = set()
     for name, split in splits.items():
         try:
             dataset = open_dataset(config.data, name)
@@ -114,6 +115,9 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
         try:
             content = dataset.content
             _refuse_flags(config, content)
+            for note in (note for note in dataset.notes if note not in told):
+                err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+            told.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
             if config.deep:
                 images += len(dataset)

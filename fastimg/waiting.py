@@ -8,11 +8,12 @@ from rich.markup import escape
 
 from . import accounting, effective, rundir, trial
 from .accounting import TrainingTime, overall
-from .data import center_crop, chosen_backend, is_plain_folder, train_crop
+from .data import center_crop, chosen_backend, train_crop
 from .hints import LIMIT, Facts, Hint, hint, started_slowly
 from .loaders import ImageDecoder, LoaderConfig, nvcodec
 from .loaders.crop import Crop, sized
 from .loaders.decode import MAX_PIXELS
+from .loaders.shards import is_plain_folder
 from .probe import probe
 from .progress import Display
 from .report import shown

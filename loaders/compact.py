@@ -21,7 +21,8 @@ from .beton_dataset import MAX_CLASSES
 from .content import TEXT_EXTENSIONS, Content, singular
 from .decode import read_header
 from .errors import ImageError, ShardError
-from .folder import image_extensions
+from .formats import image_extensions, undecodable_extensions
+from .ignored import extension_of
 from .tar import Member, Sample, index_path, parse_index, replace_file, scan
 
 RECORD = np.dtype(
@@ -179,6 +180,9 @@ def _main(name: str, sample: Sample, extensions: frozenset[str], content: Conten
         kind = singular(content)
         what = f"several {kind}s" if images else f"a sample without {'an' if kind == 'image' else 'a'} {kind}"
         found = ", ".join(m.ext for m in images or sample)
+        undecodable = undecodable_extensions() if kind == "image" and not images else {}
+        if reason := next((undecodable[ext] for m in sample if (ext := extension_of(f"x.{m.ext}")) in undecodable), ""):
+            raise ShardError(f"{name}: {what} that can be decoded ({found}): {reason}")
         raise ShardError(f"{name}: {what} ({found}); make the shard again with one in each sample")
     return images[0]
 

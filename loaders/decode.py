@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from .errors import ImageError
 from .exif import ORIENTATION, turn_of
+from .formats import recognise, register_plugins
 from .frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
 from .scratch import Scratch
 from .splice import Box, splice
@@ -168,13 +169,17 @@ def _pillow(data: bytes | memoryview) -> Pixels:
             raise ImageError(_reason(error)) from error
 
 
-def _open(data: bytes | memoryview) -> Image.Image:
+def _open(data: bytes | memoryview, again: bool = True) -> Image.Image:
+    """An image whose pixels are not decoded yet. `again`: try once more with Pillow's plugins that are installed."""
     if len(data) == 0:
         raise ImageError("the file is empty")
     try:
         return Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
-        raise ImageError("not an image in a format that Pillow knows") from error
+        if again and recognise(data):
+            register_plugins()
+            return _open(data, again=False)
+        raise ImageError(recognise(data) or "not an image in a format that Pillow knows") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("more pixels than Pillow allows (PIL.Image.MAX_IMAGE_PIXELS)") from error
     except _FAULTS as error:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -21,7 +21,7 @@ from . import compact
 from .beton_dataset import BetonDataset
 from .content import Content
 from .errors import DataError, ShardError
-from .folder import SPLIT_FOLDERS, FilesDataset, is_class_folder, list_folder
+from .folder import SPLIT_FOLDERS, FilesDataset, Level, is_class_folder, list_folder
 from .handles import Handles
 from .readahead import ask, pieces
 from .scratch import Scratch
@@ -75,12 +75,16 @@ class Dataset(Protocol):
         """Give back what is held open."""
 
 
-def open_dataset(path: str | Path, split: str = "train") -> Dataset:
+def open_dataset(path: str | Path, split: str = "train", classes: Level | None = None) -> Dataset:
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
-    Raises DataError naming what is missing, cut short or altered.
+    `classes`: which folders name the classes of a class folder, as `folder.list_folder` has it.
+    Raises DataError naming what is missing, cut short or altered, ValueError for `classes` of anything but a class
+    folder.
     """
     path = Path(path)
+    if classes is not None and not is_plain_folder(path):
+        raise ValueError(f"{path}: its classes are not named by folders; leave out classes={classes!r}")
     if is_beton(path):
         return BetonDataset(_pick(path, {"train": path}, split))
     _refuse_no_folder(path)
@@ -93,13 +97,13 @@ def open_dataset(path: str | Path, split: str = "train") -> Dataset:
     if betons := foreign_betons(path):
         refuse_class_folder(path, list(betons.values()))
         return BetonDataset(_pick(path, betons, split))
-    listing = list_folder(path)
+    listing = list_folder(path, classes)
     files = _pick(path, listing.files, split)
     names, labels = [name for name, _ in files], [label for _, label in files]
-    return FilesDataset(path, names, listing.classes, labels, listing.content)
+    return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
 
 
-def list_splits(path: str | Path) -> dict[str, int]:
+def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int]:
     """Split names and their numbers of samples; -1 where counting means opening."""
     path = Path(path)
     if is_beton(path):
@@ -110,7 +114,13 @@ def list_splits(path: str | Path) -> dict[str, int]:
     _refuse_unfinished(path)
     if others := foreign_shards(path) or foreign_betons(path):
         return dict.fromkeys(others, -1)
-    return {name: len(files) for name, files in list_folder(path).files.items()}
+    return {name: len(files) for name, files in list_folder(path, classes).files.items()}
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Whether a path is that of a folder of image or text files, not of shards."""
+    known = (path / "dataset.json").exists() or is_beton(path) or foreign_shards(path) or foreign_betons(path)
+    return not known
 
 
 def refuse_class_folder(path: Path, shards: list[Path]) -> None:
@@ -186,12 +196,11 @@ def _is_plain(name: str) -> bool:
 
 def foreign_shards(path: Path) -> dict[str, list[Path]]:
     """Tars that somebody else made, by split: the name before the shard number."""
-    shards: dict[str, list[Path]] = {}
+    named: dict[str, list[Path]] = {}
     for tar in sorted(path.glob("*.tar")):
-        if tar.name.startswith("."):
-            continue
-        split = tar.stem.rstrip("0123456789").rstrip("-_.") or "train"
-        shards.setdefault(SPLIT_FOLDERS.get(split, split), []).append(tar)
+        if not tar.name.startswith("."):
+            named.setdefault(tar.stem.rstrip("0123456789").rstrip("-_.") or "train", []).append(tar)
+    shards = {split: named[name] for name, split in split_names(path, named).items()}
     if len(shards) == 1 and "train" not in shards:
         return {"train": next(iter(shards.values()))}
     return shards
@@ -204,7 +213,24 @@ def is_beton(path: Path) -> bool:
 
 def foreign_betons(path: Path) -> dict[str, Path]:
     """The .beton files of a folder, by split: their names."""
-    return {SPLIT_FOLDERS.get(file.stem, file.stem): file for file in sorted(path.glob("*.beton"))}
+    named = {file.stem: file for file in sorted(path.glob("*.beton"))}
+    return {split: named[name] for name, split in split_names(path, named).items()}
+
+
+def split_names(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """The split that each name in a folder of shards means; what is none of the usual names means itself.
+
+    Raises DataError where two mean the same.
+    """
+    splits: dict[str, str] = {}
+    for name in names:
+        split = SPLIT_FOLDERS.get(name.lower(), name)
+        if other := next((other for other, known in splits.items() if known == split), None):
+            raise DataError(
+                f"{path}: {other} and {name} are both names of the split {split}; rename one, or move it away"
+            )
+        splits[name] = split
+    return splits
 
 
 def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:

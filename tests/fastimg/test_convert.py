@@ -639,7 +639,9 @@ def test_report(console):
         reencoded=0,
         kept=100,
         outcomes={"tiled": 1100, "kept: png": 90, "kept: bmp": 10},
-        ignored=3,
+        ignored=13,
+        ignored_names=[Skipped(f"{i}.jpg", "loose") for i in range(10)],
+        ignored_summary="12 loose (.jpg); 1 hidden",
         seconds=2.0,
         images_per_second=600.0,
     )
@@ -656,7 +658,10 @@ def test_report(console):
     ):
         assert text in shown
     assert "skipped a/9.jpg: the file is empty" in shown and "a/10.jpg" not in shown and "... and 4 more" in shown
+    assert "ignored" in shown and "13 files: 12 loose (.jpg); 1 hidden" in shown
+    assert "ignored 9.jpg: loose" in shown and "... and 3 more" in shown
     told = json.loads(report.to_json())
+    assert told["ignored"] == 13 and told["ignored_names"][9] == {"path": "9.jpg", "reason": "loose"}
     assert told["skipped"][0] == {"path": "a/0.jpg", "reason": "the file is empty"} and told["images"] == 1200
 
 

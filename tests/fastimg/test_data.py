@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.data import display_name, find_dataset, is_plain_folder, open_parts, train_crop, worker_count
+from fastimg.data import display_name, find_dataset, open_parts, train_crop, worker_count
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.shards import is_plain_folder
 from fastimg.models import Preprocessing
 from fastimg.parallel import Ranks
 

@@ -80,7 +80,7 @@ def test_every_kind_of_manifest_says_the_same(files, kind):
 def test_folder_without_splits(image_folder):
     (image_folder / "red" / "notes.txt").write_text("none")
     source = read_source(image_folder, Columns())
-    assert (source.kind, source.classes, source.ignored) == ("folder", ("blue", "green", "red"), 1)
+    assert (source.kind, source.classes, source.ignored.total) == ("folder", ("blue", "green", "red"), 1)
     assert list(source.splits) == ["train"] and len(source.splits["train"]) == 36
     assert source.splits["train"][0][:3] == ("blue/000.jpg", 0, (image_folder / "blue/000.jpg").stat().st_size)
 
@@ -103,7 +103,7 @@ def test_a_link_to_nowhere_has_no_size(image_folder):
 def test_a_pipe_is_not_opened(image_folder):
     os.mkfifo(image_folder / "red" / "pipe.jpg")
     source = read_source(image_folder, Columns())
-    assert source.ignored == 1
+    assert source.ignored.reasons == {"not a regular file": 1}
     assert all(entry.path != "red/pipe.jpg" for entry in source.splits["train"])
 
 
@@ -172,7 +172,11 @@ def test_fingerprint_follows_paths_labels_sizes_and_columns(files):
         (["path,label", "a/1.jpg,x", "a/2.jpg, "], Columns(), "row 3: the label in column 'label' is empty"),
         (["path,label", ",x"], Columns(), "row 2: '' in column 'path' is not a path"),
         (["path,label", "a/1.jpg,x,y"], Columns(), "row 2: 3 fields under a header of 2"),
-        (["path,label,split", "a/1.jpg,x,fold1"], Columns(), "row 2: 'fold1' is no split; use one of train, val"),
+        (
+            ["path,label,split", "a/1.jpg,x,fold1"],
+            Columns(),
+            "row 2: 'fold1' is no split; use one of train, training, val",
+        ),
         (["path,label,split", "a/1.jpg,x,val"], Columns(), "no row of the training split .*it has val"),
         (
             ["path,label,split", "a/1.jpg,x,train", "a/2.jpg,y,val"],

@@ -107,7 +107,7 @@ def test_hugging_face(tmp_path, jpegs, read):
     assert holds_images(src, Columns())
     source = read(src)
     assert (source.kind, source.classes, source.named, source.stored) == ("parquet", tuple(ANIMALS), True, False)
-    assert (source.fields, source.remarks, source.ignored) == ((), (), 0)
+    assert (source.fields, source.remarks, source.ignored.total) == ((), (), 0)
     entries = source.splits["train"]
     assert [(e.path, e.label, e.size, e.row) for e in entries] == [
         (f"{i}.jpg", label, len(jpegs[i]), i + 1) for i, label in enumerate((0, 2, 1))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fastimg.loaders import DataError, FilesDataset, ImageError, list_splits, open_dataset
-from fastimg.loaders.folder import image_extensions, list_folder
+from fastimg.loaders.folder import list_folder
+from fastimg.loaders.formats import image_extensions
 from fastimg.loaders.scratch import Scratch
 
 
@@ -25,10 +26,11 @@ def test_extensions_are_those_of_images():
 
 
 def test_a_folder_without_splits_is_for_training(tmp_path):
-    touch(tmp_path, "b/2.jpg", "b/10.PNG", "a/deep/er/x.webp", "a/1.jpg", "a/notes.txt", "b/.hidden.jpg", ".git/x.jpg")
+    touch(tmp_path, "b/2.jpg", "b/10.PNG", "a/deep/a/x.webp", "a/1.jpg", "a/notes.txt", "b/.hidden.jpg", ".git/x.jpg")
     listing = list_folder(tmp_path)
-    assert listing.classes == ("a", "b") and listing.ignored == 2
-    assert listing.files == {"train": [("a/1.jpg", 0), ("a/deep/er/x.webp", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]}
+    assert listing.classes == ("a", "b") and listing.notes == ()
+    assert listing.ignored.reasons == {"not an image by its extension": 1, "hidden by a leading dot": 2}
+    assert listing.files == {"train": [("a/1.jpg", 0), ("a/deep/a/x.webp", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]}
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "Val"])
@@ -47,13 +49,22 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
     ("names", "message"),
     [
         (["x.jpg"], "no class folders in it"),
-        (["a/1.md"], r"a: the class is empty \(1 other files\)"),
-        (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(1 other files\); add images"),
-        (["a/1.txt", "b/1.md"], r"b: the class is empty \(1 other files\); add .txt files"),
+        (["a/1.md"], r"a: the class is empty \(1 other files: 1 not an image by its extension \(.md\)\); add images"),
+        (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(1 other files: .*\); add images"),
+        (["a/1.txt", "b/1.md"], r"b: the class is empty \(1 other files: 1 not a .txt file \(.md\)\); add .txt files"),
         (["train/a/1.jpg", "val/b/1.jpg"], "val/b: the training split has no class 'b'"),
         (["train/a/1.jpg", "val/a/1.txt"], "val: the split is empty"),
-        (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "val/ and valid/ are the same split"),
-        (["train/a/1.jpg", "other/a/1.jpg"], "other/ stands beside train/"),
+        (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "val/ and valid/ are both names of the split val; keep"),
+        (
+            ["train/a/1.jpg", "Training/a/1.jpg"],
+            "Training/ and train/ are both names of the split train; keep one of them",
+        ),
+        (["train/a/1.jpg", "testing/a/1.jpg", "EVAL/a/1.jpg"], "EVAL/ and testing/ are both names of the split test;"),
+        (["train/a/1.jpg", "other/a/1.jpg"], "other/ is not a split and lies beside train/; move"),
+        (
+            ["train/a/1.jpg", "val/a/1.jpg", "x/1.jpg", "y/1.jpg"],
+            "x/ and y/ are not splits and lie beside train/ and val/",
+        ),
         (["val/a/1.jpg", "test/a/1.jpg"], "has test, val but no train/"),
     ],
 )

@@ -1,0 +1,102 @@
+"""Image formats by file extension: those that can be decoded here, and what to do about the others.
+
+Pillow's plugins for HEIC and JPEG XL are used where they are installed; they are imported when extensions are listed or
+when such an image is decoded, not before.
+"""
+
+import importlib
+from functools import cache
+
+from PIL import Image
+
+_INSTALL = {"pillow_heif": "pillow-heif", "pillow_jxl": "pillow-jxl-plugin"}  # module -> distribution
+
+_HEIC = (".heic", ".heics", ".heif", ".heifs", ".hif")
+_AVIF = (".avif", ".avifs")
+_JXL = (".jxl",)
+_OLD_PILLOW = (".gif", ".jpeg", ".jpg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".j2k", ".jpx", ".qoi")
+_CONVERT = {
+    "camera raw": (
+        *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".iiq", ".kdc", ".mrw", ".nef", ".nrw", ".orf", ".pef"),
+        *(".raf", ".rw2", ".srw", ".x3f"),
+    ),
+    "OpenEXR": (".exr",),
+    "Radiance HDR": (".hdr",),
+    "JPEG XR": (".jxr", ".wdp", ".hdp"),
+    "JPEG-LS": (".jls",),
+    "BPG": (".bpg",),
+    "DICOM": (".dcm", ".dicom"),
+    "SVG": (".svg", ".svgz"),
+    "GIMP": (".xcf",),
+}
+_OLD_PILLOW_REASON = "in a format that this Pillow was built without (`pip install -U pillow`)"
+_AVIF_REASON = "AVIF, readable after `pip install 'pillow>=11.3'`"
+
+# Brands in the `ftyp` box that an ISO base media file begins with (ISO/IEC 23008-12 annex B, AVIF 1.1 section 6).
+_HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"})
+_AVIF_BRANDS = frozenset({b"avif", b"avis"})
+_JXL_STARTS = (b"\xff\x0a", b"\x00\x00\x00\x0cJXL \r\n\x87\n")
+
+
+@cache
+def register_plugins() -> dict[str, str]:
+    """Let Pillow use those plugins that are installed. Returns, by module, why one of these cannot be imported."""
+    faults = {}
+    for module in _INSTALL:
+        try:
+            plugin = importlib.import_module(module)  # pillow_jxl registers itself
+        except ImportError as error:
+            if not (isinstance(error, ModuleNotFoundError) and error.name == module):  # else it is not installed
+                faults[module] = str(error).splitlines()[0] if str(error) else type(error).__name__
+            continue
+        if module == "pillow_heif":
+            plugin.register_heif_opener()
+    return faults
+
+
+def image_extensions() -> frozenset[str]:
+    """Extensions of the formats that Pillow and its installed plugins read, with their dots, in lower case."""
+    Image.init()
+    register_plugins()
+    found = frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
+    return found | {".mpo"}  # opened as a JPEG, so that Pillow lists it among the formats it writes
+
+
+def undecodable_extensions() -> dict[str, str]:
+    """Extensions of images that cannot be decoded here -> the format and the remedy, in words."""
+    reasons = dict.fromkeys(_OLD_PILLOW, _OLD_PILLOW_REASON)
+    reasons |= dict.fromkeys(_HEIC, _needs_plugin("HEIC", "pillow_heif"))
+    reasons |= dict.fromkeys(_JXL, _needs_plugin("JPEG XL", "pillow_jxl"))
+    reasons |= dict.fromkeys(_AVIF, _AVIF_REASON)
+    for name, extensions in _CONVERT.items():
+        reasons |= dict.fromkeys(extensions, f"{name}, which has to be converted to JPEG or PNG first")
+    readable = image_extensions()
+    return {extension: reason for extension, reason in reasons.items() if extension not in readable}
+
+
+def recognise(data: bytes | memoryview) -> str | None:
+    """Of encoded data that Pillow does not open: its format and the remedy, None where the format is not known here."""
+    extension = _signature(data)
+    if extension is None:
+        return None
+    damaged = f"{extension[1:].upper()}, damaged or of a kind that its decoder does not open"
+    return undecodable_extensions().get(extension, damaged)
+
+
+def _signature(data: bytes | memoryview) -> str | None:
+    """The extension of a format that needs a plugin, or needed one, by its first bytes."""
+    if bytes(data[:12]).startswith(_JXL_STARTS):
+        return ".jxl"
+    if bytes(data[4:8]) != b"ftyp":
+        return None
+    end = min(int.from_bytes(data[:4], "big"), 256)
+    brands = {bytes(data[at : at + 4]) for at in (8, *range(16, end, 4))}
+    if brands & _AVIF_BRANDS:
+        return ".avif"
+    return ".heic" if brands & _HEIC_BRANDS else None
+
+
+def _needs_plugin(name: str, module: str) -> str:
+    if fault := register_plugins().get(module):
+        return f"{name}, and {module}, which reads it, cannot be imported ({fault})"
+    return f"{name}, readable after `pip install {_INSTALL[module]}`"

@@ -1,0 +1,122 @@
+"""Files of a source that are not used: counted by reason and extension, and the first of them by name."""
+
+import bisect
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+HIDDEN = "hidden by a leading dot"
+NOT_A_FILE = "not a regular file"
+NOT_AN_IMAGE = "not an image by its extension"
+NOT_A_TEXT = "not a .txt file"
+
+NAMED = 10  # files of each reason that are kept by name
+_EXTENSIONS = 4  # that a sentence shows for each reason
+_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, HIDDEN)  # reasons that matter least, which are told last
+
+
+@dataclass
+class Ignored:
+    """How many files are not used, and why."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (reason, extension in lower case)
+    names: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first by name
+
+    def add(self, path: str, reason: str) -> None:
+        """Count one file."""
+        path = path.encode("utf-8", "backslashreplace").decode()  # file names need not be UTF-8
+        self.counts[reason, extension_of(path)] += 1
+        self._keep(path, reason)
+
+    def update(self, other: "Ignored") -> None:
+        """Count all that another has counted."""
+        self.counts.update(other.counts)
+        for reason, paths in other.names.items():
+            for path in paths:
+                self._keep(path, reason)
+
+    def joined(self, other: "Ignored") -> "Ignored":
+        """A new one of what both have counted."""
+        both = Ignored()
+        both.update(self)
+        both.update(other)
+        return both
+
+    @property
+    def total(self) -> int:
+        """How many files."""
+        return self.counts.total()
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How many for each reason, those that matter most first."""
+        found: Counter[str] = Counter()
+        for (reason, _), count in self.counts.items():
+            found[reason] += count
+        ranks = {reason: _LEAST.index(reason) if reason in _LEAST else -1 for reason in found}
+        order = sorted(found, key=lambda reason: (ranks[reason], -found[reason], reason))
+        return {reason: found[reason] for reason in order}
+
+    @property
+    def extensions(self) -> dict[str, int]:
+        """How many of each extension, the commonest first; "" is none."""
+        found: Counter[str] = Counter()
+        for (_, extension), count in self.counts.items():
+            found[extension] += count
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    def first(self) -> list[tuple[str, str]]:
+        """At most ten of them, (path, reason), by reason and name; every reason comes before one has a second."""
+        reasons = list(self.reasons)
+        turns = sorted((turn, number) for number, why in enumerate(reasons) for turn in range(len(self.names[why])))
+        chosen = sorted((number, turn) for turn, number in turns[:NAMED])
+        return [(self.names[reasons[number]][turn], reasons[number]) for number, turn in chosen]
+
+    def summary(self) -> str:
+        """Counts by reason, with extensions: `120 beside the class folders (.jpg); 1 not an image (.md)`."""
+        told = []
+        for reason, count in self.reasons.items():
+            found = {ext: number for (why, ext), number in self.counts.items() if why == reason}
+            commonest = sorted(found, key=lambda ext: (-found[ext], ext))
+            shown = [
+                (ext or "no extension") + (f" {found[ext]:,}" if len(found) > 1 else "")
+                for ext in commonest[:_EXTENSIONS]
+            ] + ["..."] * (len(found) > _EXTENSIONS)
+            told.append(f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason != HIDDEN else ""))
+        return "; ".join(told)
+
+    def note(self, where: str, used: int) -> list[str]:
+        """A sentence on a folder of which `used` files are used, where there are others."""
+        if not self.total:
+            return []
+        (first, _), *_ = self.first()
+        found = self.total + used
+        return [f"{where}: {self.total:,} of {found:,} files are not used: {self.summary()}; the first is {first}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `of_json` reads."""
+        counts: dict[str, dict[str, int]] = {reason: {} for reason in self.reasons}
+        for (reason, extension), count in sorted(self.counts.items()):
+            counts[reason][extension] = count
+        return {"files": self.total, "counts": counts, "names": dict(sorted(self.names.items()))}
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> "Ignored":
+        """What `to_json` gave."""
+        ignored = cls(names={reason: list(paths) for reason, paths in stored["names"].items()})
+        for reason, extensions in stored["counts"].items():
+            ignored.counts.update({(reason, extension): count for extension, count in extensions.items()})
+        return ignored
+
+    def _keep(self, path: str, reason: str) -> None:
+        kept = self.names.setdefault(reason, [])
+        if len(kept) < NAMED or path < kept[-1]:
+            bisect.insort(kept, path)
+            del kept[NAMED:]
+
+
+def extension_of(path: str) -> str:
+    """The extension of a file's name, with its dot, in lower case; empty where there is none."""
+    return os.path.splitext(path)[1].lower()
