@@ -94,7 +94,12 @@ def _parquets(base: Path) -> dict[str, list[Path]]:
     for sub in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
         split = SPLIT_FOLDERS.get(sub.name.lower())
         if split and (files := _files(sub)):
-            found.setdefault(split, []).extend(files)
+            if split in found:
+                other = found[split][0].parent.name
+                raise DataError(
+                    f"{base}: {other}/ and {sub.name}/ are both names of the split {split}; keep one of them"
+                )
+            found[split] = files
     return found
 
 

@@ -29,6 +29,7 @@ SPLIT_FOLDERS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval"), "test"),
 }
+_SPLITS = tuple(dict.fromkeys(SPLIT_FOLDERS.values()))
 
 _LOOSE = "beside the class folders, not in one"
 _LOOSE_ABOVE = "beside the split folders, not in a class folder"
@@ -100,7 +101,7 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
         extra = sorted(set(folders) - set(in_splits))
         verb = "is not a split and lies" if len(extra) == 1 else "are not splits and lie"
         raise DataError(f"{root}: {_folders(extra)} {verb} beside {_folders(in_splits)}; move what is no split away")
-    renamed = [f"{name}/ as {split}" for split, (name,) in named.items() if name != split]
+    renamed = [f"{named[split][0]}/ as {split}" for split in _SPLITS if split in named and named[split] != [split]]
     notes = [f"{root}: folders are read as splits: {', '.join(renamed)}"] if renamed else []
     return {split: root / name for split, (name,) in named.items()}, notes
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from PIL import Image
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.backends import Backend, open_source
 from fastimg.loaders.crop import Crop
+from fastimg.loaders.formats import register_plugins
 
 os.environ["FASTIMG_PROFILE"] = "off"  # what this machine was tuned to is none of the tests' business
 
@@ -34,6 +36,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+HEIC_START = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 COLOURS = {"blue": (40, 60, 200), "green": (50, 180, 60), "red": (210, 50, 40)}
 
 
@@ -81,6 +84,44 @@ def encode() -> Callable[..., bytes]:
 def make_image_folder(tmp_path: Path) -> Callable[[int], Path]:
     """`make_image_folder(per_class)`: an unsplit folder of three classes with so many images each."""
     return lambda per_class: write_image_folder(tmp_path / "images", per_class)
+
+
+@pytest.fixture
+def heif_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """`heif_plugin(installed)`: pillow-heif is missing, as at first, or there: a stand-in, for which see `heic`."""
+
+    def provide(installed: bool) -> None:
+        plugin = types.ModuleType("pillow_heif")
+        plugin.register_heif_opener = register  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "pillow_heif", plugin if installed else None)
+        monkeypatch.setitem(sys.modules, "pillow_jxl", None)
+        register_plugins.cache_clear()
+
+    def register() -> None:
+        monkeypatch.setattr(Image, "ID", [*Image.ID, "HEIF"])
+        monkeypatch.setitem(Image.OPEN, "HEIF", (open_heif, lambda start: start[4:12] == b"ftypheic"))
+        monkeypatch.setitem(Image.EXTENSION, ".heic", "HEIF")
+        monkeypatch.setitem(Image.EXTENSION, ".heif", "HEIF")
+
+    def open_heif(file: io.BytesIO, name: str) -> Image.Image:
+        file.seek(len(HEIC_START))
+        image = Image.open(io.BytesIO(file.read()))
+        image.format = "HEIF"
+        return image
+
+    Image.init()
+    for name in ("HEIF", "JXL"):  # whoever has the real ones
+        monkeypatch.delitem(Image.OPEN, name, raising=False)
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name in Image.OPEN])
+    provide(False)
+    yield provide
+    register_plugins.cache_clear()
+
+
+@pytest.fixture
+def heic() -> Callable[[int], bytes]:
+    """`heic(seed)`: what begins like HEIC, and what the stand-in for its plugin decodes: a PNG."""
+    return lambda seed=0: HEIC_START + encoded_image(seed=seed, kind="PNG")
 
 
 @pytest.fixture
