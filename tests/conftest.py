@@ -95,6 +95,9 @@ def heif_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
         plugin.register_heif_opener = register  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "pillow_heif", plugin if installed else None)
         monkeypatch.setitem(sys.modules, "pillow_jxl", None)
+        for name in ("HEIF", "JXL"):  # the real ones, too
+            monkeypatch.delitem(Image.OPEN, name, raising=False)
+        monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name in Image.OPEN])
         register_plugins.cache_clear()
 
     def register() -> None:
@@ -110,9 +113,6 @@ def heif_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
         return image
 
     Image.init()
-    for name in ("HEIF", "JXL"):  # whoever has the real ones
-        monkeypatch.delitem(Image.OPEN, name, raising=False)
-    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name in Image.OPEN])
     provide(False)
     yield provide
     register_plugins.cache_clear()

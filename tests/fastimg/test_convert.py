@@ -728,3 +728,158 @@ def test_which_columns_were_used_is_reported(image_folder, tmp_path, cli):
     src.write_text(src.read_text().replace(",", ";"))
     report = json.loads(cli("convert", src, tmp_path / "out", "--json").out)
     assert report["columns"] == [f"{src}: path from column 'path', label from 'label', columns separated by ';'"]
+
+
+@pytest.fixture
+def loose(image_folder, encode, heic, heif_plugin):
+    """The class folder, and 15 images beside its classes, two HEICs in one, a note, a hidden file."""
+    for i in range(15):
+        (image_folder / f"IMG_{i:02}.jpg").write_bytes(encode(seed=i))
+    for i in range(2):
+        (image_folder / f"red/{i}.heic").write_bytes(heic(i))
+    (image_folder / "red/empty.jpg").touch()
+    (image_folder / "README.md").write_text("x")
+    (image_folder / "blue/.DS_Store").write_text("x")
+    return image_folder
+
+
+HEIC = "HEIC, readable after `pip install pillow-heif`"
+
+
+def test_used_skipped_and_ignored_are_all_the_files_there(config, loose, console):
+    report = convert(config, console)
+    files = sum(path.is_file() for path in loose.rglob("*"))
+    assert (report.images, len(report.skipped), report.ignored) == (36, 1, 19)
+    assert report.images + len(report.skipped) + report.ignored == files
+    reasons = {"beside the class folders, not in one": 15, HEIC: 2, "not an image by its extension": 1}
+    reasons["hidden by a leading dot"] = 1
+    assert report.ignored_reasons == reasons and list(report.ignored_reasons) == list(reasons)
+    assert report.ignored_extensions == {".jpg": 15, ".heic": 2, "": 1, ".md": 1}
+    print_report(report, console)
+    shown = console.file.getvalue()
+    assert "19 files: 15 beside the class folders, not in one (.jpg); 2 HEIC, readable after" in shown
+    for line in (
+        "ignored IMG_00.jpg: beside the class folders, not in one",
+        f"ignored red/0.heic: {HEIC}",
+        "ignored README.md: not an image by its extension",
+        "ignored blue/.DS_Store: hidden by a leading dot",
+        "... and 9 more",
+    ):
+        assert f"\n{line}\n" in shown
+    told = json.loads(report.to_json())
+    assert (told["ignored"], told["ignored_reasons"]) == (19, reasons) and len(told["ignored_names"]) == 10
+    assert told["ignored_names"][0] == {"path": "IMG_00.jpg", "reason": "beside the class folders, not in one"}
+    stored = read_description(config.dst)["ignored"]
+    assert (stored["files"], stored["counts"][HEIC], stored["names"][HEIC]) == (
+        *(19, {".heic": 2}),
+        ["red/0.heic", "red/1.heic"],
+    )
+    again = convert(replace(config, resume=True), console)
+    assert (again.ignored, again.ignored_names) == (report.ignored, report.ignored_names)
+
+
+def test_what_is_ignored_adds_up_over_appending_and_merging(config, loose, encode, tmp_path, console):
+    (tmp_path / "more/red").mkdir(parents=True)
+    (tmp_path / "more/red/1.jpg").write_bytes(encode(seed=77))
+    (tmp_path / "more/0.jpg").write_bytes(encode(seed=78))
+    convert(config, console)
+    appended = convert(Convert(src=tmp_path / "more", dst=config.dst, append=True, workers="2"), console)
+    merged = Convert(src=loose, dst=tmp_path / "more", more=(tmp_path / "merged",), merge=True, workers="2")
+    for report in (appended, convert(merged, console)):
+        assert (report.images, len(report.skipped), report.ignored) == (37, 1, 20)
+        assert report.ignored_reasons["beside the class folders, not in one"] == 16
+
+
+def test_a_dataset_of_before_ignored_files_were_kept_can_be_appended_to(config, tmp_path, encode, console):
+    convert(config, console)
+    description = read_description(config.dst)
+    del description["ignored"]
+    (config.dst / "dataset.json").write_text(json.dumps(description))
+    (tmp_path / "more/red").mkdir(parents=True)
+    for name in ("red/1.jpg", "0.jpg"):
+        (tmp_path / "more" / name).write_bytes(encode(seed=77))
+    assert convert(Convert(src=tmp_path / "more", dst=config.dst, append=True, workers="2"), console).ignored == 1
+
+
+def test_heic_is_stored_where_its_plugin_is_installed(config, loose, heic, heif_plugin, console):
+    heif_plugin(installed=True)
+    (loose / "red/really_heic.jpg").write_bytes(heic(9))
+    report = convert(config, console)
+    assert (report.images, report.ignored) == (39, 17)
+    stored = {note["path"]: (ext, content) for note, _, ext, content in samples(config.dst).values()}
+    assert stored["red/0.heic"] == ("heif", heic(0)) and stored["red/really_heic.jpg"] == ("heif", heic(9))
+    dataset, scratch = open_dataset(config.dst), Scratch()
+    assert {decode(dataset.read(i, scratch)).shape[2] for i in range(39)} == {3}
+    dataset.close()
+    heif_plugin(installed=False)  # a machine without it
+    second = convert(replace(config, src=config.dst, dst=config.dst.parent / "second"), console)
+    assert len(second.skipped) == 3
+    assert {reason for _, reason in second.skipped} == {f"a sample without an image that can be decoded: {HEIC}"}
+
+
+@pytest.mark.parametrize("kind", ["GIF", "AVIF"])
+def test_images_of_other_formats_are_kept(kind, config, image_folder, console):
+    name, suffix = f"red/other.{kind.lower()}", kind.lower()
+    frames = [Image.fromarray(np.full((24, 32, 3), shade, np.uint8)) for shade in (60, 200)]
+    frames[0].save(image_folder / name, kind, save_all=True, append_images=frames[1:])
+    original = (image_folder / name).read_bytes()
+    plain = open_dataset(image_folder)
+    (at,) = (i for i in range(len(plain)) if plain.sample_name(i).endswith(name))
+    pixels = decode(plain.read(at, Scratch()))
+    assert abs(pixels.astype(int) - 60).max() <= 3  # the first frame
+    report = convert(replace(config, tile="auto"), console)
+    assert report.outcomes[f"kept: {suffix}"] == 1
+    assert (suffix, original) in {(ext, content) for _, _, ext, content in samples(config.dst).values()}
+    beton = replace(config, dst=config.dst.parent / "beton", format="beton")
+    assert convert(beton, console).outcomes[f"kept: as raw pixels: {suffix}"] == 1
+    back = replace(config, src=beton.dst, dst=config.dst.parent / "back")
+    convert(back, console)
+    assert (suffix, original) in {(ext, content) for _, _, ext, content in samples(back.dst).values()}
+    dataset = open_dataset(beton.dst)
+    (raw,) = (i for i in range(len(dataset)) if name in dataset.sample_name(i))
+    np.testing.assert_array_equal(decode(dataset.read(raw, Scratch())), pixels)
+    dataset.close()
+
+
+def nested(root, encode, above=""):
+    for i, name in enumerate(("animals/a", "animals/b", "plants/c", "plants/d")):
+        (root / above / name).mkdir(parents=True)
+        for j in range(3):
+            (root / above / name / f"{j}.jpg").write_bytes(encode(seed=3 * i + j))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("flags", "classes", "said"),
+    [
+        ({}, ["animals", "plants"], True),
+        ({"classes": "top"}, ["animals", "plants"], False),
+        ({"classes": "leaf"}, ["a", "b", "c", "d"], False),
+    ],
+)
+def test_nested_folders(flags, classes, said, tmp_path, encode, console):
+    config = Convert(src=nested(tmp_path / "nested", encode), dst=tmp_path / "out", workers="2", **flags)
+    assert convert(config, console).classes == len(classes)
+    assert read_description(config.dst)["classes"] == classes
+    assert ("--classes leaf makes the folder that a file lies in its class" in console.file.getvalue()) == said
+
+
+def test_names_of_splits_are_read_and_said(tmp_path, encode, console):
+    nested(tmp_path / "split", encode, "Training")
+    nested(tmp_path / "split", encode, "valid")
+    report = convert(Convert(src=tmp_path / "split", dst=tmp_path / "out", workers="2", classes="top"), console)
+    assert (report.splits, report.classes) == ({"train": 12, "val": 12}, 2)
+    assert "folders are read as splits: Training/ as train, valid/ as val" in console.file.getvalue()
+    nested(tmp_path / "split", encode, "train")
+    with pytest.raises(DataError, match="Training/ and train/ are both names of the split train; keep one of them"):
+        convert(Convert(src=tmp_path / "split", dst=tmp_path / "other"), console)
+
+
+def test_classes_has_no_effect_on_other_sources(config, image_folder, tmp_path, console):
+    convert(config, console)
+    (tmp_path / "list.csv").write_text("path,label\nimages/red/000.jpg,x\n")
+    for src in (config.dst, tmp_path / "list.csv", Path("sklearn:digits")):
+        with pytest.raises(UsageError, match=f"^--classes leaf has no effect: {src} is not a folder of class folders;"):
+            convert(Convert(src=src, dst=tmp_path / "second", classes="leaf"), console)
+    merged = Convert(src=config.dst, dst=image_folder, more=(tmp_path / "m",), merge=True, classes="leaf", workers="2")
+    assert convert(merged, console).images == 72
