@@ -44,6 +44,7 @@ OPTIONAL = {
     "nvimgcodec": ("nvidia-nvimgcodec-cu", "nvidia.nvimgcodec", "pip install '.[gpu]'"),
     "webdataset": ("webdataset", "webdataset", "pip install webdataset"),
     "kornia": ("kornia", "kornia", "pip install '.[kornia]'"),
+    "pillow-heif": ("pillow-heif", "pillow_heif", "pip install '.[heif]'"),
     "transformers": ("transformers", "transformers", "pip install '.[text]'"),
     "onnx": ("onnx", "onnx", "pip install '.[export]'"),
     "onnxruntime": ("onnxruntime", "onnxruntime", "pip install '.[export]'"),

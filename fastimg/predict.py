@@ -125,7 +125,7 @@ def find_files(
             found, others = find_images(source, undecodable) if content == "images" else find_texts(source)
             if not found:
                 what = "images" if content == "images" else ".txt files"
-                told = f" ({plural(others.total, 'other file')}: {others.summary()})" if others.total else ""
+                told = f" (other files: {others.summary()})" if others.total else ""
                 raise UserError(f"{source}: no {what} in this folder{told}; give another, or files")
             files += [Path(name) for name in found]
             notes += others.note(str(source), len(found))

@@ -153,7 +153,7 @@ def _refuse_empty(folder: Path, root: Path, paths: list[str], ignored: Ignored, 
             if not below and os.path.relpath(here, root) not in used:
                 raise DataError(f"{here}: the class is empty; add {what} or remove the folder")
     if not paths:
-        others = f" ({ignored.total:,} other files: {ignored.summary()})" if ignored.total else ""
+        others = f" (other files: {ignored.summary()})" if ignored.total else ""
         raise DataError(f"{folder}: the class is empty{others}; add {what} or remove the folder")
 
 

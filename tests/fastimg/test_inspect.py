@@ -94,6 +94,20 @@ def test_the_same_in_words(flawed, tmp_path, cli):
         assert words in ran.out, words
 
 
+def test_a_folder_says_once_how_it_is_read(tmp_path, encode, look, cli):
+    for name in ("Training/x/a/1", "Training/x/b/2", "dev/x/a/3"):
+        (tmp_path / f"D/{name}.jpg").parent.mkdir(parents=True)
+        (tmp_path / f"D/{name}.jpg").write_bytes(encode(seed=int(name[-1])))
+    (tmp_path / "D/dev/4.jpg").write_bytes(encode())
+    flags = ("-o", tmp_path / "pictures", "--headers-only", "--img-size", "32")
+    for level, classes, leaf in ((None, {"x": 2}, 1), ("leaf", {"a": 1, "b": 1}, 0)):
+        ran = cli("inspect", tmp_path / "D", "--json", *flags, *(("--classes", level) if level else ()))
+        assert json.loads(ran.out)["splits"]["train"] == classes
+        assert ran.err.count("folders are read as splits: Training/ as train, dev/ as val") == 1
+        assert ran.err.count("1 of 4 files are not used: 1 beside the class folders, not in one (.jpg)") == 1
+        assert ran.err.count("--classes leaf makes the folder") == leaf
+
+
 def test_pictures(flawed, look, tmp_path):
     said = look(flawed, "--samples", "10", "--aa", "trivial", "--mixup", "0.5", "--cutmix", "1", "--reprob", "0.5")
     assert said["pictures"] == [str(tmp_path / "pictures" / name) for name in PICTURES]

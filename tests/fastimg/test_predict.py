@@ -140,10 +140,42 @@ def test_no_sources(run, tmp_path, cli):
     assert ran.code == 2 and "no images given" in ran.err
     (tmp_path / "notes.txt").touch()
     ran = cli("predict", run, tmp_path)
-    assert ran.code == 1 and f"{tmp_path}: no images in this folder (1 other files)" in ran.err
+    assert (
+        ran.code == 1
+        and f"{tmp_path}: no images in this folder (other files: 1 not an image by its extension (.txt));" in ran.err
+    )
 
 
 def test_a_pipe_is_not_waited_for(run, tmp_path, cli):
     os.mkfifo(tmp_path / "pipe.jpg")
     ran = cli("predict", run, tmp_path / "pipe.jpg")
     assert ran.code == 1 and "neither a file nor a folder" in ran.err
+
+
+def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, heic, heif_plugin, cli):
+    shutil.copy(trained.images / "val/red/0.jpg", tmp_path / "good.jpg")
+    Image.open(tmp_path / "good.jpg").save(tmp_path / "good.avif")
+    (tmp_path / "phone.heic").write_bytes(heic())
+    (tmp_path / "drawing.svg").write_text("<svg/>")
+    (tmp_path / "notes.md").write_text("x")
+    ran = cli("predict", run, tmp_path, "--json", "--no-amp")
+    found = {os.path.basename(answer["file"]): answer for answer in answers(ran)}
+    assert ran.code == 0 and list(found) == ["drawing.svg", "good.avif", "good.jpg", "phone.heic"]
+    assert found["phone.heic"]["error"] == "HEIC, readable after `pip install pillow-heif`"
+    assert found["drawing.svg"]["error"] == (
+        "not an image in a format that Pillow knows: SVG, which has to be converted to JPEG or PNG first"
+    )
+    assert found["good.avif"]["classes"] == found["good.jpg"]["classes"]
+    assert "1 of 5 files are not used: 1 not an image by its extension (.md); the first is" in ran.err
+    heif_plugin(installed=True)
+    ran = cli("predict", run, tmp_path / "phone.heic", tmp_path / "gone.svg", "--json", "--no-amp")
+    decoded, gone = answers(ran)
+    assert decoded["error"] is None and len(decoded["classes"]) == 3
+    assert gone["error"] == "No such file or directory"
+
+
+@pytest.mark.usefixtures("heif_plugin")
+def test_a_folder_of_heic_alone_is_answered(run, tmp_path, heic, cli):
+    (tmp_path / "1.heic").write_bytes(heic())
+    ran = cli("predict", run, tmp_path)
+    assert ran.code == 1 and "not read: HEIC, readable after `pip install pillow-heif`" in ran.out

@@ -1,7 +1,9 @@
 """The trainer as a person meets it: it learns, it leaves a run directory, it says what it does."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +71,44 @@ def test_long_runs_write_one_record_for_several_steps(
     # Means of four steps each; also where the run is saved, and where an epoch ends.
     expected = [(1, 4, 16), (1, 7, 12), (1, 8, 4), (1, 9, 4), (2, 10, 4)]
     assert [(one["epoch"], one["step"], one["samples"]) for one in steps] == expected
+
+
+def test_nested_folders_and_files_that_are_left_out(
+    tmp_path: Path, encode: Callable[..., bytes], cli: Callable[..., Any]
+) -> None:
+    data = tmp_path / "D"
+    for i, name in enumerate(("animals/a", "animals/b", "plants/c")):
+        (data / name).mkdir(parents=True)
+        for j in range(4):
+            (data / name / f"{j}.jpg").write_bytes(encode(seed=4 * i + j))
+    (data / "loose.jpg").write_bytes(encode())
+    (tmp_path / "leaf.yaml").write_text("classes: leaf\n")
+    left_out = "1 of 13 files are not used: 1 beside the class folders, not in one (.jpg); the first is loose.jpg"
+    for more, classes, leaf in (
+        ((), ("animals", "plants"), 1),
+        (("--config", tmp_path / "leaf.yaml"), ("a", "b", "c"), 0),
+    ):
+        ran = cli(*flags(data, tmp_path / f"runs{leaf}", "--epochs", "1"), *more)
+        assert ran.code == 0, ran.err
+        assert ran.out.count(left_out) == 1 and ran.out.count("--classes leaf makes the folder") == leaf
+        assert checkpoint.read_card(checkpoint.find(tmp_path / f"runs{leaf}/run")).classes == classes
+    run = tmp_path / "runs0/run"
+    assert "classes: leaf" in (run / "config.yaml").read_text()
+    asked = cli("eval", run, data, "--classes", "leaf", "--json", "--plot", tmp_path / "plot.png")
+    assert json.loads(asked.out)["images"] == 12 and left_out in asked.err
+
+
+def test_classes_has_no_effect_on_shards(trained: Any, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    embed = ("embed", trained.shards, tmp_path / "E", "--arch", "test_resnet", "--weights", trained.run)
+    for arguments in (
+        flags(trained.shards, tmp_path)[:2],
+        ("eval", trained.run, trained.shards),
+        ("inspect", trained.shards),
+        embed,
+    ):
+        ran = cli(*arguments, "--classes", "leaf")
+        message = f"--classes leaf has no effect: {trained.shards} is not a folder of class folders; leave it out"
+        assert ran.code == 2 and message in ran.err + ran.out
 
 
 def test_config_yaml_runs_again_to_the_same_weights(image_folder: Path, tmp_path: Path) -> None:

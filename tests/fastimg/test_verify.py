@@ -104,3 +104,12 @@ def test_deep_names_an_image_of_a_folder(image_folder: Path, faults: Callable[..
 def test_a_missing_dataset_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["verify", str(tmp_path / "nowhere")]) == 1
     assert "no such file or folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_a_folder_leaves_out_is_named(
+    image_folder: Path, faults: Callable[..., list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image_folder / "loose.jpg").touch()
+    assert cli.run(["verify", str(image_folder)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("1 of 37 files are not used: 1 beside the class folders, not in one (.jpg)") == 1

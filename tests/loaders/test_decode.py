@@ -395,3 +395,33 @@ def test_damage_gives_pixels_or_an_image_error(name):
             outcomes["pixels"] += 1
     assert min(outcomes.values()) > 0, outcomes
     np.testing.assert_array_equal(decode(whole, None, scratch), by_pillow(whole))
+
+
+def test_heic_is_decoded_where_its_plugin_is_installed(heic, heif_plugin):
+    for damaged in (heic()[:30], heic()):
+        with pytest.raises(ImageError, match=r"^HEIC, readable after `pip install pillow-heif`$"):
+            read_header(damaged)
+    heif_plugin(installed=True)
+    header = read_header(heic(3))
+    assert (header.format, header.extension, header.size) == ("heif", "heif", (40, 32))
+    assert decode(heic(3)).shape == (32, 40, 3)
+    with pytest.raises(ImageError, match=r"^HEIC, damaged or of a kind that its decoder does not open$"):
+        read_header(heic()[:30])
+
+
+@pytest.mark.usefixtures("heif_plugin")
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1heicmiaf", "HEIC, readable after"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf", "AVIF, (damaged|readable after)"),
+        (b"\xff\x0a\x98\xc0", "JPEG XL, readable after `pip install pillow-jxl-plugin`"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL, readable after"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0isommp42", "not an image in a format that Pillow knows"),
+        (b"\xff\xff\xff\xffftyp", "not an image in a format that Pillow knows"),
+        (b"none", "not an image in a format that Pillow knows"),
+    ],
+)
+def test_formats_that_pillow_does_not_know_are_named(start, reason):
+    with pytest.raises(ImageError, match=f"^{reason}"):
+        read_header(start)

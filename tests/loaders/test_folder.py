@@ -54,9 +54,9 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
     ("names", "message"),
     [
         (["x.jpg"], "no class folders in it"),
-        (["a/1.md"], r"a: the class is empty \(1 other files: 1 not an image by its extension \(.md\)\); add images"),
-        (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(1 other files: .*\); add images"),
-        (["a/1.txt", "b/1.md"], r"b: the class is empty \(1 other files: 1 not a .txt file \(.md\)\); add .txt files"),
+        (["a/1.md"], r"a: the class is empty \(other files: 1 not an image by its extension \(.md\)\); add images"),
+        (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(other files: .*\); add images"),
+        (["a/1.txt", "b/1.md"], r"b: the class is empty \(other files: 1 not a .txt file \(.md\)\); add .txt files"),
         (["train/a/1.jpg", "val/b/1.jpg"], "val/b: the training split has no class 'b'"),
         (["train/a/1.jpg", "val/a/1.txt"], "val: the split is empty"),
         (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "val/ and valid/ are both names of the split val; keep"),
@@ -202,7 +202,7 @@ def test_leaves_of_one_name_are_one_class_and_that_is_said(tmp_path):
     [
         (["train/x/a/1.jpg", "val/x/b/2.jpg"], "val/x/b: the training split has no class 'b'; add it there"),
         (["x/a/1.jpg", "x/b/2.md"], "x/b: the class is empty; add images or remove"),
-        (["x/a/1.md"], r"x: the class is empty \(1 other files: 1 not an image by its extension \(.md\)\); add"),
+        (["x/a/1.md"], r"x: the class is empty \(other files: 1 not an image by its extension \(.md\)\); add"),
     ],
 )
 def test_leaves_that_are_refused(tmp_path, names, message):
@@ -263,7 +263,7 @@ def test_images_that_cannot_be_decoded_are_told_from_other_files(tmp_path, name,
 
 def test_a_class_of_heic_alone_names_the_remedy(tmp_path, heif_plugin):
     touch(tmp_path, "a/1.heic", "a/2.heic")
-    with pytest.raises(DataError, match=r"a: the class is empty \(2 other files: 2 HEIC, .*`pip install pillow-heif`"):
+    with pytest.raises(DataError, match=r"a: the class is empty \(other files: 2 HEIC, .*`pip install pillow-heif`"):
         list_folder(tmp_path)
     heif_plugin(installed=True)
     assert len(list_folder(tmp_path).files["train"]) == 2 and ".heic" in image_extensions()
