@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import __version__, benchconfig, config, configfile, flags, helptext, recipes, terminal
+from . import __version__, benchconfig, config, configfile, ending, flags, helptext, recipes, terminal
 from .errors import UsageError, UserError, nearest, printable
 from .trainconfig import COMPILE_MODES
 
@@ -41,37 +41,60 @@ _NUMBERS = {"--cache-embeddings": "1", "--knn": "20"}
 
 def main() -> None:
     """The `fastimg` command."""
-    sys.exit(run(sys.argv[1:]))
+    ending.leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command. Returns the exit code; prints a sentence, not a traceback, for what a person can mend."""
+    """Run one command. Returns the exit code; prints a sentence, not a traceback, for what a person can mend.
+
+    Of several ranks the first that fails speaks, and its exit code is that of all.
+    """
     console = terminal.console(stderr=True)
     rank = os.environ.get("RANK")
     prefix = "fastimg: error: " if rank in (None, "0") else f"fastimg: rank {rank}: error: "
     try:
         return _dispatch(list(arguments), console)
     except UserError as error:
-        _say(console, prefix + str(error))
-        return error.exit_code
+        return _end(console, error.exit_code, prefix + str(error))
     except KeyboardInterrupt:
-        _say(console, "fastimg: interrupted")
-        return 130
+        return _end(console, 130, "fastimg: interrupted")
     except BrokenPipeError:  # the reader of our output has gone: `fastimg ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except SystemExit as stop:  # tyro has printed help, or what is wrong with the flags
-        return stop.code if isinstance(stop.code, int) else 2
+        code = stop.code if isinstance(stop.code, int) else 2
+        return _after_usage(code) if code and ending.several() else code
     except Exception as error:  # noqa: BLE001 - a fault of fastimg: its traceback is what a report needs
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
-            _say(console, prefix + str(error))
-            return 1
-        _say(
-            console,
-            traceback.format_exc() + "fastimg: this is a fault of fastimg; please report it with the lines above",
-        )
-        return 1
+            return _end(console, 1, prefix + str(error))
+        reason = ending.lost_contact(error) if ending.several() else None
+        if reason is not None:
+            return _end(
+                console,
+                1,
+                f"{prefix}lost contact with another rank ({reason}): it was killed, or its machine cannot be reached; "
+                "see torchrun's report for what ended it, then start again (train: with --resume auto)",
+            )
+        fault = "fastimg: this is a fault of fastimg; please report it with the lines above"
+        cause = traceback.format_exception_only(error)[-1].strip()
+        return _end(console, 1, traceback.format_exc() + fault, f"a fault of fastimg: {cause}")
+
+
+def _end(console: Console, code: int, text: str, cause: str | None = None) -> int:
+    """Print why this process ends, unless another rank has failed before. Returns the exit code.
+
+    `cause` is a line for torchrun's report, by default the text.
+    """
+    if not ending.several():
+        _say(console, text)
+        return code
+    return ending.end(code, lambda: _say(console, text), text if cause is None else cause)
+
+
+def _after_usage(code: int) -> int:
+    """All ranks found the same wrong with the flags, and rank 0 has printed it. Returns the exit code."""
+    return ending.end(code, lambda: None) if ending.first_rank() else ending.follow(code)
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:
@@ -151,6 +174,7 @@ def _signal_code(signal: int) -> int:
 def _parse(command: str, arguments: list[str]) -> Any:
     kind = _COMMANDS[command]
     options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
+    options["console_outputs"] = ending.first_rank()
     if not {"-h", "--help"}.isdisjoint(arguments):
         helptext.fold(kind)
     flags.check(command, kind, arguments, _COMMANDS)

@@ -88,7 +88,10 @@ _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchr
 
 @contextmanager
 def start(device: str) -> Iterator[Ranks]:
-    """Join the process group that torchrun announced, if any, and choose the device: NCCL on GPUs, gloo on CPUs."""
+    """Join the process group that torchrun announced, if any, and choose the device: NCCL on GPUs, gloo on CPUs.
+
+    A rank that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
+    """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     chosen = choose_device(device, local_rank)
@@ -105,9 +108,12 @@ def start(device: str) -> Iterator[Ranks]:
         _join(ranks, backend)
     try:
         yield ranks
-    finally:
-        if backend is not None:
+    except BaseException:
+        if backend is not None and world_size == 1:
             dist.destroy_process_group()
+        raise
+    if backend is not None:
+        dist.destroy_process_group()
 
 
 def _join(ranks: Ranks, backend: str) -> None:

@@ -115,6 +115,19 @@ def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
     assert all(torch.isfinite(value).all() for value in weights.values())
 
 
+@pytest.mark.slow
+def test_what_only_rank_0_finds_wrong_is_one_line(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
+    """Rank 0 builds the model first, while rank 1 waits at a barrier. The rest is torchrun's own report."""
+    flags = arguments(make_image_folder(2), tmp_path / "runs", "no_such_model", 4)
+    done = subprocess.run(command(2, *flags), capture_output=True, text=True, timeout=300)
+    ours, reported, _ = done.stderr.partition("ChildFailedError")
+    assert done.returncode == 1 and reported
+    assert ours.count("fastimg: error: --arch no_such_model: timm has no such model") == 1
+    assert "fastimg/cli.py" not in done.stderr and "please report" not in done.stderr
+    assert "exitcode  : 2" in done.stderr and "exitcode  : 1 " not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_one_process_has_nothing_to_agree_on() -> None:
     ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
     norm = torch.nn.BatchNorm1d(2)
