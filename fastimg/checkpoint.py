@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from . import __version__
 from .errors import UserError
 from .heads import HeadKind
-from .loaders.tar import sync_folder
+from .loaders.tar import give_usual_mode, sync_folder
 from .models import Model, Preprocessing, TextSide, build, load_weights, read_weights
 from .parallel import Ranks
 from .provenance import TrainedOn
@@ -167,6 +167,7 @@ def _finish(
     for name, content in (files or {}).items():
         (part / name).write_bytes(content)
     save_file(weights, part / MODEL, metadata={"format": "pt", "fastimg": card.to_json()})
+    give_usual_mode(part / MODEL)  # safetensors makes it for its owner alone
     torch.save(training, part / TRAINING)
     for name in (MODEL, TRAINING, *(files or ())):
         with (part / name).open("rb") as handle:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import posixpath
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,6 +62,21 @@ def replace_file(path: Path, content: bytes | bytearray) -> None:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def give_usual_mode(path: Path) -> None:
+    """Let a file have the mode of any new file in its folder: some libraries make theirs for their owner alone.
+
+    The umask, or the folder's default access list, is asked by making a file: to read the umask is to set it.
+    """
+    probe = path.with_name(f".{path.name}.mode")
+    probe.unlink(missing_ok=True)
+    try:
+        with probe.open("xb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        path.chmod(mode)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
