@@ -10,6 +10,7 @@ RUN/last, RUN/best -> checkpoints/...        links, replaced in one step
 import json
 import os
 import shutil
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor
 
 from . import __version__
-from .errors import UserError
+from .errors import UserError, reason_of
 from .heads import HeadKind
 from .loaders.tar import give_usual_mode, sync_folder
 from .models import Model, Preprocessing, TextSide, build, load_weights, read_weights
@@ -278,9 +279,11 @@ def load_training(checkpoint: Path) -> dict[str, Any]:
     """What `save` was given as `training`. Raises UserError where it is cut short."""
     file = checkpoint / TRAINING
     try:
-        training: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is no checkpoint; the error says it
+            training: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         raise UserError(f"{file}: cannot be read ({reason}); resume from another checkpoint of the run") from error
     return training
 
@@ -318,7 +321,7 @@ def load_sharded(
         load_shards(state, storage_reader=reader)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(
-            f"{folder}: cannot be read ({reason_of(error)}); resume from another checkpoint of the run"
+            f"{folder}: cannot be read ({first_reason(error)}); resume from another checkpoint of the run"
         ) from error
     names = {parameter: name for name, parameter in parameters.items()}
     ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
@@ -326,11 +329,11 @@ def load_sharded(
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
-def reason_of(error: BaseException) -> str:
+def first_reason(error: BaseException) -> str:
     """The first line of an error; where ranks saved or loaded together, of the first rank's that failed."""
     while isinstance(error, CheckpointException) and error.failures:
         error = min(error.failures.items())[1][0]
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return reason_of(error)
 
 
 def _fault(file: Path, stated: list[int]) -> str | None:

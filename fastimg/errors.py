@@ -1,6 +1,7 @@
 """The errors that a person reads: one plain sentence, an exit code, never a traceback."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -19,6 +20,21 @@ class UsageError(UserError):
 def printable(text: str) -> str:
     """Text that any terminal and any file takes; file names need not be utf-8."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library says, without its advice to run code that a file brings with it."""
+    text = str(error)
+    if "weights_only" in text:  # torch.load, of a file that holds more than tensors
+        found = re.search(r"GLOBAL ([\w.]+)", text)
+        if found is not None:
+            return f"it holds Python objects ({found[1]}), and to read those is to run code"
+        if "TorchScript" in text:
+            return "it is a TorchScript program"
+        return "torch.load reads no plain tensors from it"
+    if "trust_remote_code" in text:  # transformers
+        return "it brings Python code of its own, which is not run"
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
 def nearest(word: str, known: Iterable[str], n: int = 3) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from . import digits
-from .errors import UsageError, nearest
+from .errors import UsageError, nearest, reason_of
 from .loaders.errors import DataError
 from .wording import shortened
 
@@ -178,7 +178,7 @@ def _failure(text: str, error: BaseException, root: Path) -> DataError:
         package = (error.name or str(error)).partition(".")[0]
         return DataError(f"{text}: needs {package}, which is not installed; run `pip install {package}`")
     words = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-    reason = shortened(words, 300).rstrip(".")
+    reason = reason_of(error) if "weights_only" in words else shortened(words, 300).rstrip(".")
     remedy = f"check the network, or put its files into {root} by hand"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"make room in {root}, or name another cache directory with XDG_CACHE_HOME"

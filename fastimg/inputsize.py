@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .errors import UsageError
+from .errors import UsageError, reason_of
 from .models import Model
 
 _PATCH = 4  # pixels of stride, at least: a smaller one belongs to an ordinary convolution, which may drop a row
@@ -83,7 +83,7 @@ def _ignored(stem: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Te
 
 def _refusal(model: Model, stem: nn.Conv2d | None, size: int, flag: str, error: Exception) -> str:
     """Why a size is not taken, and which ones are."""
-    reason = (str(error).splitlines() or [""])[0]
+    reason = reason_of(error)
     because = f" ({reason})" if reason else ""
     ways = [f"its own size is {model.native_size}"]
     if stem is not None and _patches(stem).left_over(size):

@@ -25,7 +25,7 @@ from torch import nn
 
 from .blocks import blocks
 from .blurpool import blur_strides
-from .errors import UsageError, UserError, nearest
+from .errors import UsageError, UserError, nearest, reason_of
 from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
 from .textmodel import PREFIX, TextClassifier, empty_encoder, load_encoder, width_of
 from .tokenizer import Tokenizer
@@ -84,6 +84,12 @@ class Model:
         return torch.zeros(batch, size, dtype=torch.int32)
 
 
+_RUN_CODE = {  # arguments that let a file run code of its own
+    "checkpoint_path": "older versions of timm run what such a file holds; give --weights FILE instead",
+    "trust_remote_code": "fastimg runs no code that a model brings with it; choose a model that needs none",
+}
+
+
 def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
     """`name=value` pairs; values are Python literals, else strings."""
     kwargs = {}
@@ -91,6 +97,8 @@ def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise UsageError(f"--model-kwargs {pair}: give name=value, pad_type=same for example")
+        if name in _RUN_CODE:
+            raise UsageError(f"--model-kwargs {pair}: {_RUN_CODE[name]}")
         try:
             kwargs[name] = ast.literal_eval(value)
             json.dumps(kwargs[name])  # a checkpoint keeps them
@@ -211,8 +219,9 @@ def _timm(
         if not kwargs:
             raise
         given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+        reason = f"{type(error).__name__}: {reason_of(error)}"
         raise UsageError(
-            f"--model-kwargs: {arch} cannot be made with {given} ({type(error).__name__}: {error}); change or drop them"
+            f"--model-kwargs: {arch} cannot be made with {given} ({reason}); change or drop them"
         ) from error
     new_head = None
     if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
@@ -323,10 +332,9 @@ def _download_message(arch: str, error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ or cause.__context__:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
-    reason = (str(cause).splitlines() or [type(cause).__name__])[0]
     return (
-        f"--pretrained: the weights of {arch} could not be downloaded ({reason}); connect to the network once, "
-        "or give --weights FILE, or leave --pretrained out to train from random weights"
+        f"--pretrained: the weights of {arch} could not be downloaded ({reason_of(cause)}); connect to the network "
+        "once, or give --weights FILE, or leave --pretrained out to train from random weights"
     )
 
 
@@ -371,13 +379,15 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         except (SafetensorError, OSError) as error:
             raise UserError(f"--weights {path}: not a complete safetensors file ({error}); copy it again") from error
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is no checkpoint; the error says it
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         told = isinstance(error, UnpicklingError | RuntimeError | OSError)  # others speak of the pickle's bytes
-        reason = (str(error).splitlines() or [""])[0].split(". ")[0] if told else "torch.save did not write it"
+        reason = reason_of(error).split(". ")[0] if told else "torch.save did not write it"
         raise UserError(
-            f"--weights {path}: cannot be read as plain tensors ({reason}); "
-            "if you trust its origin, load it once with torch and save its state_dict as safetensors"
+            f"--weights {path}: cannot be read as plain tensors ({reason}); get it as safetensors, or as what "
+            "torch.save(model.state_dict(), FILE) writes"
         ) from error
     for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):

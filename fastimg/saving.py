@@ -72,7 +72,7 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
         if saved is not None and run.ranks.first:
             _point(run, saved, ["last", "best"] if best else ["last"])
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # a full disk, as each library says
-        reason = checkpoint.reason_of(error)
+        reason = checkpoint.first_reason(error)
         raise UserError(
             f"{run.directory}: the checkpoint of step {run.step} could not be written ({reason}); make room, then go "
             "on from the one before it with --resume auto"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .errors import UsageError, UserError
+from .errors import UsageError, UserError, reason_of
 from .tokenizer import DEFAULT_LENGTH, Tokenizer
 from .wording import plural
 
@@ -78,10 +78,13 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
     pooling, limit = kwargs.pop("pooling", None), None
     try:
         with _quiet():
+            # Without trust_remote_code transformers asks at the terminal whether to run code that a model brings.
             encoder, loading = transformers.AutoModel.from_pretrained(
-                str(folder) if local else name, output_loading_info=True, **kwargs
+                str(folder) if local else name, output_loading_info=True, trust_remote_code=False, **kwargs
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder) if local else name, use_fast=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(folder) if local else name, use_fast=True, trust_remote_code=False
+            )
             stated = _sentence_transformer(str(folder) if local else name)
     except TypeError as error:
         raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
@@ -209,14 +212,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _reason(arch: str, error: Exception, local: bool) -> str:
-    first = (str(error).splitlines() or [type(error).__name__])[0]
     if local:
-        return f"--arch {arch}: cannot be loaded ({first}); give the folder of a Hugging Face text encoder"
+        return f"--arch {arch}: cannot be loaded ({reason_of(error)}); give the folder of a Hugging Face text encoder"
     cause: BaseException = error
     while cause.__cause__ or cause.__context__:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
     return (
         f"--arch {arch}: could not be had from Hugging Face's hub "
-        f"({(str(cause).splitlines() or [type(cause).__name__])[0]}); check the name, connect to the network once, or "
+        f"({reason_of(cause)}); check the name, connect to the network once, or "
         "give a folder: hf:PATH"
     )

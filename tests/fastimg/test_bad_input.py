@@ -1,8 +1,12 @@
 """What a person may give that is wrong: a sentence with the name and the remedy, an exit code, nothing left behind."""
 
+import argparse
 import json
+import re
 import shutil
 import struct
+import tarfile
+import warnings
 import zlib
 
 import pyarrow as pa
@@ -11,8 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fastimg import imagesets
 from fastimg import train as training
-from fastimg.checkpoint import MODEL, load_model
+from fastimg.checkpoint import MODEL, load_model, load_training
+from fastimg.errors import UserError, reason_of
+from fastimg.models import read_weights
 from fastimg.parallel import Ranks, start
 
 # As fastimg.loaders.decode has it: pytest makes filters of its own, by which the warning would be an error.
@@ -446,6 +453,74 @@ def test_a_pickle_is_never_executed(trained, tmp_path, fast, refuses):
     texts = [file, "cannot be read as plain tensors", "safetensors"]
     refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
     assert not (tmp_path / "written").exists()
+
+
+def saved_pickles(folder):
+    """Files that torch.load(weights_only=True) refuses, each with advice of its own."""
+    with tarfile.open(folder / "old.pth", "w") as tar:
+        tar.addfile(tarfile.TarInfo("storages"))
+    torch.save({"state_dict": {"fc.weight": torch.zeros(1)}, "args": argparse.Namespace()}, folder / "wrapped.pth")
+    torch.save(torch.nn.Linear(1, 1), folder / "whole.pth", _use_new_zipfile_serialization=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(torch.nn.Linear(1, 1)).save(str(folder / "script.pt"))
+    return {
+        "old.pth": "torch.load reads no plain tensors from it",
+        "wrapped.pth": "it holds Python objects (argparse.Namespace), and to read those is to run code",
+        "whole.pth": "it holds Python objects (torch.nn.modules.linear.Linear)",
+        "script.pt": "it is a TorchScript program",
+    }
+
+
+UNSAFE = re.compile("weights_only|likely succeed|safe_globals|trust|allowlist", re.IGNORECASE)
+
+
+def test_no_message_advises_to_run_what_a_file_holds(trained, tmp_path):
+    for name, reason in saved_pickles(tmp_path).items():
+        file = tmp_path / name
+        with pytest.raises(UserError) as read:
+            read_weights(file)
+        assert f"{file}: cannot be read as plain tensors ({reason}" in str(read.value)
+        (tmp_path / "training.pt").write_bytes(file.read_bytes())
+        with pytest.raises(UserError) as resumed:
+            load_training(tmp_path)
+        assert f"cannot be read ({reason}" in str(resumed.value)
+        for said in (read, resumed):
+            assert not UNSAFE.search(str(said.value)) and "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "Weights only load failed. Re-running `torch.load` with `weights_only` set to `False` will likely succeed",
+            "no",
+        ),
+        (
+            "it needs code.\nPlease pass the argument `trust_remote_code=True` to allow it to be run.",
+            "brings Python code",
+        ),
+        ("\n  first \nsecond", "first"),
+        ("", "ValueError"),
+    ],
+)
+def test_the_reason_of_a_library(text, said):
+    reason = reason_of(ValueError(text))
+    assert said in reason and not UNSAFE.search(reason) and "\n" not in reason
+
+
+def test_sets_of_torchvision_hand_on_no_such_advice(tmp_path):
+    error = RuntimeError("Weights only load failed. Re-running `torch.load` with `weights_only` set to `False`")
+    said = str(imagesets._failure("torchvision:MNIST", error, tmp_path))
+    assert "torchvision cannot give it (torch.load reads no plain tensors from it)" in said
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"), [("checkpoint_path=w.pth", "give --weights FILE"), ("trust_remote_code=True", "runs no code")]
+)
+def test_arguments_that_let_a_file_run_code_are_refused(pair, said, trained, fast, refuses, tmp_path):
+    texts = [f"--model-kwargs {pair}", said]
+    refuses(2, texts, "train", trained.images, *fast, "--model-kwargs", pair, "-o", tmp_path / "runs")
 
 
 @pytest.mark.parametrize("command", ["eval", "predict"])
