@@ -58,6 +58,7 @@ class Card:
     blurpool: bool = False
     head: HeadKind = "linear"
     head_hidden: int = 0
+    class_counts: tuple[int, ...] = ()  # training samples of each class; empty in checkpoints from before it was kept
     text: dict[str, Any] | None = None  # of a text encoder: from what it is made, its tokens and pooling
     trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
 
@@ -73,8 +74,9 @@ class Card:
         stated = fields.pop("preprocessing")
         preprocessing = msgspec.convert(stated, Preprocessing)
         trained_on = msgspec.convert(fields.pop("trained_on", None), tuple[TrainedOn, ...] | None)
-        classes = tuple(fields.pop("classes"))
-        return cls(**fields, classes=classes, preprocessing=preprocessing, trained_on=trained_on)
+        for name in ("classes", "class_counts"):
+            fields[name] = tuple(fields.get(name, ()))
+        return cls(**fields, preprocessing=preprocessing, trained_on=trained_on)
 
 
 def save(

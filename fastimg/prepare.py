@@ -11,7 +11,18 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from . import augmentation, caching, effective, kornia_pass, machine, provenance, refusals, rundir
+from . import (
+    augmentation,
+    caching,
+    changed_data,
+    checkpoint,
+    effective,
+    kornia_pass,
+    machine,
+    provenance,
+    refusals,
+    rundir,
+)
 from .autobatch import find_batch_size
 from .blocks import repeated
 from .cached import Keeper
@@ -67,6 +78,11 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     set_backends(config, ranks)
     part, val_part, data = open_data(config, ranks, console, stack)
     check_content(config, data, part)
+    base = f"{display_name(data)}-{short_name(effective.architecture(config))}"
+    directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
+    directory = Path(ranks.broadcast(str(directory)))
+    if resuming:
+        _check_same_data(directory, data, part)
     check_classes(data, part)
     model, preprocessing = build_model(config, ranks, part.dataset.classes, stated)
     trained_on = _provenance(config, data, part, val_part) if ranks.first and not config.dry_run else ()
@@ -74,9 +90,6 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     keeper = Keeper(root, ranks, worker_count(config.workers, ranks), console)
     if model.text is not None and not config.dry_run:
         part, val_part = tokenised(model.text, keeper, part, val_part, stack)
-    base = f"{display_name(data)}-{short_name(effective.architecture(config))}"
-    directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
-    directory = Path(ranks.broadcast(str(directory)))
     searched = config.batch_size == "auto"
     if resuming:
         config = _batch_of_before(config, directory, ranks, console)
@@ -227,6 +240,7 @@ def assemble(
         trained=trained,
         parallel=parallel,
         classes=part.dataset.classes,
+        class_counts=changed_data.class_counts(part.dataset),
         preprocessing=preprocessing,
         policy=augmentation.policy_of(config, preprocessing.mean, preprocessing.std),
         kornia=kornia,
@@ -260,6 +274,14 @@ def compiled(parallel: nn.Module, config: Train) -> Compilation | None:
     if config.compile is None:
         return None
     return compile_modules(repeated(parallel) if config.strategy == "fsdp" else [parallel], config.compile)
+
+
+def _check_same_data(directory: Path, data: Path, part: Part) -> None:
+    """Raises UserError where classes or their numbers of samples are not those of the run's last checkpoint."""
+    last = (directory / "last").resolve() / checkpoint.MODEL
+    if last.exists():
+        card = checkpoint.read_card(last)
+        changed_data.check(directory, data, card.classes, card.class_counts, part.dataset)
 
 
 def _batch_of_before(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:

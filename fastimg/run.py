@@ -62,6 +62,7 @@ class Run:
     trained: nn.Module  # what is called and learns: the model, or on cached embeddings its classifier alone
     parallel: nn.Module  # `trained` as it is called: wrapped for several ranks
     classes: tuple[str, ...]
+    class_counts: tuple[int, ...]  # samples of each in the training split
     preprocessing: Preprocessing
     policy: Policy
     kornia: KorniaPass | None  # runs after the policy's pixel operations

@@ -8,8 +8,9 @@ from typing import Any
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from . import checkpoint
+from . import changed_data, checkpoint
 from .errors import UserError
+from .loaders import DataError
 from .models import read_weights
 from .parallel import agree_on_buffers
 from .patience import Standing
@@ -32,6 +33,7 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
         arch=run.model.arch,
         kwargs=run.model.kwargs,
         classes=run.classes,
+        class_counts=run.class_counts,
         num_classes=run.outputs,
         preprocessing=run.preprocessing,
         step=run.step,
@@ -100,7 +102,7 @@ def _point(run: Run, saved: Path, links: list[str]) -> None:
 
 
 def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
-    """Stand where the checkpoint stood; all ranks call it. Raises DataError where the data is not the same."""
+    """Stand where the checkpoint stood; all ranks call it. Raises UserError where the data is not the same."""
     averages = run.ema.tensors if run.ema else None
     if run.config.strategy == "fsdp":
         checkpoint.load_sharded(saved, training, run.model.module, run.optimizer, run.ranks, averages)
@@ -115,4 +117,12 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
     run.standing, run.seconds = Standing.from_state(training), training["seconds"]
     if run.ranks.first:  # the sums over all ranks go on in one of them
         run.meter.sums.copy_(training["meter"])
-    run.loader.load_state_dict(training["loader"])
+    try:
+        run.loader.load_state_dict(training["loader"])
+    except DataError as error:
+        assert run.config.data is not None
+        cause = (
+            "files were replaced or renamed, it was converted again, or other samples are held out for validation, "
+            "though there are as many of each class"
+        )
+        raise changed_data.not_the_same(run.directory, run.config.data, cause) from error

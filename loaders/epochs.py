@@ -258,9 +258,12 @@ class Epochs:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another order."""
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
+            before = state["samples"]
+            now = plural(self._n, "sample")
+            counts = f"{now}, and had {before:,}" if before != self._n else f"{now}, but others"
             raise DataError(
-                f"{self.dataset.name}: not the data that the run began with ({plural(self._n, 'sample')}, then "
-                f"{state['samples']}); restore it, or start a new run"
+                f"{self.dataset.name}: not the data that the run began with (it has {counts}); restore it, or start a "
+                "new run"
             )
         if state["seed"] != self.config.seed:
             raise ValueError(f"the state was made with seed {state['seed']}, the loader has {self.config.seed}")

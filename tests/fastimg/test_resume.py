@@ -9,16 +9,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from fastimg import cli, rundir, train
+from fastimg import changed_data, checkpoint, cli, rundir, train
 from fastimg.config import Convert
 from fastimg.convert import convert
+from fastimg.errors import UserError
 
 SHARES = ("wait_share", "copy_share", "compute_share", "loader_busy_share", "loader_read_share")
 TIMING = ("images_per_second", "seconds", *SHARES, "train_seconds", "val_seconds", "save_seconds")
@@ -229,15 +232,94 @@ def test_another_training_is_not_resumed(
     assert "--resume" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def begun(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images/ of blue, green and red, 12 each, and runs/run on them. Not to be changed: copy it."""
+    root = tmp_path_factory.mktemp("begun")
+    write_images(root / "images")
+    assert cli.run([*arguments(root / "images", root / "runs"), "--epochs", "1"]) == 0
+    return root
+
+
+@pytest.fixture
+def goes_on(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[Path], Any]], str]:
+    """`goes_on(change)`: what --resume auto says, and exits 1 with, after the images were changed."""
+
+    def check(change: Callable[[Path], Any]) -> str:
+        shutil.copytree(begun, tmp_path, symlinks=True, dirs_exist_ok=True)
+        config = tmp_path / "runs/run/config.yaml"
+        config.write_text(config.read_text().replace(str(begun), str(tmp_path)))
+        change(tmp_path / "images")
+        capsys.readouterr()
+        assert cli.run([*arguments(tmp_path / "images", tmp_path / "runs", "--resume", "auto"), "--epochs", "1"]) == 1
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1 and said.startswith("fastimg: error: --resume: "), said
+        assert f"for a new run, which may start from these weights with --weights {tmp_path}/runs/run" in said
+        return said
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda images: shutil.copytree(images / "red", images / "pink"), "trained on: new: pink; restore the class"),
+        (lambda images: shutil.rmtree(images / "green"), "trained on: gone: green; restore the class folders to go on"),
+        (lambda images: (images / "blue").rename(images / "azure"), "trained on: renamed: blue -> azure; restore"),
+        (lambda images: (images / "blue").rename(images / "zinc"), "trained on: renamed: blue -> zinc; restore"),
+        (
+            lambda images: ((images / "red/000.jpg").unlink(), (images / "red").rename(images / "pink")),
+            "trained on: gone: red; new: pink; restore",
+        ),
+        (
+            lambda images: (images / "red/000.jpg").rename(images / "blue/added.jpg"),
+            "has other samples than {run} was trained on: blue had 12 and has 13, red had 12 and has 11; restore the",
+        ),
+        (
+            lambda images: (images / "red/000.jpg").rename(images / "red/renamed.jpg"),
+            "is not the data that {run} was trained on: files were replaced or renamed",
+        ),
+    ],
+)
 def test_changed_data_is_not_resumed(
-    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    goes_on: Callable[..., str], tmp_path: Path, change: Callable[[Path], Any], said: str
 ) -> None:
-    at_step(monkeypatch, 4, kill)
-    with pytest.raises(Killed):
-        cli.run(arguments(image_folder, tmp_path / "runs"))
-    next(image_folder.glob("red/*.jpg")).rename(image_folder / "blue/added.jpg")
-    assert cli.run(arguments(image_folder, tmp_path / "runs", "--resume")) == 1
-    assert "not the data that the run began with" in " ".join(capsys.readouterr().err.split())
+    assert said.format(run=tmp_path / "runs/run") in goes_on(change)
+
+
+def test_after_a_class_was_added_a_new_run_starts_from_the_weights(goes_on: Callable[..., str], tmp_path: Path) -> None:
+    goes_on(lambda images: shutil.copytree(images / "red", images / "pink"))
+    data, run = tmp_path / "images", tmp_path / "runs/run"
+    flags = [*arguments(data, tmp_path / "runs"), "--epochs", "1", "--name", "another", "--weights", str(run)]
+    assert cli.run(flags) == 0
+    assert checkpoint.read_card(tmp_path / "runs/another/last/model.safetensors").class_counts == (12, 12, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("before", "counts", "now", "present", "said"),
+    [
+        ("abc", (3, 4, 5), "abd", (3, 4, 5), "renamed: c -> d"),
+        ("abc", (3, 4, 5), "bcz", (4, 5, 3), "renamed: a -> z"),
+        ("abc", (3, 4, 5), "bcdz", (4, 5, 9, 3), "renamed: a -> z; new: d"),
+        ("abc", (3, 3, 3), "dec", (3, 3, 3), "renamed: a -> d, b -> e"),  # several of one size: by place
+        ("abc", (3, 3, 3), "cd", (3, 3), "gone: a, b; new: d"),
+        ("abc", (3, 4, 5), "abd", (3, 4, 6), "gone: c; new: d"),
+        ("abc", (), "abd", (3, 4, 6), "renamed: c -> d"),  # a checkpoint that does not state counts
+        ("abc", (), "bcd", (3, 4, 6), "gone: a; new: d"),
+        ("abc", (3, 4, 5), "bac", (4, 3, 5), "the same 3 in another order (b, a, c, and were a, b, c)"),
+        ("", (), "abcdefghij", (1,) * 10, "new: a, b, c, d, e, f, g, h and 2 more"),
+    ],
+)
+def test_how_class_lists_differ(
+    before: str, counts: tuple[int, ...], now: str, present: tuple[int, ...], said: str
+) -> None:
+    labels = np.repeat(np.arange(len(now)), present)
+    data: Any = SimpleNamespace(classes=tuple(now), labels=labels)
+    with pytest.raises(UserError) as refused:
+        changed_data.check(Path("RUN"), Path("DATA"), tuple(before), counts, data)
+    assert f"DATA has other classes than RUN was trained on: {said}; restore" in str(refused.value)
+    changed_data.check(Path("RUN"), Path("DATA"), tuple(now), (), data)
+    changed_data.check(Path("RUN"), Path("DATA"), tuple(now), present, data)
 
 
 @pytest.mark.slow
