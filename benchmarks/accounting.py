@@ -30,13 +30,13 @@ import measure
 from images import list_images
 from rich.console import Console
 
-from fastimg.accounting import Account
-from fastimg.config import Convert
-from fastimg.convert import convert
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders import loader as native
 from fastimg.loaders.pool import Pool
-from fastimg.loaders.spent import Tally, Waits
+from fastimg.loaders.runtime.times import Tally, Waits
+from fastimg.train.reporting.accounting import Account
 
 _LOOPS = 200_000
 _PROMISE = re.compile(r"; try (--\S+ \S+) \((?:tried|estimate): (?:at least )?([\d.]+)x, [\d,.]+ img/s\)")
@@ -174,7 +174,7 @@ def account() -> dict[str, Any]:
     """A step's and a progress line's cost of `Account`."""
     tally, waits = Tally(16), 0.0
 
-    from fastimg.loaders.spent import Spent
+    from fastimg.loaders.runtime.times import Spent
 
     def spent() -> Spent:
         return Spent(waits, 0.0, sum(tally.read), sum(tally.busy))

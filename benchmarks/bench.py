@@ -10,9 +10,10 @@ import torch
 from images import dataset
 from rich.console import Console
 
-from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, nvcodec
-from fastimg.loaders.cpus import available_cpus
+from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.ring import RingDecoder
+from fastimg.loaders.runtime.cpus import available_cpus
 
 Mode = Literal["cpu", "resize", "gpu"]
 MODES: dict[Mode, str] = {
@@ -139,7 +140,7 @@ class Bench:
         images = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
         decoder: ImageDecoder | RingDecoder = images
         if mode != "cpu":
-            from fastimg.loaders.gpu_decode import DeviceDecode, DeviceResize  # they need Triton
+            from fastimg.loaders.backends.gpu_decode import DeviceDecode, DeviceResize  # they need Triton
 
             decoder = DeviceResize(images) if mode == "resize" else DeviceDecode.on(device, images)
         return Loader(data, decoder, LoaderConfig(batch_size=batch, workers=workers), device)

@@ -31,9 +31,9 @@ from images import list_images
 from PIL import Image
 from rich.console import Console
 
-from fastimg.config import Convert
-from fastimg.convert import convert
-from fastimg.loaders.tiles import tile
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 CLASSES = 10
 QUIET = Console(quiet=True)

@@ -24,7 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fastimg import rundir
+from fastimg.train.checkpoints import run_directory as rundir
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "trained": (),

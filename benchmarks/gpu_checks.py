@@ -20,12 +20,12 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from fastimg.augment import Policy, apply, draw
 from fastimg.augment.apply import backend_of
-from fastimg.loaders import nvcodec
+from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.resample import resample
-from fastimg.loaders.scratch import Scratch
-from fastimg.optim import build_optimizer
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.train.optimisers import build_optimizer
 
 
 def loader_parity(bench: Bench) -> None:
@@ -67,7 +67,7 @@ def _epochs(bench: Bench, device: torch.device, workers: int | None, mode: Mode)
 def ragged_parity(bench: Bench) -> None:
     """The ragged kernel against `resample`, boxes of any shape: bit for bit."""
     bench.need_cuda()
-    from fastimg.loaders.ragged import fill_table, place, resize, table_words
+    from fastimg.loaders.backends.ragged import fill_table, place, resize, table_words
 
     rng, size, taps = np.random.default_rng(0), bench.sizes.crop, 400
     rows = []

@@ -21,7 +21,8 @@ from torchvision.transforms.v2 import functional as tv
 
 from fastimg import cli
 from fastimg.augment import Policy, apply, draw
-from fastimg.loaders import Loader, nvcodec
+from fastimg.loaders import Loader
+from fastimg.loaders.backends import nvcodec
 
 
 def loader(bench: Bench) -> None:

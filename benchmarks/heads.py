@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from fastimg.augment import Policy, apply
-from fastimg.heads import HeadInit, init_head
 from fastimg.loaders import CenterCrop, Loader
-from fastimg.models import build
-from fastimg.optim import Schedule, build_optimizer, set_lr
+from fastimg.models.heads import HeadInit, init_head
+from fastimg.models.registry import build
+from fastimg.train.optimisers import Schedule, build_optimizer, set_lr
 
 INITS: tuple[HeadInit, ...] = ("zeros", "xavier", "he")
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from fastimg.loaders import FilesDataset
-from fastimg.loaders.formats import image_extensions
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 # Noise of (cells across the image, amplitude in levels); 0 cells is noise per pixel. About 100 KB at 500x375, q 87.
 _OCTAVES = ((4, 60.0), (12, 35.0), (40, 22.0), (120, 20.0), (0, 19.0))

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fastimg.config import Convert
-from fastimg.convert import convert
+from fastimg.bench.peers.data import Sources
+from fastimg.bench.peers.pipelines import PEERS as USUAL
+from fastimg.bench.peers.pipelines import Batches, Peer, PillowFiles, Work, batches_of, data_loader, ffcv_batches
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
-from fastimg.loaders.cpus import available_cpus
-from fastimg.peer_data import Sources
-from fastimg.peers import PEERS as USUAL
-from fastimg.peers import Batches, Peer, PillowFiles, Work, batches_of, data_loader, ffcv_batches
+from fastimg.loaders.runtime.cpus import available_cpus
 
 INSTALL = "UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers"
 

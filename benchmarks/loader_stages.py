@@ -21,24 +21,16 @@ from loader_peers import tiled
 from measure import Spread
 from rich.console import Console
 
-from fastimg.loaders import (
-    Dataset,
-    ImageDecoder,
-    Loader,
-    LoaderConfig,
-    RandomResizedCrop,
-    baseline,
-    entropy,
-    open_dataset,
-)
-from fastimg.loaders.colour import to_columns
+from fastimg.bench.peers.data import Sources
+from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.decode import read_header, stored_box
-from fastimg.loaders.filters import resize_columns
-from fastimg.loaders.frame import is_decodable, new_header, parse_header, view_of
-from fastimg.loaders.region import find_region, new_region
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.splice import splice
-from fastimg.peer_data import Sources
+from fastimg.loaders.jpeg.decoding import baseline, entropy
+from fastimg.loaders.jpeg.decoding.colour import to_columns
+from fastimg.loaders.jpeg.decoding.filters import resize_columns
+from fastimg.loaders.jpeg.decoding.frame import is_decodable, new_header, parse_header, view_of
+from fastimg.loaders.jpeg.decoding.region import find_region, new_region
+from fastimg.loaders.jpeg.rewriting.splice import splice
+from fastimg.loaders.runtime.scratch import Scratch
 
 # find: the region of a window, its tiles' bits copied; decode does the copying once more, which is taken off
 STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")

@@ -21,11 +21,11 @@ from images import list_images
 from loader_peers import INSTALL, PEERS, make_tiled
 from rich.console import Console
 
-from fastimg.comparison import drop, in_turn, make
-from fastimg.parity import Checks, check
-from fastimg.peer_data import Sources, write_gradients
-from fastimg.peer_processes import PeerError, remotes
-from fastimg.peers import Work
+from fastimg.bench.peers.comparison import drop, in_turn, make
+from fastimg.bench.peers.data import Sources, write_gradients
+from fastimg.bench.peers.parity import Checks, check
+from fastimg.bench.peers.pipelines import Work
+from fastimg.bench.peers.processes import PeerError, remotes
 
 BASE = next(iter(PEERS))  # ratios are of its speed to the others'
 

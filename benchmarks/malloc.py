@@ -1,4 +1,4 @@
-"""Processor time of passes on a CPU, with glibc as it is and keeping what was freed (`fastimg.memory.keep_freed`).
+"""Processor time of passes on a CPU, with glibc as it is and keeping freed memory (`system.memory.keep_freed`).
 
     python benchmarks/malloc.py
 
@@ -18,7 +18,7 @@ import timm
 import torch
 from rich.console import Console
 
-from fastimg.memory import keep_freed
+from fastimg.system.memory import keep_freed
 
 PASSES = {"forward": ("mobilenetv2_100", 64, 224), "training": ("resnet18", 32, 160)}
 

@@ -1,8 +1,8 @@
-"""`fastimg.measuring`, and where the results of benchmarks are kept."""
+"""`fastimg.system.measurement`, and where the results of benchmarks are kept."""
 
 from pathlib import Path
 
-from fastimg.measuring import (
+from fastimg.system.measurement import (
     Spread,
     append,
     environment,

@@ -27,10 +27,10 @@ from images import list_images
 from rich.console import Console
 
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders.beton import BetonWriter
-from fastimg.loaders.beton_fields import Field
-from fastimg.loaders.tar import ShardWriter, index_path
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.containers.beton import BetonWriter
+from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 _SHARD_BYTES = 256_000_000
 _CLASSES = 1000

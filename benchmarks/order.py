@@ -33,12 +33,12 @@ from images import list_images
 from rich.console import Console
 
 from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.containers.readahead import WholeBlocks, pieces
+from fastimg.loaders.containers.tar import ShardWriter
 from fastimg.loaders.epochs import Order
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.order import BLOCK, WINDOW, Slices, epoch_order
-from fastimg.loaders.readahead import WholeBlocks, pieces
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.tar import ShardWriter
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.runtime.scratch import Scratch
 
 Record = dict[str, Any]
 

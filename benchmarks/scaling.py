@@ -17,8 +17,8 @@ from images import list_images
 from rich.console import Console
 
 from fastimg.loaders import ImageDecoder, RandomResizedCrop
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.runtime.scratch import Scratch
 
 
 def main() -> None:

@@ -5,11 +5,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fastimg.augment import Plan, Policy, apply
-from fastimg.beside import Beside
 from fastimg.loaders import Batch
-from fastimg.models import build
-from fastimg.optim import build_optimizer
-from fastimg.precision import Precision
+from fastimg.models.precision import Precision
+from fastimg.models.registry import build
+from fastimg.train.augment_stream import Beside
+from fastimg.train.optimisers import build_optimizer
 
 
 class Stepper:

@@ -23,12 +23,12 @@ import torch
 from images import list_images
 from rich.console import Console
 
-from fastimg.loaders.counter import uniforms
 from fastimg.loaders.crop import RandomResizedCrop, Window
+from fastimg.loaders.jpeg.rewriting.splice import splice
+from fastimg.loaders.jpeg.rewriting.tiles import Rewritten, tile
+from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.splice import splice
-from fastimg.loaders.tiles import Rewritten, tile
+from fastimg.loaders.runtime.scratch import Scratch
 
 Crop = Callable[[int, np.ndarray], None]  # image number, where the pixels go
 

@@ -164,7 +164,8 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     """Train as told, in this process."""
     import resource
 
-    from fastimg import cli, rundir
+    from fastimg import cli
+    from fastimg.train.checkpoints import run_directory as rundir
 
     speed = 0.0
     if job["reference"]:

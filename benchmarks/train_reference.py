@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastimg.loaders.cpus import available_cpus
+from fastimg.loaders.runtime.cpus import available_cpus
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

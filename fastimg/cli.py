@@ -15,9 +15,17 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import __version__, benchconfig, config, configfile, ending, flags, helptext, recipes, terminal
+from fastimg.config.training import COMPILE_MODES
+
+from . import __version__
+from .config import benchmarking as benchconfig
+from .config import commands as config
+from .config import flags, recipes
+from .config import help_text as helptext
+from .config import yaml_file as configfile
 from .errors import UsageError, UserError, nearest, printable
-from .trainconfig import COMPILE_MODES
+from .system import rank_failures as ending
+from .system import terminal
 
 _COMMANDS: dict[str, type] = {
     "demo": config.Demo,
@@ -110,8 +118,8 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     settings: Any = _parse(command, rest)
     # Imported when needed: torch takes seconds, and `--help` should not.
     if command == "convert":
-        from .conversion import print_report
-        from .convert import convert
+        from fastimg.convert.pipeline import convert
+        from fastimg.convert.report import print_report
 
         report = convert(settings, console)
         if settings.json:
@@ -120,43 +128,43 @@ def _dispatch(arguments: list[str], console: Console) -> int:
             print_report(report, terminal.console())
         return 0
     if command == "verify":
-        from .verify import verify
+        from fastimg.convert.verify import verify
 
         return verify(settings, terminal.console(), console)
     if command == "inspect":
-        from .inspect_data import inspect_data
+        from fastimg.inspect.images import inspect_data
 
         inspect_data(settings, terminal.console(), console)
         return 0
     if command == "train":
-        from .train import train
+        from fastimg.train.loop import train
 
         return _signal_code(train(settings, terminal.console()).signal)
     if command == "eval":
-        from .evaluate import evaluate_checkpoint
+        from fastimg.predict.evaluation import evaluate_checkpoint
 
         evaluate_checkpoint(settings, terminal.console(), console)
         return 0
     if command == "predict":
-        from .predict import predict
+        from fastimg.predict.prediction import predict
 
         return predict(settings, terminal.console(), console)
     if command == "export":
-        from .export import export
+        from fastimg.predict.export import export
 
         return export(settings, terminal.console())
     if command == "embed":
-        from .embed import embed
+        from fastimg.predict.embedding import embed
 
         embed(settings, terminal.console(), console)
         return 0
     if command == "bench":
-        from .bench import bench
+        from fastimg.bench.benchmark import bench
 
         bench(settings, terminal.console(), console)
         return 0
     if command == "doctor":
-        from .doctor import doctor
+        from fastimg.doctor.diagnosis import doctor
 
         return doctor(settings, terminal.console())
     if command == "recipe":

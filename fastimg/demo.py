@@ -7,17 +7,18 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from .config import Convert, Demo, Eval, Predict, Train
-from .conversion import print_report
-from .convert import convert
-from .digits import COUNT, write_digits
+from fastimg.config.commands import Convert, Demo, Eval, Predict, Train
+from fastimg.convert.pipeline import convert
+from fastimg.convert.report import print_report
+from fastimg.data.digits import COUNT, write_digits
+from fastimg.data.splits import stratified_split
+from fastimg.predict.evaluation import evaluate_checkpoint
+from fastimg.predict.prediction import Answer, classify
+from fastimg.train.loop import train
+from fastimg.train.reporting.plots import plot_predictions
+
 from .errors import UsageError, UserError
-from .evaluate import evaluate_checkpoint
 from .loaders import open_dataset
-from .plots import plot_predictions
-from .predict import Answer, classify
-from .splits import stratified_split
-from .train import train
 
 ARCH, SIZE, VAL_FRACTION, SHOWN, GOAL = "test_resnet", 32, 0.2, 12, 0.97
 _MARK = ".fastimg-demo"

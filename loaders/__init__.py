@@ -1,13 +1,14 @@
 """Bytes on disk -> a batch on the device."""
 
+from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
+from fastimg.loaders.folders.folder import FilesDataset
+
 from .batch import Batch
 from .crop import CenterCrop, RandomResizedCrop
+from .decoder import ImageDecoder
 from .epochs import BatchSource, LoaderConfig
 from .errors import DataError, ImageError, ShardError, WorkerError
-from .folder import FilesDataset
 from .loader import Loader
-from .sample import ImageDecoder
-from .shards import Dataset, list_splits, open_dataset
 
 __all__ = [
     "Batch",

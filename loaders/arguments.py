@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastimg.loaders.containers.datasets import Dataset, open_dataset
+
 from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
 from .decode import MAX_PIXELS
+from .decoder import Decoder, ImageDecoder
 from .epochs import LoaderConfig
 from .order import Order
 from .ring import RingDecoder
-from .sample import Decoder, ImageDecoder
-from .shards import Dataset, open_dataset
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}

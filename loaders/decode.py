@@ -19,12 +19,13 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
+from fastimg.loaders.folders.formats import recognise, register_plugins
+from fastimg.loaders.jpeg.decoding.exif import ORIENTATION, turn_of
+from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
+from fastimg.loaders.jpeg.rewriting.splice import Box, splice
+from fastimg.loaders.runtime.scratch import Scratch
+
 from .errors import ImageError
-from .exif import ORIENTATION, turn_of
-from .formats import recognise, register_plugins
-from .frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
-from .scratch import Scratch
-from .splice import Box, splice
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
 

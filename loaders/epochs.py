@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .arrays import Views
+from fastimg.loaders.containers.arrays import Views
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.readahead import WholeBlocks
+from fastimg.loaders.runtime.times import Spent, Waits
+
 from .batch import Batch
 from .crop import Size
 from .errors import DataError
 from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
-from .readahead import WholeBlocks
-from .shards import Dataset
-from .spent import Spent, Waits
 from .wording import plural
 
 Padding = Literal["samples", "zeros"]  # in training batch norms see real ones; an evaluation has no use for them

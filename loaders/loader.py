@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.times import Spent, Tally
+
 from .arguments import resolve
 from .batch import Batch
-from .cpus import available_cpus
 from .crop import Crop, Size
+from .decoder import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
 from .epochs import Epochs, LoaderConfig, Padding, Reading
 from .order import BLOCK, WINDOW, Order
 from .pool import Job, Pool
 from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
-from .sample import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
-from .shards import Dataset
-from .spent import Spent, Tally
 from .wording import plural
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # what a Batch has under names of its own

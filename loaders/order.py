@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .counter import hashes
+from .random import hashes
 
 Order = Literal["random", "quasi-random", "sequential", "length"]
 

@@ -17,14 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.jpeg.decoding.tiled import GROUP
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.times import Tally
+
+from .decoder import Decoder, GroupDecoder, Row, RowsDecoder
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import RingDecoder, Slot
-from .sample import Decoder, GroupDecoder, Row, RowsDecoder
-from .scratch import Scratch
-from .shards import Dataset
-from .spent import Tally
-from .tiled import GROUP
 
 
 class Job:

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .sample import Field, Row
-from .scratch import Scratch
-from .spent import Spans
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.times import Spans
+
+from .decoder import Field, Row
 
 _ALIGN = 256
 _TORCH = {

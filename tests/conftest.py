@@ -24,9 +24,9 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.backends import Backend, open_source
+from fastimg.loaders.backends.selection import Backend, open_source
 from fastimg.loaders.crop import Crop
-from fastimg.loaders.formats import register_plugins
+from fastimg.loaders.folders.formats import register_plugins
 
 os.environ["FASTIMG_PROFILE"] = "off"  # what this machine was tuned to is none of the tests' business
 

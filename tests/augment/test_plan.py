@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from fastimg.augment import Plan, Policy, draw
-from fastimg.loaders.counter import uniforms
+from fastimg.loaders.random import uniforms
 
 IDS = np.arange(1000)
 BOTH = Policy(hflip=0.5, vflip=0.3)

@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fastimg import imagesets
-from fastimg import train as training
-from fastimg.checkpoint import MODEL, load_model, load_training
+from fastimg.convert.sources import named_sets as imagesets
 from fastimg.errors import UserError, reason_of
-from fastimg.models import read_weights
-from fastimg.parallel import Ranks, start
+from fastimg.models.ranks import Ranks, start
+from fastimg.models.registry import read_weights
+from fastimg.train import loop as training
+from fastimg.train.checkpoints.format import MODEL, load_model, load_training
 
 # As fastimg.loaders.decode has it: pytest makes filters of its own, by which the warning would be an error.
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

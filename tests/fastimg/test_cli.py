@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fastimg import __version__, benchconfig, config, flags
+from fastimg import __version__
 from fastimg import cli as command_line
+from fastimg.config import benchmarking as benchconfig
+from fastimg.config import commands as config
+from fastimg.config import flags
 
 COMMANDS = {
     "demo": config.Demo,

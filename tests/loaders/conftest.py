@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig
-from fastimg.loaders.counter import uniforms
-from fastimg.loaders.sample import Decoder, Field, Row
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.shards import Dataset
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.decoder import Decoder, Field, Row
+from fastimg.loaders.random import uniforms
+from fastimg.loaders.runtime.scratch import Scratch
 
 
 class Numbers:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from fastimg.loaders.counter import uniforms
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window, sized
+from fastimg.loaders.random import uniforms
 
 sides = st.integers(1, 6000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.loaders.nvcodec import DecodedImage
+from fastimg.loaders.backends.nvcodec import DecodedImage
+from fastimg.loaders.decoder import LABEL_FIELDS, Field
 from fastimg.loaders.ring import CudaRing, Layout, Slot
-from fastimg.loaders.sample import LABEL_FIELDS, Field
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
-from fastimg.loaders import ragged_ring
-from fastimg.loaders.ragged_ring import Cut, RaggedRing
+from fastimg.loaders.backends import ragged_ring
+from fastimg.loaders.backends.ragged_ring import Cut, RaggedRing
 
 ROWS = 3
 

@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop
 from fastimg.loaders.decode import decode, read_header, upright
+from fastimg.loaders.decoder import ImageDecoder
 from fastimg.loaders.errors import ImageError
-from fastimg.loaders.sample import ImageDecoder
-from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 WIDTH, HEIGHT = 45, 27
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from fastimg.loaders import decode as decode_module
 from fastimg.loaders.decode import decode, decode_box, read_header, stored_box, upright
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.runtime.scratch import Scratch
 
 
 def photograph(width: int, height: int, orientation: int = 1, subsampling: int = 2) -> bytes:

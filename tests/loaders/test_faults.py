@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastimg.loaders import (
-    DataError,
-    ImageDecoder,
-    ImageError,
-    RandomResizedCrop,
-    ShardError,
-    WorkerError,
-)
+from fastimg.loaders import DataError, ImageDecoder, ImageError, RandomResizedCrop, ShardError, WorkerError
 from fastimg.loaders import pool as pool_module
 from fastimg.loaders.pool import Pool
 

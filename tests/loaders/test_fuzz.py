@@ -237,7 +237,7 @@ def strictly(data):
 
 def jpegs():
     """Small JPEGs of every kind, and the same ones tiled."""
-    from fastimg.loaders.tiles import tile
+    from fastimg.loaders.jpeg.rewriting.tiles import tile
 
     rng = np.random.default_rng(0)
     pixels = np.clip(rng.normal(128, 40, (37, 67, 3)), 0, 255).astype(np.uint8)
@@ -263,7 +263,7 @@ class Jpegs:
     """Tiled to the same pixels; a crop is cut out of the whole; whatever is decoded has its header's size."""
 
     def __init__(self, folder):
-        from fastimg.loaders import tiles
+        from fastimg.loaders.jpeg.rewriting import tiles
 
         tiles.MAX_COST = float("inf")
         self.seeds = jpegs()
@@ -276,8 +276,8 @@ class Jpegs:
 
     def check(self, data, draw):
         from fastimg.loaders.decode import decode, decode_box, read_header
-        from fastimg.loaders.scratch import Scratch
-        from fastimg.loaders.tiles import tile
+        from fastimg.loaders.jpeg.rewriting.tiles import tile
+        from fastimg.loaders.runtime.scratch import Scratch
 
         made = tile(data, 16, MAX_PIXELS)
         if made.kept is None:
@@ -330,8 +330,8 @@ def tars():
 
 def opened(folder):
     """Every sample of a dataset as (name, label, bytes); None where it is refused; and the notes."""
-    from fastimg.loaders.scratch import Scratch
-    from fastimg.loaders.shards import open_dataset
+    from fastimg.loaders.containers.datasets import open_dataset
+    from fastimg.loaders.runtime.scratch import Scratch
 
     dataset = refused(open_dataset, folder)
     if dataset is None:
@@ -375,7 +375,7 @@ class Tars:
         return mutated(draw.choice(self.seeds), self.seeds, draw, tar_fields)
 
     def check(self, data, draw):
-        from fastimg.loaders.tar import scan
+        from fastimg.loaders.containers.tar import scan
 
         self.tar.write_bytes(data)
         samples = refused(scan, self.tar)
@@ -402,8 +402,8 @@ class Indexes:
     """A foreign tar is read right whatever its index says; of a shard of ours every change is found."""
 
     def __init__(self, folder):
-        from fastimg.loaders.shards import FORMAT, FORMAT_VERSION, SHARD_KEYS
-        from fastimg.loaders.tar import ShardWriter, index_path
+        from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS
+        from fastimg.loaders.containers.tar import ShardWriter, index_path
 
         self.foreign, self.ours = folder / "foreign", folder / "ours"
         images = jpegs()
@@ -445,7 +445,7 @@ class Indexes:
         return json.dumps(described).encode()
 
     def check(self, data, draw):
-        from fastimg.loaders.tar import parse_index
+        from fastimg.loaders.containers.tar import parse_index
 
         described = data[:1] == b"{"
         if described:
@@ -473,8 +473,8 @@ class Betons:
     """Every value that is given has the shape that its field has."""
 
     def __init__(self, folder):
-        from fastimg.loaders.beton import BetonWriter
-        from fastimg.loaders.beton_fields import Field
+        from fastimg.loaders.containers.beton import BetonWriter
+        from fastimg.loaders.containers.beton_fields import Field
 
         self.beton = folder / "train.beton"
         array = Field("ndarray", np.dtype("<f4"), (2, 3))
@@ -497,7 +497,7 @@ class Betons:
         return mutated(draw.choice(self.seeds), [seed[-5000:] for seed in self.seeds], draw, beton_fields)
 
     def check(self, data, draw):
-        from fastimg.loaders.beton import BetonReader
+        from fastimg.loaders.containers.beton import BetonReader
 
         self.beton.write_bytes(data)
         reader = refused(BetonReader, self.beton)
@@ -522,10 +522,12 @@ KINDS = {"jpeg": Jpegs, "tar": Tars, "idx": Indexes, "beton": Betons}
 
 def run(kind, first, last, seed, folder):
     """Run cases; the number of the one that runs stands in `folder`/case, what it is in `folder`/failed.<kind>."""
-    import fastimg.loaders.compact
+    import fastimg.loaders.containers.compact_index
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    fastimg.loaders.compact.replace_file = lambda path, content: None  # nothing is kept from case to case
+    fastimg.loaders.containers.compact_index.replace_file = lambda path, content: (
+        None
+    )  # nothing is kept from case to case
     place = folder / kind
     place.mkdir(exist_ok=True)
     cases = KINDS[kind](place)

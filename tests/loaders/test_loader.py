@@ -7,22 +7,14 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from fastimg.loaders import (
-    CenterCrop,
-    DataError,
-    FilesDataset,
-    ImageDecoder,
-    Loader,
-    LoaderConfig,
-    RandomResizedCrop,
-)
+from fastimg.loaders import CenterCrop, DataError, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
 from fastimg.loaders import loader as loader_module
-from fastimg.loaders.counter import uniforms
 from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.decoder import Field
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.pool import Job
-from fastimg.loaders.sample import Field
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.random import uniforms
+from fastimg.loaders.runtime.scratch import Scratch
 
 N = 23  # of the fixture `files`
 TRAINING = ImageDecoder(RandomResizedCrop(size=16))

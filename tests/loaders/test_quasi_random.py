@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastimg.loaders import DataError, Loader, LoaderConfig
-from fastimg.loaders.sample import Field
+from fastimg.loaders.decoder import Field
 
 ORDERS = ("random", "quasi-random", "sequential")
 

@@ -10,9 +10,9 @@ from torchvision.transforms import v2
 
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window
 from fastimg.loaders.decode import decode, upright
+from fastimg.loaders.decoder import ImageDecoder
 from fastimg.loaders.resample import resample
-from fastimg.loaders.sample import ImageDecoder
-from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
 

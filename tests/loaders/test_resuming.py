@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from fastimg.loaders import (
-    DataError,
-    ImageDecoder,
-    RandomResizedCrop,
-)
+from fastimg.loaders import DataError, ImageDecoder, RandomResizedCrop
 
 N = 23  # of the fixture `files`
 TRAINING = ImageDecoder(RandomResizedCrop(size=16))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fastimg.loaders.decoder import LABEL_FIELDS, Field
 from fastimg.loaders.ring import CudaRing, HostRing, Layout, Slot
-from fastimg.loaders.sample import LABEL_FIELDS, Field
 
 BATCH = 5
 FIELDS = (

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fastimg.loaders import CenterCrop, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
-from fastimg.loaders.beton import BetonWriter
-from fastimg.loaders.beton_fields import Field
-from fastimg.loaders.tar import ShardWriter, index_path
+from fastimg.loaders.containers.beton import BetonWriter
+from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.tar import ShardWriter, index_path
 
 DECODER = ImageDecoder(RandomResizedCrop(size=16))
 ORDERS = ("random", "quasi-random", "sequential")

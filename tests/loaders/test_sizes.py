@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.counter import uniforms
 from fastimg.loaders.crop import Window, sized
-from fastimg.loaders.sample import Field
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.decoder import Field
+from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.random import uniforms
 
 N, LARGE = 14, 48
 RANDOM, CENTRE = RandomResizedCrop(size=LARGE), CenterCrop(size=LARGE, resize=55)

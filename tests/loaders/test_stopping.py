@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from fastimg.loaders.decoder import Field
 from fastimg.loaders.pool import Pool
-from fastimg.loaders.sample import Field
 
 N = 23
 pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left", "files_given_back")

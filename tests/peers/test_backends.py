@@ -22,9 +22,9 @@ from fastimg.loaders import (
     WorkerError,
     open_dataset,
 )
-from fastimg.loaders.backends import open_source
-from fastimg.loaders.counter import uniforms
+from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.crop import sized
+from fastimg.loaders.random import uniforms
 
 N, SIZE = 21, 32
 RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)

@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from fastimg import comparison
+from fastimg.bench.peers import comparison
+from fastimg.bench.peers.comparison import Setting, compare, names
+from fastimg.bench.peers.pipelines import PEERS
 from fastimg.cli import run
-from fastimg.comparison import Setting, compare, names
 from fastimg.loaders import open_dataset
-from fastimg.peers import PEERS
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -19,9 +19,9 @@ from ffcv.writer import DatasetWriter
 from PIL import Image
 from rich.console import Console
 
-from fastimg.config import Convert
-from fastimg.convert import convert
-from fastimg.loaders.beton import BetonReader
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders.containers.beton import BetonReader
 from fastimg.loaders.decode import decode
 
 SIZES = [(160, 120), (97, 131), (64, 64), (201, 150), (33, 17)]

@@ -20,11 +20,11 @@ from ffcv.transforms import ToTensor
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from fastimg.loaders.beton import BetonReader, BetonWriter
-from fastimg.loaders.beton_dataset import BetonDataset
-from fastimg.loaders.beton_fields import RAW, Field
+from fastimg.loaders.containers.beton import BetonReader, BetonWriter
+from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.beton_fields import RAW, Field
 from fastimg.loaders.decode import decode
-from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 PAGE = 1 << 21
 

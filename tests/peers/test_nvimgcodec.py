@@ -15,11 +15,11 @@ from PIL import Image
 
 pytest.importorskip("nvidia.nvimgcodec", reason="needs the extra gpu")
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders.backends.gpu_decode import DeviceDecode
+from fastimg.loaders.backends.nvcodec import NvCodec, installed
 from fastimg.loaders.decode import decode, read_header
-from fastimg.loaders.gpu_decode import DeviceDecode
-from fastimg.loaders.nvcodec import NvCodec, installed
-from fastimg.loaders.splice import splice
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.jpeg.rewriting.splice import splice
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -85,7 +85,7 @@ class TestAdapter:
         assert len(codec._images) == 5
 
     def test_large_images_are_not_kept(self, codec, monkeypatch):
-        monkeypatch.setattr("fastimg.loaders.nvcodec._KEPT_BYTES", 50 * 50 * 3)
+        monkeypatch.setattr("fastimg.loaders.backends.nvcodec._KEPT_BYTES", 50 * 50 * 3)
         codec.decode([codec.parse(encoded(i, size)) for i, size in enumerate([(40, 40), (400, 400)])], 0)
         codec.decode([codec.parse(encoded(3, (41, 41)))], 0)
         assert [image.capacity < 50 * 50 * 3 for image in codec._images] == [True]

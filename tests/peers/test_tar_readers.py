@@ -16,10 +16,10 @@ from nvidia.dali import fn, pipeline_def
 from PIL import Image
 from rich.console import Console
 
-from fastimg.config import Convert
-from fastimg.convert import convert
-from fastimg.loaders.scratch import Scratch
-from fastimg.loaders.shards import open_dataset
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.runtime.scratch import Scratch
 
 COUNT = 12
 

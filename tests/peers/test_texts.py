@@ -17,10 +17,10 @@ from ffcv.writer import DatasetWriter
 from nvidia.dali import fn, pipeline_def
 from rich.console import Console
 
-from fastimg.config import Convert
-from fastimg.convert import convert
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
-from fastimg.loaders.scratch import Scratch
+from fastimg.loaders.runtime.scratch import Scratch
 
 ROWS = [("a fine film", "pos"), ('drôle, "映画"', "neg"), ("x" * 5000, "pos"), ("dull\n", "neg")]
 TEXTS = [text.encode() for text, _ in ROWS]

@@ -13,8 +13,8 @@ import simplejpeg
 from nvidia.dali import fn, pipeline_def
 from PIL import Image
 
-from fastimg.loaders.tar import ShardWriter, index_path
-from fastimg.loaders.tiles import tile
+from fastimg.loaders.containers.tar import ShardWriter, index_path
+from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 Pixels = npt.NDArray[np.uint8]
 

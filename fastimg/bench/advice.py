@@ -1,0 +1,154 @@
+"""What would be faster: changes that fit a verdict, tried end to end in the same run where that takes seconds."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.loaders import Dataset, ImageError, open_dataset
+from fastimg.loaders.backends import nvcodec
+from fastimg.loaders.decode import read_header
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .dataset import Images
+from .rig import Rig, real_rate, with_loader
+from .verdict import Advice, Measured, Verdict, judge, together
+
+MAX_SIZE = 500  # pixels of the longer side, ImageNet's usual
+_WORTH = 1.05  # a change that gives less is not advised
+_CONVERTED = 512  # images that are converted to try it
+_FEW = 2  # rounds of a trial, after which the median of the ratios counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Something to try: `open_` gives the rig that has it, and the one that has not, on the same images."""
+
+    words: str
+    open_: Callable[[], tuple[Rig, Rig]]
+    note: str = ""
+
+
+def advise(
+    images: Images, rig: Rig, count: int, measured: Measured, scratch: Path, warm: int, say: Callable[[str], None]
+) -> tuple[list[Advice], list[Advice]]:
+    """(what is worth it, the best first; all that was tried), by what `measured` says limits."""
+    tried: list[Advice] = []
+    for change in _changes(images, rig, count, judge(measured), scratch):
+        say(f"trying {change.words}")
+        with_it, without = change.open_()
+        try:
+            ratios = []
+            for _ in range(_FEW):
+                before = real_rate(without, warm)
+                ratios.append(real_rate(with_it, warm) / before)
+            tried.append(Advice(change=change.words, factor=median(ratios), tried=True, note=change.note))
+        finally:
+            with_it.close()
+            if without is not rig:
+                without.close()
+    worth = [one for one in (*tried, *_estimates(images, rig, measured)) if (one.factor or _WORTH) >= _WORTH]
+    return sorted(worth, key=lambda one: -(one.factor or 0.0)), tried
+
+
+def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Path) -> Iterator[Change]:
+    config, ids = rig.run.config, images.epoch(count)
+    device = rig.run.ranks.device
+
+    def other(**changes: Any) -> Callable[[], tuple[Rig, Rig]]:
+        return lambda: (with_loader(rig, images.dataset, ids, **changes), rig)
+
+    if verdict.kind in ("decode-bound", "balanced", "storage-bound") and config.loader != "native":
+        yield Change(
+            words="--loader native", open_=other(loader="native", prefetch=None, decode="cpu", on_error="skip")
+        )
+        return  # what else would help, the native loader's own verdict says
+    if verdict.kind in ("decode-bound", "balanced"):
+        cores = available_cpus()
+        if rig.loader.workers < cores:
+            yield Change(words=f"--workers {cores}", open_=other(workers=str(cores)))
+        if images.jpegs > 0 and images.tiled < images.jpegs / 2:
+            yield Change(
+                words=f"fastimg convert {images.path.name} DST, which tiles JPEGs",
+                open_=lambda: _converted(images, rig, scratch / "tiled", {}),
+                note="without loss",
+            )
+        if images.longer_side > 1.25 * MAX_SIZE:
+            yield Change(
+                words=f"fastimg convert --max-size {MAX_SIZE}",
+                open_=lambda: _converted(images, rig, scratch / "small", {"max_size": MAX_SIZE}),
+                note="images are stored smaller",
+            )
+        if device.type == "cuda" and config.decode != "gpu" and nvcodec.installed():
+            yield Change(words="--decode gpu", open_=other(decode="gpu"), note="pixels differ a little")
+
+
+def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]:
+    """What is not tried here: for lack of another disk, or since it changes the model's side."""
+    kind, config = judge(measured).kind, rig.run.config
+    if kind == "storage-bound" and measured.storage is not None:
+        if images.folder:
+            change = f"fastimg convert {images.path.name} DST, whose shards are read in long pieces"
+            yield Advice(change=change, factor=None, tried=False)
+        elif config.order == "random":
+            yield Advice(change="--order quasi-random, which reads neighbours together", factor=None, tried=False)
+        if images.longer_side > 1.25 * MAX_SIZE:
+            fewer = (images.longer_side / MAX_SIZE) ** 2
+            change = f"fastimg convert --max-size {MAX_SIZE}"
+            yield Advice(change=change, factor=_gain(measured, storage=measured.storage * fewer), tried=False)
+    if kind == "copy-bound" and measured.copy is not None:
+        raw = 3 * rig.run.preprocessing.train_size**2
+        if nvcodec.installed() and config.decode != "gpu" and images.mean_bytes < raw:
+            gain = _gain(measured, copy=measured.copy * raw / images.mean_bytes)
+            yield Advice(change="--decode gpu, which sends JPEGs over the bus", factor=gain, tried=False)
+        yield Advice(change="a smaller --img-size", factor=None, tried=False)
+    if kind == "augment-bound" and measured.step is not None:
+        factor = _gain(measured, synthetic=measured.step)
+        yield Advice(change="less augmentation (this is without any)", factor=factor, tried=False)
+    if kind == "compute-bound":
+        if not config.amp and rig.run.ranks.device.type == "cuda":
+            yield Advice(change="leave --no-amp out", factor=None, tried=False)
+        if config.compile is None:
+            yield Advice(change="--compile", factor=None, tried=False)
+        yield Advice(change="a smaller --arch or --img-size", factor=None, tried=False)
+
+
+def _gain(measured: Measured, **changes: float) -> float:
+    """What the parts together would gain by a change of one of them."""
+    after = Measured(**{**vars(measured), **changes})
+    return together(after) / together(measured)
+
+
+def _converted(images: Images, rig: Rig, folder: Path, options: dict[str, Any]) -> tuple[Rig, Rig]:
+    """Rigs over some of the images, converted and as they are."""
+    chosen = images.ids[:_CONVERTED]
+    kept = _write(images.dataset, chosen, folder / "source")
+    settings: dict[str, Any] = {"no_shuffle": True, "workers": str(available_cpus()), **options}
+    convert(Convert(src=folder / "source", dst=folder / "converted", **settings), Console(quiet=True))
+    dataset = open_dataset(folder / "converted")
+    batch = rig.loader.config.batch_size
+    count = max(1, len(kept) // batch) * batch
+    with_it = with_loader(rig, dataset, np.resize(np.arange(len(dataset)), count))
+    return with_it, with_loader(rig, images.dataset, np.resize(kept, count))
+
+
+def _write(dataset: Dataset, ids: "np.ndarray[Any, np.dtype[np.int64]]", folder: Path) -> "np.ndarray[Any, Any]":
+    """The encoded images as files of one class. Returns the ids of those that could be read."""
+    (folder / "images").mkdir(parents=True)
+    scratch, kept = Scratch(), list[int]()
+    for index in ids.tolist():
+        try:
+            data = dataset.read(index, scratch)
+            extension = read_header(data).extension
+        except ImageError:
+            continue
+        (folder / "images" / f"{len(kept):06d}.{extension}").write_bytes(data)
+        kept.append(index)
+    return np.array(kept, np.int64)

@@ -1,0 +1,114 @@
+"""The samples that loaders are compared on: of DATA a seeded choice of those that can be decoded, as files too."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from fastimg.convert.image_preparation import in_order
+from fastimg.errors import UserError
+from fastimg.loaders import Dataset, FilesDataset, ImageError
+from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.wording import plural
+
+from .data import Original, Sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Samples of DATA, each once, and what was left out of them."""
+
+    files: tuple[Path, ...]
+    original: Original | None  # None: DATA is these files
+    left_out: dict[str, str]  # sample -> why it cannot be decoded
+    tiled: int  # of the samples: JPEGs with restart markers
+
+    def sources(self, folder: Path, count: int, parts: int) -> Sources:
+        """The first `count`, or all of them over and over until there are so many."""
+        again = [i % len(self.files) for i in range(count)]
+        original = self.original
+        if original is not None:
+            original = replace(original, ids=tuple(original.ids[i] for i in again))
+        return Sources(folder=folder, files=tuple(self.files[i] for i in again), original=original, parts=parts)
+
+
+def choose(dataset: Dataset, source: Path, split: str, most: int, seed: int, folder: Path, console: Console) -> Samples:
+    """Up to `most` samples by chance. Those that are no files of their own are written below `folder`, as they are.
+
+    Raises UserError where there is none, DataError for damaged shards, OSError where nothing can be written.
+    """
+    look = _Look(dataset, folder)
+    order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
+    threads = available_cpus()
+    ids: list[int] = []
+    found: list[_Seen] = []
+    left_out: dict[str, str] = {}
+    with ThreadPoolExecutor(threads, "fastimg-samples") as pool:
+        steps = track(
+            in_order(pool, look, iter(order), 2 * threads),
+            "reading samples" if look.own else "copying samples",
+            min(most, len(order)),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        for index, seen in zip(order, steps, strict=False):
+            if isinstance(seen, str):
+                left_out[dataset.sample_name(index)] = seen
+                continue
+            ids.append(index)
+            found.append(seen)
+            if len(found) == most:
+                break
+    if not found:
+        reason = next((f"; {name}: {why}" for name, why in left_out.items()), "")
+        raise UserError(
+            f"{source}: none of its {plural(len(order), 'sample')} is an image that can be decoded{reason}; "
+            "give a folder of "
+            "images, or shards of them"
+        )
+    original = None
+    if look.own is None:
+        original = Original(path=source.absolute(), split=split, fingerprint=dataset.fingerprint, ids=tuple(ids))
+    return Samples(
+        files=tuple(seen.file for seen in found),
+        original=original,
+        left_out=left_out,
+        tiled=sum(seen.restarts for seen in found),
+    )
+
+
+class _Seen(NamedTuple):
+    file: Path
+    restarts: bool
+
+
+class _Look:
+    """Decodes a whole sample, for every loader but ours does, and writes it where it is no file."""
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        self._dataset, self._folder = dataset, folder
+        self.own: Sequence[Path] | None = dataset.files() if isinstance(dataset, FilesDataset) else None
+        folder.mkdir(parents=True)
+
+    def __call__(self, index: int) -> "_Seen | str":
+        """What was seen, or why it cannot be decoded."""
+        try:
+            data = self._dataset.read(index, Scratch())
+            header = read_header(data)
+            decode(data, header)
+        except ImageError as error:
+            return str(error)
+        if self.own is not None:
+            return _Seen(Path(os.path.abspath(self.own[index])), header.restarts)
+        file = self._folder / f"{index:09d}.{header.extension}"
+        file.write_bytes(data)
+        return _Seen(file, header.restarts)

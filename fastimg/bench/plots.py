@@ -1,0 +1,111 @@
+"""Pictures of what `bench` measured: bars of loaders, and curves over numbers of threads."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastimg.bench.peers.pipelines import BASE
+from fastimg.errors import UsageError
+from fastimg.train.reporting.plots import blank
+from fastimg.wording import plural, several
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_CEILING = "synthetic"  # reads no images: it may be far above the others, which are what is looked at
+_FAR = 1.5  # times the fastest of the others
+
+
+def check_file(file: Path) -> None:
+    """Before anything is measured. Raises UsageError where no picture can be written there."""
+    if file.suffix.lower() != ".png":
+        raise UsageError(f"--plot {file}: give a file whose name ends in .png")
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise UsageError(f"--plot {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file")
+
+
+def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Images per second of loaders, from `Comparison.records()`: medians, with bars from the slowest to the fastest.
+
+    Bars at the largest number of threads where there are several loaders, curves where there are several numbers.
+    """
+    threads = sorted({record["threads"] for record in records})
+    loaders = list(dict.fromkeys(record["name"] for record in records))
+    bars, curves = len(loaders) > 1 or len(threads) < 2, len(threads) > 1
+    height = max(2.6, 1.4 + 0.45 * len(loaders), 4.2 if curves else 0)
+    figure = blank(7.5 * (bars + curves), height)
+    axes = list(figure.subplots(1, bars + curves, squeeze=False)[0])
+    if bars:
+        _bars(axes[0], [record for record in records if record["threads"] == max(threads, default=0)])
+    if curves:
+        _curves(axes[-1], records, loaders, threads)
+    figure.savefig(file, dpi=110, format="png")
+
+
+def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:
+    rows = sorted(records, key=lambda record: float(record["images_per_second"]))
+    end = 1.3 * _end(rows)  # room for the labels
+    for place, row in enumerate(rows):
+        speed, colour = row["images_per_second"], "tab:blue" if row["name"] == BASE else "tab:gray"
+        beyond = speed > end
+        hatch = "//" if row["name"] == _CEILING else None
+        axis.barh(place, min(speed, end), color=colour, alpha=0.75, hatch=hatch, height=0.65)
+        if not beyond:
+            axis.errorbar(speed, place, xerr=_errors(row), color="black", capsize=3, linewidth=1)
+        label = f" {speed:,.0f}" + (" (beyond the axis) " if beyond else "")
+        at = end if beyond else max(speed, row["spread"][1])
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if beyond else None
+        axis.text(at, place, label, va="center", ha="right" if beyond else "left", fontsize=9, bbox=behind)
+    axis.set_yticks(range(len(rows)), labels=[row["name"] for row in rows])
+    axis.set_xlim(0, end)
+    workers = "".join(
+        f"{plural(row['threads'], 'thread')} or {several('process') if row['threads'] != 1 else 'process'}, "
+        f"median of {row['n']}"
+        for row in rows[:1]
+    )
+    axis.set(xlabel="images per second", title=workers)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _curves(axis: "Axes", records: Sequence[Mapping[str, Any]], loaders: Sequence[str], threads: Sequence[int]) -> None:
+    top = 1.15 * _end(records)
+    for name in loaders:
+        rows = sorted((r for r in records if r["name"] == name), key=lambda record: int(record["threads"]))
+        x, y = [row["threads"] for row in rows], [row["images_per_second"] for row in rows]
+        low, high = zip(*(_range(row) for row in rows), strict=True)
+        if name == _CEILING and min(y) > top:
+            label = f"{name}: beyond the axis ({', '.join(f'{speed:,.0f}' for speed in y)})"
+            axis.plot([], [], color="tab:gray", linestyle=":", label=label)
+            continue
+        style: dict[str, Any] = {"linestyle": ":", "color": "tab:gray"} if name == _CEILING else {}
+        axis.errorbar(x, y, yerr=[low, high], marker="o", markersize=4, capsize=3, label=name, **style)
+        if name == BASE or len(loaders) == 1:
+            ideal = [y[0] * count / x[0] for count in threads]
+            axis.plot(threads, ideal, "k--", linewidth=1, label=f"{name}, ideal scaling")
+    axis.set_xticks(threads)
+    axis.set_xlim(0, 1.05 * max(threads))
+    axis.set_ylim(0, top)
+    axis.set(xlabel="threads or processes", ylabel="images per second", title="scaling")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _end(records: Sequence[Mapping[str, Any]]) -> float:
+    """The largest value that is shown: of the ceiling only where it is not far above the others."""
+    images = [float(record["spread"][1]) for record in records if record["name"] != _CEILING]
+    others = [float(record["spread"][1]) for record in records if record["name"] == _CEILING]
+    if not images or max(others, default=0) <= _FAR * max(images):
+        return max(images + others, default=1)
+    return max(images)
+
+
+def _range(row: Mapping[str, Any]) -> tuple[float, float]:
+    """How far the slowest and the fastest repeat are from the median."""
+    low, high = row["spread"]
+    return max(0.0, row["images_per_second"] - low), max(0.0, high - row["images_per_second"])
+
+
+def _errors(row: Mapping[str, Any]) -> list[list[float]]:
+    """For matplotlib."""
+    low, high = _range(row)
+    return [[low], [high]]

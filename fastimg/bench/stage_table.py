@@ -1,0 +1,218 @@
+"""The stage table of `fastimg bench`: what each stage does alone, per core, and what this machine would allow.
+
+Ceilings are measured, each in its own way, which is named: copies in memory, the files read in one go, one thread that
+has the machine to itself, a copy of 256 MB over the bus or in the device's memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+
+from fastimg.errors import printable
+from fastimg.loaders import ImageDecoder
+from fastimg.system.disks import drop, memory_bandwidth, sequential_read
+from fastimg.system.measurement import Spread
+from fastimg.system.measurement import show as show_table
+from fastimg.train.reporting.hints import number
+from fastimg.wording import agreeing, plural
+
+from .dataset import Images
+from .rig import Rig, augment_rate, copy_rate, device_copy_rate, step_rate
+from .stages import Costs, read_rate, take_apart
+
+NAMES = ("read", "splice", "decode", "resize", "copy", "augment", "step")
+_CHECKED = 8  # files of which it is checked that they left the page cache
+_ALONE = 4  # one thread alone takes so many times fewer images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A row. A stage that was not measured says why in `note`."""
+
+    name: str
+    rate: Spread | None = None  # images per second
+    threads: int | None = None  # that worked on it
+    bytes_rate: float | None = None  # per second
+    ceiling: float | None = None  # in images per second
+    how: str = ""  # the ceiling was measured
+    note: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """For json."""
+        found: dict[str, Any] = {"stage": self.name, "note": self.note}
+        if self.rate is not None:
+            found |= self.rate.fields("images_per_second")
+            found["per_core"] = None if self.threads is None else round(self.rate.median / self.threads, 1)
+            found["threads"] = self.threads
+        if self.bytes_rate is not None:
+            found["gigabytes_per_second"] = round(self.bytes_rate / 1e9, 4)
+        if self.rate is not None and self.ceiling is not None:
+            found |= {"ceiling_images_per_second": round(self.ceiling, 1), "ceiling": self.how}
+            found["ratio"] = round(self.rate.median / self.ceiling, 4)
+        return found
+
+    def row(self) -> dict[str, str]:
+        """For a table of what was measured."""
+        assert self.rate is not None
+        share = "" if self.ceiling is None else f"{self.rate.median / self.ceiling:.2f}"
+        return {
+            "stage": self.name,
+            "img/s": number(self.rate.median),
+            "range": f"{number(self.rate.low)} - {number(self.rate.high)}",
+            "per core": "" if self.threads is None else number(self.rate.median / self.threads),
+            "GB/s": "" if self.bytes_rate is None else f"{self.bytes_rate / 1e9:.3g}",
+            "ceiling": "" if self.ceiling is None else number(self.ceiling),
+            "of it": share,
+        }
+
+    def words(self) -> str:
+        """What a table has no room for; empty where that is nothing."""
+        said = [f"ceiling: {self.how}"] if self.how else []
+        return f"{self.name}: {'; '.join([*said, self.note] if self.note else said)}" if said or self.note else ""
+
+
+def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
+    """A table, and under it how ceilings were found and what was not measured."""
+    rows = [stage.row() for stage in stages if stage.rate is not None]
+    if rows:
+        show_table(console, f"stages alone, {plural(threads, 'thread')}", rows)
+    for stage in stages:
+        if stage.words():
+            console.print(printable(f"  {stage.words()}"), highlight=False, markup=False, soft_wrap=True)
+
+
+def measure(
+    images: Images, decoder: ImageDecoder, rig: Rig, names: Sequence[str], count: int, threads: int, repeats: int
+) -> list[Stage]:
+    """The rows of these stages, each alone."""
+    ids = images.epoch(count)
+    rows: list[Stage] = []
+    if "read" in names:
+        rows += _reading(images, ids, threads, rig.loader.config.batch_size, repeats)
+    if {"splice", "decode", "resize"} & set(names):
+        rows += [row for row in _decoding(images, decoder, ids, threads, repeats) if row.name in names]
+    if "copy" in names:
+        rows.append(_copy(rig, repeats))
+    if "augment" in names:
+        rows.append(_augment(rig, repeats))
+    if "step" in names:
+        found = Spread.of([step_rate(rig) for _ in range(repeats)])
+        rows.append(Stage(name="step", rate=found, note=f"{rig.run.config.arch}: forward, backward, update"))
+    return rows
+
+
+def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: int, repeats: int) -> list[Stage]:
+    dataset, files = images.dataset, list(dict.fromkeys(images.dataset.files()))
+    unique = np.unique(ids)  # what is read twice is read from memory
+    cold: list[tuple[float, float]] = []
+    lines: list[float] = []
+    why = ""
+    for repeat in range(repeats):
+        line = sequential_read(files, cold=True)
+        why = line.why or _dropped(files)
+        if why:
+            break
+        lines.append(line.bytes_per_second)
+        cold.append(read_rate(dataset, np.random.default_rng(repeat).permutation(unique), threads, batch))
+    rows = []
+    if cold:
+        rates, nbytes = ([one[i] for one in cold] for i in range(2))
+        rows.append(
+            Stage(
+                name="read, cold",
+                rate=Spread.of(rates),
+                threads=threads,
+                bytes_rate=median(nbytes),
+                ceiling=median(lines) / images.mean_bytes,
+                how="its files from end to end, cold",
+            )
+        )
+    else:
+        rows.append(Stage(name="read, cold", note=f"not measured: {why}"))
+    warm = [read_rate(dataset, ids, threads, batch) for _ in range(1 + repeats)][1:]
+    rates, nbytes = ([one[i] for one in warm] for i in range(2))
+    ceiling = memory_bandwidth() / images.mean_bytes
+    how = "memory copied by one thread"
+    row = Stage(name="read, warm", rate=Spread.of(rates), threads=threads, bytes_rate=median(nbytes), ceiling=ceiling)
+    return [*rows, _with(row, how=how)]
+
+
+def _dropped(files: Sequence[Path]) -> str:
+    """Drop files from the page cache. Returns why one of them is not out of it."""
+    for place, path in enumerate(files):
+        with path.open("rb", buffering=0) as handle:
+            if why := drop(handle.fileno(), checked=place < _CHECKED):
+                return why
+    return ""
+
+
+def _decoding(
+    images: Images, decoder: ImageDecoder, ids: npt.NDArray[np.int64], threads: int, repeats: int
+) -> list[Stage]:
+    together: list[Costs] = []
+    alone: list[Costs] = []
+    for _ in range(repeats):
+        alone.append(take_apart(images.dataset, ids[: max(1, len(ids) // _ALONE)], decoder, 1))
+        together.append(take_apart(images.dataset, ids, decoder, threads))
+    last = together[-1]
+    notes = {"splice": "" if last.tiled else "no tiled JPEG: headers and crop windows alone"}
+    if last.failed:
+        notes["decode"] = (
+            f"{last.failed:,} of {len(ids):,} could not be decoded and {agreeing(last.failed, 'is')} left out"
+        )
+    rows = []
+    for name in ("splice", "decode", "resize"):
+        rates = [threads * costs.rate(name) for costs in together]
+        ceiling = threads * median(costs.rate(name) for costs in alone)
+        how = f"{threads} x one thread alone"
+        row = Stage(name=name, rate=Spread.of(rates), threads=threads, ceiling=ceiling, how=how)
+        rows.append(_with(row, note=notes.get(name, "")))
+    return rows
+
+
+def _copy(rig: Rig, repeats: int) -> Stage:
+    found = [copy_rate(rig) for _ in range(repeats)]
+    rates = [one for one in found if one is not None]
+    if not rates:
+        return Stage(name="copy", note="none: the CPU trains on the slot that was filled")
+    slots, bus = median(one[1] for one in rates), median(one[2] for one in rates)
+    rate = Spread.of([one[0] for one in rates])
+    return Stage(
+        name="copy",
+        rate=rate,
+        bytes_rate=slots,
+        ceiling=rate.median * bus / slots,
+        how="256 MB copied from pinned memory",
+    )
+
+
+def _augment(rig: Rig, repeats: int) -> Stage:
+    run = rig.run
+    rate = Spread.of([augment_rate(rig) for _ in range(repeats)])
+    itemsize = torch.empty(0, dtype=run.precision.input_dtype).element_size()
+    nbytes = 3 * run.preprocessing.train_size**2 * (1 + itemsize)  # read as uint8, written in the model's type
+    ceiling = device_copy_rate(run.ranks.device) / nbytes
+    return Stage(
+        name="augment",
+        rate=rate,
+        bytes_rate=rate.median * nbytes,
+        ceiling=ceiling,
+        how="as many bytes copied on the device",
+    )
+
+
+def _with(row: Stage, **changes: Any) -> Stage:
+    values: Mapping[str, Any] = {**vars(row), **changes}
+    return Stage(**values)
+
+
+def median_of(rows: Sequence[Stage], name: str) -> float | None:
+    """The rate of a stage, None where it was not measured."""
+    return next((row.rate.median for row in rows if row.name == name and row.rate is not None), None)

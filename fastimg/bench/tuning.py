@@ -1,0 +1,128 @@
+"""`fastimg bench --tune`: which numbers of threads and slots, which stream and which batch train fastest here.
+
+One setting after the other, each from the best so far, end to end: the real loader and whole steps. A setting that is
+not faster by more than what the harness scatters keeps the smaller number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from fastimg.loaders import LoaderConfig
+from fastimg.loaders.backends import nvcodec
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.system.measurement import show as show_table
+from fastimg.system.memory import ran_out, release
+from fastimg.train.checkpoints.machine_profile import Profile, device_name, now
+from fastimg.train.choices.resolution import architecture
+
+from .dataset import Images
+from .rig import Rig, real_rate, with_loader
+
+GAIN = 1.03  # a larger number has to be so much faster
+_ROUNDS = 2
+SLOTS = (2, LoaderConfig.prefetch, 6)
+BATCHES = (16, 32, 64, 128, 256, 512)
+
+
+@dataclass
+class Tuned:
+    """What was tried, and what is best. `other` is what would help but changes pixels: not in the profile."""
+
+    profile: Profile
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    other: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """For json."""
+        return {"best": self.profile.record(), "tried": self.tried, "other": self.other}
+
+
+def candidates(cores: int) -> list[int]:
+    """Numbers of threads to try: powers of two, half, all, and one more than the cores."""
+    powers = [2**k for k in range(10) if 2**k <= cores]
+    return sorted({*powers, max(1, cores // 2), cores, cores + 1})
+
+
+def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
+    """Try them all. The dataset is read over and over, from memory where it fits there."""
+    config, device = rig.run.config, rig.run.ranks.device
+    best: dict[str, Any] = {"loader": "native", "decode": "cpu", "on_error": "skip"}
+    best |= {"workers": config.workers, "prefetch": LoaderConfig.prefetch, "batch_size": rig.run.batch_size}
+    best |= {"augment_stream": "own"}
+    tried: list[dict[str, Any]] = []
+
+    def rates(name: str, values: Sequence[Any]) -> dict[Any, float]:
+        found: dict[Any, list[float]] = {value: [] for value in values}
+        for _ in range(_ROUNDS):
+            for value in values:
+                progress.print(f"tuning: {name} {value}", highlight=False, markup=False)
+                found[value].append(_rate(rig, images, count, {**best, name: value}))
+        medians = {value: median(rates) for value, rates in found.items()}
+        tried.extend({"setting": name, "value": v, "images_per_second": round(r, 1)} for v, r in medians.items())
+        return medians
+
+    best["workers"] = smallest_of_the_best(rates("workers", [str(n) for n in candidates(available_cpus())]))
+    best["prefetch"] = smallest_of_the_best(rates("prefetch", SLOTS))
+    if device.type == "cuda":
+        best["augment_stream"] = smallest_of_the_best(rates("augment_stream", ("own", "step")))
+    most = max(16, len(images.dataset) // 5)
+    by_batch = rates("batch_size", [size for size in BATCHES if size <= most] or [16])
+    best["batch_size"] = smallest_of_the_best(by_batch)
+    other = ""
+    if device.type == "cuda" and nvcodec.installed():
+        by_decode = rates("decode", ("cpu", "gpu"))
+        if by_decode["gpu"] > GAIN * by_decode["cpu"]:
+            gain = by_decode["gpu"] / by_decode["cpu"]
+            other = f"--decode gpu is {gain:.2f}x as fast, and changes pixels a little: give it to `train` yourself"
+    profile = Profile(
+        device=device_name(device),
+        workers=int(best["workers"]),
+        prefetch=best["prefetch"],
+        augment_stream=best["augment_stream"],
+        batch_size=best["batch_size"],
+        arch=architecture(config),
+        size=rig.run.preprocessing.train_size,
+        amp=config.amp,
+        images_per_second=round(max(by_batch.values()), 1),
+        made=now(),
+    )
+    return Tuned(profile, tried, other)
+
+
+def smallest_of_the_best(rates: dict[Any, float]) -> Any:
+    """The first value that is about as fast as the fastest; what has no rate is out of memory."""
+    fastest = max(rates.values())
+    return next(value for value, rate in rates.items() if rate * GAIN >= fastest)
+
+
+def _rate(rig: Rig, images: Images, count: int, settings: dict[str, Any]) -> float:
+    """Images per second end to end with these settings, 0 where memory runs out."""
+    batch = settings["batch_size"]
+    whole = max(4, count // batch) * batch
+    try:
+        one = with_loader(rig, images.dataset, images.epoch(whole), **settings)
+        try:
+            return real_rate(one, settings["prefetch"] + 1)
+        finally:
+            one.close()
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        release(rig.run.ranks.device)
+        return 0.0
+
+
+def show(tuned: Tuned, file: Path, console: Console) -> None:
+    """What was tried, and what is kept."""
+    rows = [{**row, "value": str(row["value"])} for row in tuned.tried]
+    show_table(console, "tuning, end to end", rows)
+    p = tuned.profile
+    words = f"--workers {p.workers}, --prefetch {p.prefetch}; --batch-size auto of {p.arch} is {p.batch_size}"
+    console.print(f"kept in {file}: {words}", highlight=False, markup=False, soft_wrap=True)
+    if tuned.other:
+        console.print(tuned.other, highlight=False, markup=False, soft_wrap=True)

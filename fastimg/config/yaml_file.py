@@ -1,0 +1,190 @@
+"""Configurations as YAML: the same keys as the flags, an unknown key is an error; and what wins over what.
+
+A recipe is below a file, a file below flags. What is above drops what it contradicts below.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_type_hints
+
+import msgspec
+import yaml
+
+from fastimg.errors import UsageError, nearest
+
+from . import flags, recipes
+from . import yaml_values as yamlvalues
+from .commands import Augmenting, Train
+
+_T = TypeVar("_T")
+_Contradictions = list[tuple[Collection[str], Collection[str]]]
+
+_AUGMENTING = {field.name for field in dataclasses.fields(Augmenting)} - {"no_aug"}
+
+
+def _ways(*ways: Collection[str]) -> _Contradictions:
+    """Fields that say the same in different ways: those of one way contradict those of all others."""
+    return [(way, {name for other in ways if other is not way for name in other}) for way in ways]
+
+
+# Whichever of the first is given, or given this value, drops the second below it.
+_CONTRADICTIONS: _Contradictions = [
+    *_ways(["epochs"], ["duration"]),
+    *_ways(["warmup"], ["warmup_epochs"], ["warmup_fraction"]),
+    *_ways(["decay"], ["decay_epochs"]),
+    *_ways(["pretrained"], ["weights"]),
+    *_ways(["crop_pct"], ["val_resize_size"]),
+    *_ways(["train_crop_size"], ["progressive", "progressive_epochs"]),
+    (["img_size"], ["train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs"]),
+    *_ways(["color_jitter"], ["brightness", "contrast", "saturation"]),
+    *_ways(["no_aug"], _AUGMENTING),
+    (["augmentation"], _AUGMENTING - {"augmentation", "scale", "ratio"}),  # flags beside a list change its entries
+    (["no_aug"], ["progressive", "progressive_epochs"]),
+    (["opt"], ["momentum"]),
+    (["lr=auto", "lr_scale=none"], ["lr_base_size"]),
+    (["sched"], ["decay", "decay_epochs", "decay_rate"]),
+    (["sched=step", "sched=constant"], ["min_lr"]),
+    (["order"], ["order_window"]),
+    (["val_fraction=0.0"], ["tta", "patience", "patience_metric", "val_interval"]),
+    (["loader=torch", "loader=dali", "loader=ffcv", "loader=synthetic"], ["decode", "dct_scaling"]),
+    (["loader=ffcv", "loader=synthetic"], ["on_error", "max_pixels"]),
+    (["loader=synthetic"], ["workers", "prefetch", "scale", "ratio"]),
+]
+# A file's settings are its writer's wish. A recipe's arguments are for its model, its rate for its optimiser and batch,
+# its ramp for its epochs.
+_OF_RECIPES: _Contradictions = [
+    *_CONTRADICTIONS,
+    (["arch"], ["model_kwargs"]),
+    (["opt"], ["lr", "lr_scale", "lr_base_size", "weight_decay"]),
+    (["lr"], ["lr_scale", "lr_base_size"]),
+    (["duration"], ["progressive_epochs"]),
+    (["head alone"], ["layer_decay"]),
+]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain values: 1e-3 is a number, off and no are words, and 11:13 is not 673."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either version of YAML would take for something else than text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9]\d*)", list("-+0123456789")),
+    ("float", r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)|\.nan", list("-+.0123456789")),
+):
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+
+
+def dump(config: Any) -> str:
+    """A dataclass, or a mapping of its fields, as YAML that `load` reads back; unset choices are left out."""
+    values = {key: value for key, value in msgspec.to_builtins(config, enc_hook=str).items() if value is not None}
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def load(path: Path, kind: type[_T]) -> _T:
+    """A dataclass from YAML, over the recipe that it names. Raises UsageError naming the file and the key."""
+    values = read(path, kind)
+    return cast(_T, combined(values)) if kind is Train else kind(**values)
+
+
+def read(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The fields of `kind` that the file sets. Raises UsageError naming the file and the key."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}; check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"--config {path}: not a mapping of settings; write lines like `epochs: 10`")
+    known = [field.name for field in dataclasses.fields(kind)]
+    values = {str(key).replace("-", "_"): value for key, value in values.items()}
+    for key in values:
+        if key not in known:
+            raise UsageError(f"--config {path}: unknown key {key!r}{_meant(key, known)}")
+    values = _typed(_as_flags(values, kind), kind, path)
+    try:
+        if values.get("augmentation") is not None:
+            _check_list(values)
+        if values.get("recipe") is not None:
+            recipes.settings(values["recipe"])
+    except UsageError as error:
+        raise UsageError(f"--config {path}: {error}") from error
+    return values
+
+
+def _meant(key: str, known: Collection[str]) -> str:
+    """What an unknown key was probably meant to be, by other tools' names too."""
+    name = flags.suggestion(key.replace("_", "-"), [one.replace("_", "-") for one in known])
+    return f"; did you mean {name.replace('-', '_')}?" if name else nearest(key, known)
+
+
+def _typed(values: Mapping[str, Any], kind: type[Any], path: Path) -> dict[str, Any]:
+    """Values as the types of their fields; null leaves a field as it is by default. Raises UsageError."""
+    hints, found = get_type_hints(kind), {}
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for key, value in values.items():
+        try:
+            found[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
+        except yamlvalues.Unfit as error:
+            raise UsageError(f"--config {path}: {key}: {error}") from error
+    return found
+
+
+def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """YAML's words for what a flag says by standing alone, or under another name."""
+    hints, values = get_type_hints(kind), dict(values)
+    if isinstance(values.get("compile"), bool):
+        values["compile"] = "default" if values["compile"] else None
+    if "no_aug" in hints and values.get("augmentation") is False:
+        values = {key: value for key, value in values.items() if key != "augmentation"} | {"no_aug": True}
+    return values
+
+
+def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:
+    """A recipe's settings, over them a file's, over those the flags'. Raises UsageError for an unknown recipe."""
+    above = _over(file, given or {}, _CONTRADICTIONS)
+    if above.get("recipe") is None:
+        return Train(**above)
+    return Train(**_over(recipes.settings(above["recipe"], above.get("epochs")), above, _OF_RECIPES))
+
+
+def without_contradicted(file: Train, given: set[str]) -> Train:
+    """A file's settings without those that the `given` fields contradict: flags win."""
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
+    return dataclasses.replace(file, **{name: defaults[name] for name in _contradicted(given, _CONTRADICTIONS)})
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any], contradictions: _Contradictions) -> dict[str, Any]:
+    """Both, without what is contradicted below by what is said otherwise above."""
+    new = {name: value for name, value in above.items() if below.get(name) != value}
+    given = {name for name, value in new.items() if value is not None and value is not False and value != "none"}
+    given |= {f"{name}={value}" for name, value in new.items()}
+    if above.get("freeze") == "backbone" and above.get("freeze_epochs") is None:
+        given.add("head alone")
+    dropped = _contradicted(given, contradictions)
+    return {name: value for name, value in below.items() if name not in dropped} | dict(above)
+
+
+def _contradicted(given: Collection[str], contradictions: _Contradictions) -> set[str]:
+    dropped = {name for first, second in contradictions if not set(first).isdisjoint(given) for name in second}
+    return dropped - set(given)
+
+
+def _check_list(values: Mapping[str, Any]) -> None:
+    """Refuse a list that cannot be, and a file that says the same thing in two ways."""
+    from fastimg.data.augmentation import FIELDS, listed  # not above: it brings torch, which takes seconds
+
+    others = [name for name in FIELDS if name not in ("augmentation", "scale", "ratio")]
+    for name in others:
+        if values.get(name) is not None:
+            raise UsageError(f"augmentation and {name} say two things; put {name} into the list")
+    listed(values["augmentation"])

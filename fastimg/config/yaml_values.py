@@ -1,0 +1,143 @@
+"""Values of a YAML file as a field's type: what is in quotes is taken as a flag would be, the rest is told plainly."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from fastimg.errors import nearest
+
+_WHOLE = re.compile(r"[-+]?\d+")
+_WORDS = {"true": True, "false": False}
+_ABOUT: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+}
+
+
+class Unfit(ValueError):
+    """A value that is not of a field's type; in words, what is expected and what was found."""
+
+
+def converted(value: Any, hint: Any) -> Any:
+    """`value` as `hint`, a type of a dataclass's field. Raises Unfit."""
+    found, result = _fitted(value, hint)
+    if not found:
+        raise Unfit(f"expected {expected(hint)}, not {_shown(value)}{_help(value, hint)}")
+    return result
+
+
+def expected(hint: Any) -> str:
+    """What a field takes, in words."""
+    options = [option for option in _options(hint) if option is not NoneType]
+    words = [_about(option) for option in options]
+    return " or ".join(words)
+
+
+def _options(hint: Any) -> list[Any]:
+    return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+
+
+def _about(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        choices = [str(choice) for choice in get_args(hint)]
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        if kinds[-1] is Ellipsis:
+            return "a list such as [name=value]"
+        return f"a list of {len(kinds)} numbers"
+    return _ABOUT.get(hint, "a list")
+
+
+def _fitted(value: Any, hint: Any) -> tuple[bool, Any]:
+    """(whether it fits, the value), the option that fits as it stands before one that fits without quotes."""
+    options = _options(hint)
+    if value is None:
+        return NoneType in options, None
+    for fit in (_exactly, _unquoted):
+        for option in options:
+            found, result = fit(value, option)
+            if found:
+                return True, result
+    return False, None
+
+
+def _exactly(value: Any, hint: Any) -> tuple[bool, Any]:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint) and not isinstance(value, bool), value
+    if get_origin(hint) is tuple:
+        return _items(value, get_args(hint), _fitted) if isinstance(value, list) else (False, None)
+    if hint is bool:
+        return isinstance(value, bool), value
+    if isinstance(value, bool) and hint in (int, float, str, Path):
+        return False, None
+    if hint is int:
+        return isinstance(value, int), value
+    if hint is float:
+        return isinstance(value, int | float), float(value) if isinstance(value, int | float) else None
+    if hint is str:
+        return isinstance(value, str | int | float), str(value)
+    if hint is Path:
+        return isinstance(value, str | int | float), Path(str(value))
+    try:
+        return True, msgspec.convert(value, hint, strict=True)
+    except msgspec.ValidationError:
+        return False, None
+
+
+def _unquoted(value: Any, hint: Any) -> tuple[bool, Any]:
+    """A quoted number, or true and false, as the flags would take them; a list's one entry without brackets."""
+    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis and isinstance(value, str):
+        return True, (value,)
+    if not isinstance(value, str):
+        return False, None
+    text = value.strip()
+    if hint is bool:
+        return text.lower() in _WORDS, _WORDS.get(text.lower())
+    if hint is int:
+        return (True, int(text)) if _WHOLE.fullmatch(text) else (False, None)
+    if hint is float:
+        try:
+            return not math.isnan(float(text)), float(text)
+        except ValueError:
+            return False, None
+    return False, None
+
+
+def _items(value: list[Any], kinds: tuple[Any, ...], fit: Callable[[Any, Any], tuple[bool, Any]]) -> tuple[bool, Any]:
+    """A list as a tuple of these types."""
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(value) != len(kinds):
+        return False, None
+    fitted = [fit(item, kind) for item, kind in zip(value, kinds, strict=True)]
+    return all(found for found, _ in fitted), tuple(result for _, result in fitted)
+
+
+def _shown(value: Any) -> str:
+    """As it stands in the file."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"the text '{value}'" if isinstance(value, str) else str(value)
+
+
+def _help(value: Any, hint: Any) -> str:
+    """What to write instead, where that can be guessed."""
+    choices = [str(choice) for option in _options(hint) if get_origin(option) is Literal for choice in get_args(option)]
+    if isinstance(value, str) and (near := nearest(value, choices, 1)):
+        return near
+    if bool in _options(hint) and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
+        return f"; write {'true' if value.lower() in ('yes', 'on') else 'false'}"
+    if str in _options(hint) and isinstance(value, bool):
+        return "; put it in quotes if it is meant as text"
+    return ""

@@ -1,0 +1,276 @@
+"""dataset.json: what is written there of a conversion, and what an append needs of it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from fastimg import __version__
+from fastimg.convert.sources.containers import ORIGINAL
+from fastimg.convert.sources.samples import Source
+from fastimg.errors import UserError, printable
+from fastimg.loaders.containers.beton import BetonReader
+from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.content import Content, singular
+from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
+from fastimg.loaders.containers.tar import index_path
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.folders.ignored import Ignored
+
+from .journal import SPLIT, Finished, Journal
+from .plan import Begun, Shard
+from .survey import Schema
+
+_TAR_SCHEMA = {
+    "image": {"kind": "bytes", "member": "the extension of the image's own format"},
+    "cls": {"kind": "scalar", "dtype": "int64", "encoding": "ascii"},
+    "json": {"kind": "text", "encoding": "json"},
+}
+_TEXT_SCHEMA = {"txt": {"kind": "text", "encoding": "utf-8"}, "cls": _TAR_SCHEMA["cls"], "json": _TAR_SCHEMA["json"]}
+
+
+class _Shard(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{SPLIT}(-\d{{5,18}})?\.(tar|beton)\Z")]
+
+
+class _Split(msgspec.Struct):
+    samples: int
+    class_counts: list[int]
+    source_bytes: int
+    shards: list[_Shard]
+
+
+class _Skipped(msgspec.Struct):
+    split: str
+    path: str
+    reason: str
+
+
+class _Ignored(msgspec.Struct):
+    counts: dict[str, dict[str, int]]
+    names: dict[str, list[str]]
+
+
+class _Options(msgspec.Struct):
+    listing: str
+
+
+class _Made(msgspec.Struct):
+    """What `describe` writes and what is read of it again; loaders.shards has checked the rest."""
+
+    schema: dict[str, dict[str, Any]]
+    splits: dict[Annotated[str, msgspec.Meta(pattern=rf"^{SPLIT}\Z")], _Split]
+    skipped: list[_Skipped]
+    outcomes: dict[str, int]
+    options: _Options
+    ignored: _Ignored | None = None  # absent where an older version wrote it
+    appended: list[_Options] = []
+
+
+def read_made(folder: Path) -> dict[str, Any]:
+    """The description of a dataset that a conversion made. Raises DataError where it is none."""
+    description = read_description(folder)
+    try:
+        msgspec.convert(description, _Made)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a surrogate pair
+        raise DataError(
+            f"{folder / 'dataset.json'}: not what this version of fastimg writes ({error}); convert again with "
+            "--overwrite"
+        ) from error
+    return description
+
+
+@dataclass(frozen=True)
+class Base:
+    """A dataset, as what is appended to it has to know it."""
+
+    folder: Path
+    description: dict[str, Any]
+    sha256: str  # of dataset.json
+
+    @classmethod
+    def of(cls, description: dict[str, Any]) -> "Base":
+        """Of a description alone."""
+        return cls(Path(), description, "")
+
+    @property
+    def container(self) -> str:
+        """tar or beton."""
+        return str(self.description["container"])
+
+    @property
+    def content(self) -> Content:
+        """What its samples are."""
+        return "text" if self.description.get("content") == "text" else "images"
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return list(self.description["classes"])
+
+    @property
+    def named(self) -> bool:
+        """Whether they are more than numbers."""
+        return bool(self.description.get("named", True))
+
+    @property
+    def files(self) -> set[str]:
+        """Names of all files of the dataset."""
+        names = {"dataset.json"}
+        for split, content in self.description["splits"].items():
+            shards = [str(shard["name"]) for shard in content["shards"]]
+            names |= {*shards, f"{split}.fidx"}
+            if self.container == "tar":
+                names |= {index_path(Path(shard)).name for shard in shards}
+        return names
+
+    @property
+    def betons(self) -> dict[str, Path]:
+        """The file of each split."""
+        return {
+            split: self.folder / shard["name"]
+            for split, content in self.description["splits"].items()
+            for shard in content["shards"]
+        }
+
+    def begun(self) -> dict[str, Begun]:
+        """Where new shards and samples go on. The parts of a .beton that is made anew are counted from its end."""
+        skipped = Counter(skipped["split"] for skipped in self.description["skipped"])
+        found = {}
+        for split, content in self.description["splits"].items():
+            names = [Path(shard["name"]).stem for shard in content["shards"] if self.container == "tar"]
+            last = max((int(name.rpartition("-")[2]) for name in names), default=-1)
+            found[split] = Begun(last + 1, content["samples"] + skipped[split])
+        return found
+
+    def holds(self, options: dict[str, Any]) -> bool:
+        """Whether samples with this listing are in it already."""
+        made = [self.description["options"], *self.description.get("appended", ())]
+        return any(other["listing"] == options["listing"] for other in made)
+
+    def accept(self, schema: Schema) -> Schema:
+        """The schema of its .beton files, where what is appended fits it. Raises UserError where it does not."""
+        for file in self.betons.values():
+            with BetonReader(file) as reader:
+                fields, page_size = reader.fields, reader.page_size
+            for name, field in schema.fields.items():
+                if fields.get(name) != field:
+                    drop = "add --originals drop, or " if name == ORIGINAL else ""
+                    raise UserError(
+                        f"{file}: has no field {name} ({field.kind}), which what is appended needs; {drop}--merge both "
+                        "into a new dataset"
+                    )
+            if page_size < schema.page_size:
+                raise UserError(
+                    f"{file}: a sample of what is appended does not fit in its pages of {page_size} bytes; --merge "
+                    "both into a new dataset"
+                )
+            return Schema.of(fields, page_size)
+        return schema
+
+
+def ignored_of(description: Mapping[str, Any]) -> Ignored:
+    """The files that a description says were not used; none where an older version wrote it."""
+    return Ignored.of_json(description["ignored"]) if "ignored" in description else Ignored()
+
+
+def read_base(folder: Path) -> Base:
+    """The dataset to append to. Raises UserError where there is none."""
+    file = folder / "dataset.json"
+    if not file.exists():
+        raise UserError(f"{folder}: no dataset that could be appended to; leave out --append to make one")
+    return Base(folder, read_made(folder), hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def describe(
+    folder: Path,
+    source: Source,
+    plan: list[Shard],
+    journal: Journal,
+    options: dict[str, Any],
+    schema: Schema | None,
+    base: Base | None,
+) -> dict[str, Any]:
+    """dataset.json of what the journal says is there. Raises DataError where too little is left to train on."""
+    old: dict[str, Any] = base.description if base else {"splits": {}, "skipped": [], "outcomes": {}}
+    splits: dict[str, Any] = dict(old["splits"])
+    outcomes = Counter(old["outcomes"])
+    skipped = list(old["skipped"])
+    for split in sorted({shard.split for shard in plan}):
+        shards = [journal.finished[shard.split, shard.number] for shard in plan if shard.split == split]
+        counts: Counter[int] = Counter()
+        left_out = []
+        for shard in shards:
+            counts.update(shard.class_counts)
+            outcomes.update(shard.outcomes)
+            left_out += [{"split": split, "path": path, "reason": reason} for path, reason in shard.skipped]
+        skipped += left_out
+        if not base:
+            _check_counts(source, split, counts, left_out)
+        before = splits.get(split, {"samples": 0, "class_counts": [], "source_bytes": 0, "shards": []})
+        for label, count in enumerate(before["class_counts"]):
+            counts[label] += count
+        total = before["samples"] + sum(shard.samples for shard in shards)
+        splits[split] = {
+            "samples": total,
+            "class_counts": [counts[label] for label in range(len(source.classes))],
+            "source_bytes": before["source_bytes"] + sum(shard.source_bytes for shard in shards),
+            "shards": _files(folder, total, before["shards"], shards),
+        }
+    for content in splits.values():  # of splits that nothing was added to
+        content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
+    described = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "fastimg": __version__,
+        "container": "beton" if schema else "tar",
+        **({} if source.content == "images" else {"content": source.content}),
+        "schema": _schema(source, schema, old.get("schema", {})),
+        "classes": list(source.classes),
+        "named": source.named,
+        "splits": dict(sorted(splits.items())),
+        "skipped": skipped,
+        "ignored": ignored_of(old).joined(source.ignored).to_json(),
+        "outcomes": dict(sorted(outcomes.items())),
+        "options": old.get("options", options),
+    }
+    return described | ({"appended": [*old.get("appended", ()), options]} if base else {})
+
+
+def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
+    first = skipped[0] if skipped else None
+    example = f" ({first['path']}: {first['reason']}); repair or remove them" if first else ""
+    what, done = singular(source.content), "decoded" if source.content == "images" else "stored"
+    if not counts:
+        raise DataError(f"{source.src}: no {what} of the split {split} can be {done}{example}")
+    if split == "train" and not source.stored:
+        for label, name in enumerate(source.classes):
+            if not counts[label]:
+                raise DataError(f"{source.src}: no training {what} of class {printable(name)!r} can be {done}{example}")
+
+
+def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: list[Finished]) -> list[dict[str, Any]]:
+    """The shards of a split. A .beton is one file, and stands for all that was there before."""
+    if any(shard.part for shard in shards):
+        file = folder / shards[0].name
+        with file.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        return [{"name": file.name, "samples": samples, "bytes": file.stat().st_size, "sha256": sha256}]
+    return before + [{key: getattr(shard, key) for key in SHARD_KEYS} for shard in shards if shard.samples]
+
+
+def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[str, Any]:
+    """What every sample has, by the names in the container."""
+    if schema is None:
+        first = _TAR_SCHEMA if source.content == "images" else _TEXT_SCHEMA
+        return {**first, **old, **{ext: {"kind": "bytes", "member": ext} for ext in source.fields}}
+    return {name: _field(field) for name, field in schema.fields.items()}
+
+
+def _field(field: Field) -> dict[str, Any]:
+    array = {"dtype": field.dtype.str, "shape": list(field.shape)} if field.dtype is not None else {}
+    return {"kind": field.kind, **array}

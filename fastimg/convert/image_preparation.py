@@ -1,0 +1,285 @@
+"""What becomes of an image on its way into a shard, by threads a bounded distance ahead of the writer.
+
+A JPEG is tiled without loss. That walks all of its entropy-coded data, so a file that libjpeg could not decode is not
+rewritten (tests/loaders/jpeg/test_tiles_fuzz.py); everything that is not tiled is decoded once as a check. Images are
+encoded anew only where that was asked for, or, for a .beton, to bake an EXIF orientation in.
+"""
+
+import hashlib
+import io
+import re
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from fastimg.convert.sources.samples import Entry, Original, Source
+from fastimg.loaders.containers.beton_fields import jpeg_fault
+from fastimg.loaders.crop import Window
+from fastimg.loaders.decode import Header, Pixels, decode, read_header
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.folders.formats import image_extensions
+from fastimg.loaders.jpeg.rewriting.markers import Reason
+from fastimg.loaders.jpeg.rewriting.orient import upright_jpeg
+from fastimg.loaders.jpeg.rewriting.tiles import tile
+from fastimg.loaders.resample import resample
+from fastimg.loaders.runtime.scratch import Scratch
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+AHEAD = 64  # images per thread that may be read and not yet written, and
+ROOM = 64 << 20  # bytes that they may be in all, one image per thread apart
+SWELLS = 8  # times the size of its file that an image's pixels are taken to be
+TILED, REENCODED, KEPT = "tiled", "re-encoded", "kept"
+KINDS = (TILED, REENCODED, KEPT)
+
+# What Pillow's plugins raise on damaged files beside what decode() names: AVIF a RuntimeError, others others.
+DECODERS_OWN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, zlib.error)
+_WALKED = (None, Reason.TILED, Reason.COSTLY)  # whoever says so has walked the whole scan
+_SIDE = 65_535  # pixels, of a JPEG and of an image in a .beton
+
+
+@dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """What is done to images. Everything but `compare` determines bytes."""
+
+    container: Literal["tar", "beton"] = "tar"
+    max_pixels: int
+    max_size: int | None = None  # of the longer side, in pixels
+    quality: int = 95
+    reencode: bool = False
+    tile_px: int | None = None
+    compare: bool = False
+    raw_fraction: float = 0.0
+    originals: Literal["keep", "drop", "refuse"] = "keep"
+    seed: int = 0
+
+    def encodes(self, header: Header) -> str:
+        """Why an image is encoded anew, empty where it is not."""
+        if self.max_size is not None and max(header.size) > self.max_size:
+            return f"larger than {self.max_size} pixels"
+        return "asked for" if self.reencode else ""
+
+    def is_raw(self, path: str) -> bool:
+        """Whether --raw-fraction drew this sample."""
+        if self.raw_fraction <= 0:
+            return False
+        key = f"{self.seed} {path}".encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.sha256(key).digest()[:8]) < self.raw_fraction * 2**64
+
+
+class Prepared(NamedTuple):
+    """A sample that can be stored."""
+
+    image: bytes | Pixels  # pixels for a .beton alone; or a text
+    extension: str
+    source_bytes: int
+    outcome: str  # of KINDS, and why where there is a reason
+    note: bytes
+    fields: dict[str, bytes]
+    original: bytes = b""  # what the image field of a .beton cannot hold
+
+
+class Prepare:
+    """Reads a sample and prepares its image, in any thread: Prepared, or the reason why it cannot be used."""
+
+    def __init__(self, source: Source, treatment: Treatment) -> None:
+        self._source = source
+        self._treatment = treatment
+        self._extensions = image_extensions()
+        self._thread = threading.local()
+
+    def __call__(self, entry: Entry) -> Prepared | str:
+        if reason := self._source.problem(entry):
+            return reason
+        try:
+            return self._prepared(entry, self._source.read(entry))
+        except ImageError as error:
+            return re.sub(r" at 0x[0-9a-f]+", "", str(error))  # an address would differ from run to run
+        except OSError as error:
+            return error.strerror or str(error)
+        except DECODERS_OWN as error:
+            return f"the decoder fails on it ({type(error).__name__}: {error})"
+
+    def _prepared(self, entry: Entry, original: Original) -> Prepared:
+        if isinstance(original.image, bytes):
+            prepared = self._encoded(original, original.image)
+        else:
+            prepared = self._from_pixels(original, original.image)
+        if self._treatment.container == "tar":
+            return prepared
+        return self._for_beton(entry, prepared)
+
+    def _encoded(self, original: Original, data: bytes) -> Prepared:
+        header = read_header(data, self._treatment.max_pixels)
+        treatment, size = self._treatment, len(data)
+        if reason := treatment.encodes(header):
+            made = self._jpeg(decode(data, header, self._scratch()), _subsampling(data, header))
+            return Prepared(made, _renamed(original.suffix, "jpg"), size, _outcome(REENCODED, reason), *original[2:])
+        extension = self._extension(header, original.suffix)
+        outcome, pixels = _outcome(KEPT, "" if treatment.tile_px is None else header.format), None
+        if treatment.tile_px is not None and header.format in ("jpeg", "mpo"):
+            tiled = tile(data, treatment.tile_px, treatment.max_pixels)
+            kept = tiled.kept or ("bytes behind its end" if tiled.left_out else "")
+            if not header.turbo or tiled.recoded or tiled.kept not in _WALKED or treatment.compare:
+                pixels = decode(data, header, self._scratch())
+                if not kept and not np.array_equal(decode(tiled.jpeg), pixels):
+                    kept = "its tiles would decode to other pixels"
+            if not kept:
+                return Prepared(
+                    tiled.jpeg,
+                    extension,
+                    size,
+                    _outcome(TILED, "made sequential" if tiled.recoded else ""),
+                    *original[2:],
+                )
+            outcome = _outcome(TILED, "already") if kept == Reason.TILED else _outcome(KEPT, kept)
+            if pixels is not None or tiled.kept in _WALKED:
+                return Prepared(data, extension, size, outcome, *original[2:])
+        decode(data, header, self._scratch())
+        return Prepared(data, extension, size, outcome, *original[2:])
+
+    def _from_pixels(self, original: Original, pixels: Pixels) -> Prepared:
+        height, width, _ = pixels.shape
+        header = Header("raw", width, height, 1, turbo=False)
+        if reason := self._treatment.encodes(header):
+            made = self._jpeg(pixels, "420")
+            return Prepared(made, "jpg", pixels.nbytes, _outcome(REENCODED, reason), *original[2:])
+        if self._treatment.container == "beton":
+            return Prepared(pixels, "raw", pixels.nbytes, _outcome(KEPT, "raw pixels"), *original[2:])
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return Prepared(
+            buffer.getvalue(), "png", pixels.nbytes, _outcome(KEPT, "raw pixels, without loss as png"), *original[2:]
+        )
+
+    def _for_beton(self, entry: Entry, prepared: Prepared) -> Prepared:
+        """What an image field can hold: a JPEG that FFCV decodes rightly, else pixels."""
+        data = prepared.image
+        if not isinstance(data, bytes):
+            return prepared
+        header = read_header(data, self._treatment.max_pixels)
+        if self._treatment.is_raw(entry.path):
+            return prepared._replace(image=self._pixels(data, header), outcome=_outcome(KEPT, "as raw pixels, drawn"))
+        if not jpeg_fault(data):
+            return prepared
+        original = data if self._treatment.originals == "keep" else b""
+        if header.turbo and header.orientation != 1:
+            if self._treatment.originals == "refuse":
+                raise ImageError("it has an EXIF orientation, which FFCV ignores, and --originals refuse")
+            turned = upright_jpeg(data, self._treatment.tile_px or _SIDE, self._treatment.max_pixels)
+            if turned is not None:
+                return prepared._replace(image=turned, outcome=_outcome(TILED, "turned upright"), original=original)
+            made = self._jpeg(decode(data, header, self._scratch()), _subsampling(data, header))
+            outcome = _outcome(REENCODED, "turned upright, its edge cuts through blocks")
+            return prepared._replace(image=made, outcome=outcome, original=original)
+        if self._treatment.originals == "refuse":
+            raise ImageError(f"{header.format} that a .beton cannot hold, and --originals refuse")
+        return prepared._replace(
+            image=self._pixels(data, header),
+            outcome=_outcome(KEPT, f"as raw pixels: {header.format}"),
+            original=original,
+        )
+
+    def _pixels(self, data: bytes, header: Header) -> Pixels:
+        if max(header.size) > _SIDE:
+            raise ImageError(f"a side of more than {_SIDE} pixels, which a .beton cannot hold")
+        return decode(data, header, self._scratch()).copy()
+
+    def _jpeg(self, pixels: Pixels, subsampling: str) -> bytes:
+        """`pixels` encoded, no larger than --max-size, tiled."""
+        treatment = self._treatment
+        height, width, _ = pixels.shape
+        longest = max(height, width)
+        side = min(treatment.max_size or longest, _SIDE)
+        if longest > side:
+            size = max(1, round(width * side / longest)), max(1, round(height * side / longest))
+            out = np.empty((size[1], size[0], 3), np.uint8)
+            resample(pixels, Window((0, 0, width, height), size, (0, 0)), "bicubic", out)
+            pixels = out
+        pixels = np.ascontiguousarray(pixels)
+        if subsampling == "Gray":
+            jpeg = simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), treatment.quality, "GRAY", "Gray")
+        else:
+            jpeg = simplejpeg.encode_jpeg(pixels, treatment.quality, "RGB", subsampling)
+        return tile(jpeg, treatment.tile_px).jpeg if treatment.tile_px else jpeg
+
+    def _extension(self, header: Header, suffix: str) -> str:
+        """Ours for the content, else its own where ours is not usual."""
+        for extension in (header.extension, suffix.lower().rpartition(".")[2]):
+            if f".{extension}" in self._extensions:
+                return _renamed(suffix, extension)
+        raise ImageError(f"images of the format {header.format} have no file extension that readers know")
+
+    def _scratch(self) -> Scratch:
+        if not hasattr(self._thread, "scratch"):
+            self._thread.scratch = Scratch()
+        scratch: Scratch = self._thread.scratch
+        return scratch
+
+
+def prepared_in_order(
+    pool: ThreadPoolExecutor,
+    prepare: Callable[[Entry], Prepared | str],
+    entries: Iterator[Entry],
+    workers: int,
+    container: str,
+) -> Iterator[Prepared | str]:
+    """What becomes of `entries`, in their order, a bounded distance ahead of whoever takes it.
+
+    So far ahead that threads have work while a shard is synced to disk; less where pixels may be held, as of images in
+    a .beton, which are estimated from the sizes of their files.
+    """
+    swells = SWELLS if container == "beton" else 1
+    return in_order(pool, prepare, entries, workers * AHEAD, workers, ROOM, lambda entry: swells * max(entry.size, 0))
+
+
+def in_order(
+    pool: ThreadPoolExecutor,
+    work: Callable[[_Item], _Result],
+    items: Iterator[_Item],
+    most: int,
+    least: int | None = None,
+    room: int = 0,
+    size: Callable[[_Item], int] = lambda item: 0,
+) -> Iterator[_Result]:
+    """Results in the order of `items`. `most` of them are begun and not yet taken; or `least`, and what has room."""
+    least = most if least is None else least
+    window: deque[tuple[Future[_Result], int]] = deque()
+    held, waiting = 0, next(items, None)
+    while window or waiting is not None:
+        while waiting is not None and len(window) < most and (len(window) < least or held < room):
+            held += size(waiting)
+            window.append((pool.submit(work, waiting), size(waiting)))
+            waiting = next(items, None)
+        future, nbytes = window.popleft()
+        yield future.result()
+        held -= nbytes
+
+
+def _outcome(kind: str, reason: str) -> str:
+    return f"{kind}: {reason}" if reason else kind
+
+
+def _renamed(suffix: str, extension: str) -> str:
+    """`left.jpeg` -> `left.jpg`: what names the image among others of its sample stays."""
+    prefix, dot, _ = suffix.rpartition(".")
+    return f"{prefix}{dot}{extension}"
+
+
+def _subsampling(data: bytes, header: Header) -> str:
+    """The chroma subsampling to encode with: a JPEG's own where it is a usual one."""
+    if not header.turbo:
+        return "420"
+    _, _, space, sampling = simplejpeg.decode_jpeg_header(data)
+    if space == "Gray":
+        return "Gray"
+    return sampling if sampling in ("444", "422", "420") else "420"

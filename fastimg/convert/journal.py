@@ -1,0 +1,209 @@
+"""What a conversion leaves in its folder while it runs, so that it can be recognised, resumed and undone.
+
+`convert.json` is written before anything else and removed after `dataset.json` is there. It is a file of json lines:
+first the options with a fingerprint of the source, then one line per finished shard, each on disk before the next shard
+begins. A last line that a crash cut short is dropped, and its shard is written again.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fastimg.errors import UserError
+from fastimg.loaders.containers.beton import Part
+from fastimg.loaders.containers.datasets import FORMAT
+from fastimg.loaders.containers.tar import index_path, replace_file, sync_folder, temporary
+
+JOURNAL_FORMAT = "fastimg conversion"
+CACHE = ".fastimg"  # derived: tokens and embeddings of what was here, by content
+
+SPLIT = "(?:train|val|test)"
+_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
+_MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
+
+
+class State(Enum):
+    """What a destination is before a conversion."""
+
+    EMPTY = "empty"
+    DATASET = "a finished dataset"
+    UNFINISHED = "an unfinished conversion"
+    OTHER = "something else"
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that is on disk, or one of which no image was left (`samples` 0, no file)."""
+
+    split: str
+    number: int
+    samples: int
+    name: str = ""
+    bytes: int = 0  # of a .beton: up to the end of this part of it
+    sha256: str = ""
+    index_bytes: int = 0
+    index_sha256: str = ""
+    part: Part | None = None  # of a .beton
+    source_bytes: int = 0
+    class_counts: dict[int, int] = {}  # by label, -1 for none
+    skipped: list[tuple[str, str]] = []  # (path, reason)
+    outcomes: dict[str, int] = {}  # images by what became of them
+
+    def on_disk(self, folder: Path) -> bool:
+        """Whether its files still are what they were when they were written, by sizes and the index's checksum."""
+        if not self.name:
+            return not self.samples
+        if not _MADE.fullmatch(self.name):
+            return False
+        file = folder / self.name
+        try:
+            if self.part:
+                if not 0 <= self.part.end <= self.part.file_end == self.bytes:
+                    return False
+                return file.exists() or temporary(file).stat().st_size >= self.bytes
+            index = index_path(file).read_bytes()
+            return file.stat().st_size == self.bytes and hashlib.sha256(index).hexdigest() == self.index_sha256
+        except OSError:
+            return False
+
+
+class Journal:
+    """The open journal of a running conversion."""
+
+    def __init__(self, folder: Path, finished: list[Finished]) -> None:
+        self.finished = {(shard.split, shard.number): shard for shard in finished}
+        self._folder = folder
+
+    @classmethod
+    def start(cls, folder: Path, options: dict[str, Any]) -> "Journal":
+        """A journal without a shard, in place of any that is there."""
+        replace_file(folder / "convert.json", _line({"format": JOURNAL_FORMAT, "options": options}))
+        return cls(folder, [])
+
+    @classmethod
+    def go_on(cls, folder: Path) -> "Journal":
+        """The journal in `folder`, with the shards that are still on disk as they were finished."""
+        head, *lines = _whole_lines(folder / "convert.json")
+        shards = []
+        for line in lines:
+            with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+                shards.append(msgspec.json.decode(line, type=Finished))
+        shards = [shard for shard in shards if shard.on_disk(folder)]
+        parts = _parts_in_a_row(shards)
+        shards = [shard for shard in shards if not shard.part or 0 <= shard.number < parts[shard.split]]
+        replace_file(folder / "convert.json", head + b"".join(map(_line, shards)))
+        return cls(folder, shards)
+
+    def add(self, shard: Finished) -> None:
+        """Remember a finished shard."""
+        with (self._folder / "convert.json").open("ab") as file:
+            file.write(_line(shard))
+            file.flush()
+            os.fsync(file.fileno())
+        self.finished[shard.split, shard.number] = shard
+
+    def files(self) -> set[str]:
+        """Names of the files that finished shards have."""
+        names: set[str] = set()
+        for shard in self.finished.values():
+            if shard.part:
+                names |= {shard.name, temporary(Path(shard.name)).name}
+            elif shard.name:
+                names |= {shard.name, index_path(Path(shard.name)).name}
+        return names
+
+    def parts(self, split: str) -> list[Part]:
+        """What is on disk of the .beton of a split, in its order."""
+        return [
+            shard.part for (name, _), shard in sorted(self.finished.items()) if name == split and shard.part is not None
+        ]
+
+    def remove(self) -> None:
+        """The conversion is complete."""
+        (self._folder / "convert.json").unlink()
+        sync_folder(self._folder)
+
+
+def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
+    """How many parts of each split are there, from the first one on, before one is missing."""
+    there, found = {(shard.split, shard.number) for shard in shards}, Counter[str]()
+    for split in {shard.split for shard in shards}:
+        while (split, found[split]) in there:
+            found[split] += 1
+    return found
+
+
+def state_of(folder: Path) -> State:
+    """What is in `folder`. A journal that was never completed is nothing."""
+    names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part", CACHE} if folder.exists() else set()
+    if not names:
+        return State.EMPTY
+    if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:
+        return State.DATASET
+    if "dataset.json" not in names and "convert.json" in names and journal_options(folder) is not None:
+        return State.UNFINISHED
+    return State.OTHER
+
+
+def journal_options(folder: Path) -> dict[str, Any] | None:
+    """The options in the journal of `folder`, None where it is no journal of ours."""
+    try:
+        head = json.loads(_whole_lines(folder / "convert.json")[0])
+        options = head["options"]
+        return options if head["format"] == JOURNAL_FORMAT and isinstance(options, dict) else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def shards_in(folder: Path) -> set[str]:
+    """Files that are called as shards of a conversion are."""
+    return {name for name in os.listdir(folder) if _MADE.fullmatch(name) and name.endswith((".tar", ".beton"))}
+
+
+def clear(folder: Path, keep: Collection[str] = ()) -> None:
+    """Delete the files that a conversion makes, dataset.json first, the journal last; and nothing else."""
+    names = [name for name in os.listdir(folder) if _MADE.fullmatch(name) and name not in keep]
+    for name in sorted(names, key=lambda name: (name != "dataset.json", name == "convert.json", name)):
+        if not (folder / name).is_dir():
+            (folder / name).unlink()
+    sync_folder(folder)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second conversion out of `folder`; the lock ends with the process, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another conversion is writing there; wait for it, or stop it first") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def _line(content: Any) -> bytes:
+    return msgspec.json.encode(content) + b"\n"
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _format(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,308 @@
+"""A source of images or texts -> shards, dataset.json and the compact index.
+
+    read_source -> plan (splits, order, shards) -> threads: read, check, tile -> one writer, in order
+
+What is written depends on the source and the options alone: not on the threads, the clock, or interruptions. A sample's
+number is its place in the order of its split, and shards are cut by the sizes of the source images before any is read,
+so an image that is skipped leaves a gap and moves nothing.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fastimg.config.commands import Convert
+from fastimg.convert.sources.columns import Columns
+from fastimg.convert.sources.combined import combine, onto
+from fastimg.convert.sources.delimiters import parse_delimiter
+from fastimg.convert.sources.labels import FLAG, class_remarks
+from fastimg.convert.sources.resolve import is_class_folder, read_source
+from fastimg.convert.sources.samples import Entry, Source
+from fastimg.errors import UsageError, printable
+from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.containers.datasets import open_dataset
+from fastimg.loaders.containers.tar import replace_file
+from fastimg.loaders.errors import DataError, ImageError
+
+from .description import Base, describe, read_base, read_made
+from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
+from .image_preparation import Prepare, Prepared, prepared_in_order
+from .journal import Finished, Journal, State, clear, journal_options, locked
+from .plan import Shard, plan_shards
+from .report import Report, report_on
+from .request import Request, check_paths, read_request, refuse_image_flags
+from .survey import Schema, survey
+from .text_preparation import PrepareText
+from .writers import BetonStore, Store, TarStore
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A conversion that is about to run."""
+
+    request: Request
+    source: Source
+    plan: list[Shard]
+    options: dict[str, Any]
+    base: Base | None  # of the dataset that is appended to
+
+
+def convert(config: Convert, console: Console) -> Report:
+    """Convert what `config` names, with progress and messages on `console`.
+
+    Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
+    """
+    try:
+        return _convert(config, console)
+    except OSError as error:
+        raise plain_error((config.dst, *config.more)[-1], error) from error
+
+
+def _convert(config: Convert, console: Console) -> Report:
+    began = time.perf_counter()
+    check_paths(config)
+    base = read_base(config.dst) if config.append else None
+    request = read_request(config, base.container if base else None)
+    if not base:
+        missing_folders(request.dst)
+        admit(request.dst, config)  # before a source is read for nothing
+    source = _source(request, base)
+    try:
+        if source.content == "text":
+            refuse_image_flags(config)
+        for remark in (*source.remarks, *class_remarks(source)):
+            console.print(Text(remark), soft_wrap=True)
+        _check_apart(source, request.dst)
+        _check_missing(source, config)
+        plan = plan_shards(
+            source,
+            shard_size=request.shard_size,
+            val_fraction=config.val_fraction,
+            shuffle=request.shuffles(source),
+            seed=config.seed,
+            begun=base.begun() if base else None,
+        )
+        options = request.options(source) | ({"base": base.sha256} if base else {})
+        description, checked = _in_folder(_Job(request, source, plan, options, base), console)
+    finally:
+        source.close()
+    return report_on(request.dst, description, base, source, checked, time.perf_counter() - began)
+
+
+def _source(request: Request, base: Base | None) -> Source:
+    config = request.flags
+    columns = Columns(
+        config.path_column,
+        config.label_column,
+        config.split_column,
+        config.text_column,
+        config.no_header,
+        parse_delimiter(config.delimiter) if config.delimiter is not None else None,
+        config.labels_are_classes,
+        frozenset(base.classes if base else ()),
+    )
+    if config.classes is not None and not any(map(is_class_folder, request.sources)):
+        given = ", ".join(map(str, request.sources))
+        raise UsageError(
+            f"--classes {config.classes} has no effect: {given} is not a folder of class folders; leave it out"
+        )
+    source = combine([read_source(src, columns, request.dst, config.classes) for src in request.sources])
+    if config.labels_are_classes and not source.from_table:
+        source.close()
+        raise UsageError(f"{FLAG} has no effect: {source.src} is not a table of labels without names; leave it out")
+    if not base:
+        return source
+    if base.content != source.content:
+        raise UsageError(
+            f"{config.dst} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
+            "dataset is of one "
+            "kind; convert them apart"
+        )
+    return onto(source, base.classes, base.named)
+
+
+def _check_apart(source: Source, dst: Path) -> None:
+    """Shards in the destination are deleted or replaced: none of them may be a source, by whatever path."""
+    for file in source.files:
+        if os.path.realpath(dst) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
+            raise UsageError(
+                f"{file}: is to be read and lies in the destination {dst}, where it may be deleted; give another "
+                "destination, or move it elsewhere first"
+            )
+
+
+def _check_missing(source: Source, config: Convert) -> None:
+    """Stop before anything is written where a listed file is missing and that is to fail."""
+    if config.on_error == "fail":
+        for entry in (entry for entries in source.splits.values() for entry in entries):
+            if reason := source.problem(entry):
+                raise _failure(source, entry, reason)
+
+
+def _failure(source: Source, entry: Entry, reason: str) -> DataError:
+    return DataError(
+        f"{printable(source.name(entry))}: {reason}; repair or remove it, or leave it out with --on-error skip"
+    )
+
+
+def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
+    """Write into the destination, or find it written: the description, and how many images were read for it."""
+    folder, config = job.request.dst, job.request.flags
+    made = missing_folders(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            state = admit(folder, config, job.options, job.base)
+            if state is State.DATASET and config.resume:
+                return _already(folder, job, console), 0
+            resumed = state is State.UNFINISHED and config.resume
+            try:
+                return _run(job, resumed, console)
+            except Exception as error:
+                full = isinstance(error, OSError) and error.errno in FULL
+                if not resumed and not (full and journal_options(folder)):
+                    undo(folder, job.options, job.base)
+                raise
+    except KeyboardInterrupt:
+        if folder.is_dir() and journal_options(folder):
+            console.print(
+                Text(f"{folder}: interrupted; the same command with --resume goes on from here"), soft_wrap=True
+            )
+        raise
+    finally:
+        for path in made:  # still empty: nothing was begun, or all of it was undone
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
+    """From the journal to dataset.json: what was written there, and how many images were read for it."""
+    folder, workers = job.request.dst, job.request.workers
+    journal = begin_journal(folder, job.options, job.base, resumed)
+    todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
+    total = sum(len(shard.entries) for shard in todo)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+    logging.getLogger("PIL").addHandler(logging.NullHandler())  # or Python prints its remarks over the progress bar
+    with (
+        warnings.catch_warnings(),
+        Progress(*columns, console=console, transient=True) as progress,
+        ThreadPoolExecutor(workers, "prepare") as pool,
+    ):
+        warnings.simplefilter("ignore")  # what Pillow finds odd and yet decodes
+        schema = _schema(job, pool, progress)
+        what = samples_of(job.source.content)
+        prepare = Prepare(job.source, job.request.treatment) if what == "images" else PrepareText(job.source)
+        entries = (entry for shard in todo for entry in shard.entries)
+        container = job.request.treatment.container
+        prepared = prepared_in_order(pool, prepare, entries, workers, container)
+        task = progress.add_task(what, total=total, unit="img" if what == "images" else what)
+        with _store(job, schema, journal) as store:
+            for shard in todo:
+                journal.add(_write_shard(job, shard, prepared, store, lambda: progress.advance(task)))
+            for split in sorted({shard.split for shard in job.plan}):
+                store.finish(split)
+    description = describe(folder, job.source, job.plan, journal, job.options, schema, job.base)
+    replace_file(folder / "dataset.json", (json.dumps(description, indent=1) + "\n").encode())
+    _open_once(folder, description)
+    _tidy(folder, description)
+    journal.remove()
+    return description, total
+
+
+def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema | None:
+    """The fields of a .beton; None for tars, which need none."""
+    treatment = job.request.treatment
+    if treatment.container == "tar":
+        return None
+    entries = (entry for shard in job.plan for entry in shard.entries)
+    task = progress.add_task("headers", total=sum(len(shard.entries) for shard in job.plan))
+    schema = survey(
+        job.source, entries, treatment, pool, job.request.workers * 2, lambda count: progress.advance(task, count)
+    )
+    progress.remove_task(task)
+    return job.base.accept(schema) if job.base else schema
+
+
+def _store(job: _Job, schema: Schema | None, journal: Journal) -> Store:
+    folder = job.request.dst
+    if schema is None:
+        return TarStore(folder)
+    samples: Counter[str] = Counter()
+    for shard in job.plan:
+        samples[shard.split] += len(shard.entries)
+    return BetonStore(folder, schema, samples, journal, job.base.betons if job.base else {})
+
+
+def _write_shard(
+    job: _Job, shard: Shard, prepared: Iterator[Prepared | str], store: Store, tick: Callable[[], object]
+) -> Finished:
+    counts: Counter[int] = Counter()
+    outcomes: Counter[str] = Counter()
+    skipped, source_bytes = [], 0
+    store.begin(shard)
+    for number, (entry, sample) in enumerate(zip(shard.entries, prepared, strict=False), shard.start):
+        try:
+            if isinstance(sample, str):
+                raise ImageError(sample)
+            store.add(number, entry.label, sample)
+        except ImageError as error:
+            if job.request.flags.on_error == "fail":
+                raise _failure(job.source, entry, str(error)) from error
+            skipped.append((printable(entry.path), printable(str(error))))
+        else:
+            counts[entry.label] += 1
+            outcomes[sample.outcome] += 1
+            source_bytes += sample.source_bytes
+        tick()
+    return Finished(
+        split=shard.split,
+        number=shard.number,
+        samples=counts.total(),
+        source_bytes=source_bytes,
+        class_counts=dict(sorted(counts.items())),
+        skipped=skipped,
+        outcomes=dict(sorted(outcomes.items())),
+        **store.end(),
+    )
+
+
+def _open_once(folder: Path, description: dict[str, Any]) -> None:
+    """Open every split, which leaves its compact index behind and shows that it opens."""
+    for split in description["splits"]:
+        open_dataset(folder, split).close()
+
+
+def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
+    """The description of a dataset that an earlier run finished, or nearly: the journal may still be there."""
+    description = read_made(folder)
+    if not job.base:
+        check_same(folder, description.get("options", {}), job.options)
+    _open_once(folder, description)
+    if journal_options(folder) is not None:  # else nothing there can be a left-over
+        _tidy(folder, description)
+        (folder / "convert.json").unlink()
+    console.print(Text(f"{folder}: complete already; nothing to do"), soft_wrap=True)
+    return description
+
+
+def _tidy(folder: Path, description: dict[str, Any]) -> None:
+    """Remove what an append has replaced."""
+    clear(folder, keep=Base.of(description).files | {"convert.json"})
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f} {task.fields.get('unit', 'img')}/s")

@@ -1,0 +1,161 @@
+"""What a conversion did: a value, a json object, a table."""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Column, Table
+from rich.text import Text
+
+from fastimg.convert.sources.samples import Source
+from fastimg.system.terminal import print_table
+from fastimg.wording import plural
+
+from .description import Base, ignored_of
+from .image_preparation import KEPT, KINDS, REENCODED, TILED
+
+
+class Skipped(NamedTuple):
+    """An image that was left out."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What is in a dataset, and what the conversion did that made it or added to it."""
+
+    dst: str
+    format: str  # tar or beton
+    content: str = "images"  # or text; then `images` here are texts
+    images: int
+    added: int  # of them by this conversion
+    classes: int
+    splits: dict[str, int]
+    bytes_in: int  # of the images that are stored
+    bytes_out: int  # of shards and their indexes
+    tiled: int  # without loss
+    reencoded: int
+    kept: int  # as they were
+    outcomes: dict[str, int]  # the same with reasons
+    skipped: list[Skipped]
+    ignored: int  # files under the sources that are neither images (texts) nor shards
+    ignored_reasons: dict[str, int] = field(default_factory=dict)
+    ignored_extensions: dict[str, int] = field(default_factory=dict)
+    ignored_names: list[Skipped] = field(default_factory=list)  # at most ten
+    ignored_summary: str = ""  # reasons and extensions in words
+    uncounted: list[str] = field(default_factory=list)  # sentences on files beside those that a manifest names
+    columns: list[str] = field(default_factory=list)  # sentences on which columns of manifests were used
+    seconds: float
+    images_per_second: float  # read and checked in this run; what an earlier run finished does not count
+
+    def to_json(self) -> str:
+        """The report as one json object."""
+        named = {"skipped": self.skipped, "ignored_names": self.ignored_names}
+        lists = {name: [file._asdict() for file in files] for name, files in named.items()}
+        return json.dumps(asdict(self) | lists, indent=2)
+
+
+def report_on(
+    folder: Path, description: dict[str, Any], base: Base | None, source: Source, checked: int, seconds: float
+) -> Report:
+    """The report on what is described; `checked` samples of `source` were read for it in this run."""
+    splits = description["splits"]
+    images = sum(split["samples"] for split in splits.values())
+    before = sum(split["samples"] for split in base.description["splits"].values()) if base else 0
+    ignored = ignored_of(description)
+    kinds: Counter[str] = Counter()
+    for outcome, count in description["outcomes"].items():
+        kinds[outcome.partition(":")[0]] += count
+    shards = [shard for split in splits.values() for shard in split["shards"]]
+    return Report(
+        dst=str(folder),
+        format=description["container"],
+        content=source.content,
+        images=images,
+        added=images - before,
+        classes=len(description["classes"]),
+        splits={name: split["samples"] for name, split in splits.items()},
+        bytes_in=sum(split["source_bytes"] for split in splits.values()),
+        bytes_out=sum(shard["bytes"] + shard.get("index_bytes", 0) for shard in shards),
+        tiled=kinds[TILED],
+        reencoded=kinds[REENCODED],
+        kept=kinds[KEPT],
+        outcomes=description["outcomes"],
+        skipped=[Skipped(skipped["path"], skipped["reason"]) for skipped in description["skipped"]],
+        ignored=ignored.total,
+        ignored_reasons=ignored.reasons,
+        ignored_extensions=ignored.extensions,
+        ignored_names=[Skipped(path, reason) for path, reason in ignored.first()],
+        ignored_summary=ignored.summary(),
+        uncounted=list(source.uncounted),
+        columns=list(source.columns),
+        seconds=seconds,
+        images_per_second=checked / seconds,
+    )
+
+
+def print_report(report: Report, console: Console) -> None:
+    """The report as a table, and at most ten of the images that were left out."""
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
+    counts = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
+    added = f", {report.added:,} of them new" if report.added != report.images else ""
+    reasons = {kind: _reasons(report.outcomes, kind) for kind in KINDS}
+    skipped = Counter(reason for _, reason in report.skipped)
+    what, unit = ("images", "img") if report.content == "images" else ("texts", "texts")
+    rows = [
+        ("dataset", f"{report.dst} ({report.format})"),
+        (what, f"{report.images:,} of {plural(report.classes, 'class')} ({counts}){added}"),
+        *(("columns", used) for used in report.columns),
+        ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
+    ]
+    if report.content == "images":
+        rows += [
+            ("tiled", f"{plural(report.tiled, 'JPEG')}, without loss{reasons[TILED]}"),
+            ("re-encoded", f"{report.reencoded:,}{reasons[REENCODED]}"),
+        ]
+    rows += [
+        ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
+        ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
+        ("ignored", _ignored(report)),
+        ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
+    ]
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    print_table(console, table)
+    _print_some("skipped", report.skipped, len(report.skipped), console)
+    _print_some("ignored", report.ignored_names, report.ignored, console)
+
+
+def _ignored(report: Report) -> str:
+    files = plural(report.ignored, "file")
+    if report.ignored:
+        return "; ".join([f"{files}: {report.ignored_summary}", *report.uncounted])
+    return "; ".join(report.uncounted) or files
+
+
+def _print_some(what: str, left_out: list[Skipped], total: int, console: Console) -> None:
+    """At most ten of `total` files that were left out."""
+    for path, reason in left_out[:10]:
+        console.print(Text(f"{what} {path}: {reason}"), soft_wrap=True)
+    if total > 10:
+        console.print(Text(f"... and {total - 10:,} more"))
+
+
+def _reasons(outcomes: dict[str, int], kind: str) -> str:
+    found = {
+        outcome.partition(": ")[2]: count for outcome, count in outcomes.items() if outcome.startswith(f"{kind}: ")
+    }
+    return f": {_counts(found)}" if found else ""
+
+
+def _counts(reasons: dict[str, int]) -> str:
+    """The five commonest, with their numbers."""
+    commonest = Counter(reasons).most_common(6)
+    told = ", ".join(f"{count:,} {reason}" for reason, count in commonest[:5])
+    return told + (", ..." if len(commonest) > 5 else "")

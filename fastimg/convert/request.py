@@ -1,0 +1,159 @@
+"""What a `fastimg convert` command line asks for: its flags checked against each other, and as values."""
+
+import hashlib
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fastimg import __version__
+from fastimg.config.commands import Convert
+from fastimg.convert.sources.samples import Source
+from fastimg.errors import UsageError
+from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
+from fastimg.loaders.runtime.cpus import available_cpus
+
+from .image_preparation import Treatment
+from .plan import parse_size
+
+_OF_IMAGES = ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals", "compare", "max_pixels")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A conversion, as it was asked for."""
+
+    sources: tuple[Path, ...]
+    dst: Path
+    shard_size: int
+    workers: int
+    treatment: Treatment
+    flags: Convert
+
+    def shuffles(self, source: Source) -> bool:
+        """Whether the training split is shuffled."""
+        if self.flags.shuffle or self.flags.no_shuffle:
+            return self.flags.shuffle
+        return self.flags.merge or not source.stored
+
+    def options(self, source: Source) -> dict[str, Any]:
+        """Everything that determines the bytes."""
+        treatment = asdict(self.treatment)
+        tile_px, _, _ = treatment.pop("tile_px"), treatment.pop("compare"), treatment.pop("seed")
+        return {
+            "fastimg": __version__,
+            "format": treatment.pop("container"),
+            "source": source.kind,
+            "listing": source.fingerprint(),
+            "classes": hashlib.sha256("\0".join(source.classes).encode("utf-8", "surrogatepass")).hexdigest(),
+            "shard_size": self.shard_size,
+            "val_fraction": self.flags.val_fraction,
+            "shuffle": self.shuffles(source),
+            "seed": self.flags.seed,
+            "tile": tile_px or 0,
+            "on_error": self.flags.on_error,
+            "jpeg": "reencode" if treatment.pop("reencode") else "keep",
+            **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
+        } | treatment
+
+
+def read_request(config: Convert, container: str | None = None) -> Request:
+    """`container` is that of the dataset to append to. Raises UsageError for flags without sense or effect."""
+    if container and config.format not in (None, container):
+        raise UsageError(f"--format {config.format}: {config.dst} is in {container}; leave it out, or --merge the two")
+    shard_size, workers, tile_px = parse_size(config.shard_size), _workers(config.workers), _tile_px(config.tile)
+    paths = (config.src, config.dst, *config.more)
+    sources, dst = paths[:-1], paths[-1]
+    if config.resume and config.overwrite:
+        raise UsageError("--resume goes on with what is there, --overwrite deletes it; give one of them")
+    if config.shuffle and config.no_shuffle:
+        raise UsageError("--shuffle and --no-shuffle: give one of them")
+    if not 0 <= config.val_fraction < 1:
+        raise UsageError(f"--val-fraction {config.val_fraction}: give a share of at least 0 and less than 1, as in 0.1")
+    if config.seed < 0:
+        raise UsageError(f"--seed {config.seed}: give 0 or more")
+    for name, value in (("max-pixels", config.max_pixels), ("max-size", config.max_size)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}: give 1 or more")
+    for source in sources:
+        outer, inner = Path(os.path.realpath(source)), Path(os.path.realpath(dst))  # resolve() raises on loops
+        inside = inner == outer or outer in inner.parents
+        if inside and not config.append:
+            raise UsageError(f"{dst}: the destination lies in the source {source}; give a folder outside of it")
+    return Request(
+        tuple(sources),
+        dst,
+        shard_size,
+        workers,
+        _treatment(config, container or config.format or "tar", tile_px),
+        config,
+    )
+
+
+def check_paths(config: Convert) -> None:
+    """Raise UsageError where the paths are not those that --append or --merge take."""
+    sources = 1 + len(config.more)
+    if config.merge and sources < 2:
+        raise UsageError(f"--merge {config.src} {config.dst}: give at least two sources and then the destination")
+    if config.merge and config.append:
+        raise UsageError("--merge makes a new dataset, --append adds to one; give one of them")
+    if sources > 1 and not config.merge:
+        raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
+
+
+def refuse_image_flags(config: Convert) -> None:
+    """Raise UsageError where a flag that is about images alone is given with texts."""
+    for field in fields(config):
+        if field.name in _OF_IMAGES and getattr(config, field.name) != field.default:
+            raise UsageError(f"--{field.name.replace('_', '-')} has no effect on texts; leave it out")
+
+
+def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatment:
+    quality = 95 if config.quality is None else config.quality
+    if not 1 <= quality <= 100:
+        raise UsageError(f"--quality {quality}: give 1 to 100")
+    raw_fraction = config.raw_fraction or 0.0
+    if not 0 <= raw_fraction <= 1:
+        raise UsageError(f"--raw-fraction {raw_fraction}: give a share of 0 to 1")
+    beton = container == "beton"
+    if config.quality is not None and config.jpeg == "keep" and config.max_size is None and not beton:
+        raise UsageError(
+            "--quality has no effect: no image is encoded; add --jpeg reencode or --max-size, or leave it out"
+        )
+    for name in ("raw_fraction", "originals"):
+        if getattr(config, name) is not None and not beton:
+            raise UsageError(f"--{name.replace('_', '-')} has no effect with --format tar; leave it out")
+    if raw_fraction == 1 and config.jpeg == "reencode":
+        raise UsageError("--jpeg reencode has no effect: --raw-fraction 1 stores pixels; leave one of them out")
+    if config.compare and tile_px is None:
+        raise UsageError("--compare has no effect with --tile off; leave it out")
+    originals: Literal["keep", "drop", "refuse"] = config.originals or "keep"
+    return Treatment(
+        container="beton" if beton else "tar",
+        max_pixels=config.max_pixels,
+        max_size=config.max_size,
+        quality=quality,
+        reencode=config.jpeg == "reencode",
+        tile_px=tile_px,
+        compare=config.compare,
+        raw_fraction=raw_fraction,
+        originals=originals,
+        seed=config.seed,
+    )
+
+
+def _tile_px(text: str) -> int | None:
+    """Width of a tile in pixels, None for none."""
+    if text in ("off", "auto"):
+        return {"off": None, "auto": DEFAULT_TILE_PX}[text]
+    if not text.isascii() or not text.isdigit() or not 8 <= int(text) <= 65_535:
+        raise UsageError(f"--tile {text}: give auto, off or a width of 8 to 65535 pixels")
+    return int(text)
+
+
+def _workers(text: str) -> int:
+    if text == "auto":
+        return available_cpus()
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--workers {text}: give auto or a number of threads, 1 or more")
+    return int(text)

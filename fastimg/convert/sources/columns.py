@@ -1,0 +1,143 @@
+"""Columns of tables: what they are called, what was said of them, and whether a csv or tsv has a header."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastimg.errors import UsageError, nearest
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.folders.formats import image_extensions
+from fastimg.wording import shortened
+
+from .delimiters import find_delimiter, spelled
+from .folders import file_size
+from .tables import first_records, own_delimiter, readable
+
+PATH_COLUMNS = ("path", "file", "filename", "image")
+TEXT_COLUMNS = ("text", "sentence", "review", "content", "document")
+LABEL_COLUMNS = ("label", "class", "target")
+SPLIT_COLUMNS = ("split",)
+KNOWN = frozenset({*PATH_COLUMNS, *TEXT_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS})
+SEPARATED = (".csv", ".tsv")
+
+_LOOKED_AT = 20  # rows, for an image that is there
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the tables of a source are read; None: found out."""
+
+    path: str | None = None
+    label: str | None = None
+    split: str | None = None
+    text: str | None = None
+    no_header: bool = False
+    delimiter: str | None = None
+    labels_are_classes: bool = False  # whatever they look like
+    known_classes: frozenset[str] = frozenset()  # of the dataset that is appended to
+
+    def given(self) -> list[str]:
+        """The flags that say something of columns. --labels-are-classes is looked at when all sources are read."""
+        flags = [f"--{name}-column" for name in ("path", "text", "label", "split") if getattr(self, name) is not None]
+        return flags + ["--no-header"] * self.no_header + ["--delimiter"] * (self.delimiter is not None)
+
+    def lower(self) -> set[str]:
+        """The columns that were named, in lower case."""
+        return {name.lower() for name in (self.path, self.text, self.label, self.split) if name is not None}
+
+    def numbered(self) -> bool:
+        """Whether a column was named by its number, as those without a header are."""
+        return any(name.isdigit() for name in self.lower())
+
+
+def with_delimiter(src: Path, columns: Columns) -> Columns:
+    """`columns` with the delimiter of a csv or tsv: the one that was given, or the one that was found."""
+
+    def recognised(fields: list[str]) -> bool:
+        named = not columns.no_header and bool(lower(fields) & (KNOWN | columns.lower()))
+        return named or image_at(src, [fields]) is not None
+
+    if columns.delimiter is not None:
+        return columns
+    with readable(src):
+        return replace(columns, delimiter=find_delimiter(src, recognised))
+
+
+def on_delimiter(src: Path, columns: Columns) -> str:
+    """Words on a delimiter that is not the ending's own; empty for that."""
+    delimiter = columns.delimiter or own_delimiter(src)
+    return "" if delimiter == own_delimiter(src) else f", columns separated by {spelled(delimiter)}"
+
+
+def lower(names: Iterable[str]) -> set[str]:
+    """Names of columns as they are compared."""
+    return {name.strip().strip('"').lower() for name in names}
+
+
+def image_at(src: Path, records: list[list[str]]) -> int | None:
+    """Which field of the first record is the path of an image, and in one of the `records` of one that is there."""
+    extensions = image_extensions()
+    for at, field in enumerate(records[0] if records else ()):
+        if os.path.splitext(field.strip())[1].lower() in extensions:
+            there = (record[at].strip().replace("\\", "/") for record in records if at < len(record))
+            if any(file_size(src.parent / path) >= 0 for path in there):
+                return at
+    return None
+
+
+def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
+    """The columns of a csv or tsv of images, and what a person should hear where it has no header."""
+    with readable(src):
+        records = first_records(src, columns.delimiter or own_delimiter(src), _LOOKED_AT)
+    if not records:
+        return columns, []
+    names = lower(records[0])
+    of_path = image_at(src, records[:1])
+    if not columns.no_header and (of_path is None or names & columns.lower()):
+        if names & (KNOWN | columns.lower()):
+            return columns, []
+        of_path = image_at(src, records)
+        if of_path is None and not columns.numbered():
+            return columns, []
+    of_path = image_at(src, records) if of_path is None else of_path
+    width = len(records[0])
+    found = "asked for" if columns.no_header else f"its first line is a row: {shortened(', '.join(records[0]), 80)!r}"
+    numbered = f"{src}: no header ({found}): columns are numbered 1 to {width}"
+    chosen = replace(columns, no_header=True)
+    if columns.path is None and of_path is not None:
+        chosen = replace(chosen, path=str(of_path + 1))
+    rest = [str(number) for number in range(1, width + 1) if str(number) not in (chosen.path, columns.split)]
+    if columns.label is None and chosen.path is not None:
+        if len(rest) != 1:
+            raise UsageError(
+                f"{numbered}, and {chosen.path} holds the paths; say which holds the labels with --label-column N, and "
+                "any others with --split-column N, or write names into a first line"
+            )
+        chosen = replace(chosen, label=rest[0])
+    if chosen.path == columns.path and chosen.label == columns.label:
+        return chosen, [numbered]
+    say = "--path-column N --label-column M --no-header"
+    return chosen, [f"{numbered}; taken as path: {chosen.path}, as label: {chosen.label}; if that is wrong, give {say}"]
+
+
+def find_column(src: Path, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:
+    """The column to use: the one that was named, else the first of the usual ones that is there."""
+    if given is not None:
+        if given not in known:
+            raise DataError(
+                f"{src}: no column {given!r} (--{what}-column); it has {', '.join(known)}{nearest(given, known)}"
+            )
+        return given
+    for name in usual:
+        for column in known:
+            if column.strip().lower() == name:
+                return column
+    if what == "split":
+        return None
+    hint = next((hint for name in usual if (hint := nearest(name, known, n=1))), "")
+    other = ", or a column of texts with --text-column" if what == "path" else ""
+    raise DataError(
+        f"{src}: no {what} column ({', '.join(usual)}); it has {', '.join(known)}{hint or ';'} "
+        f"name it with --{what}-column{other}"
+    )

@@ -1,0 +1,403 @@
+"""Shards as a source: tars and .beton files, ours or anybody's. Order, labels, keys and every further field are kept.
+
+In a tar the image is the first member that is one by its extension, and rather `jpg` than `depth.png` (in tars without
+an image `txt` is a text in its place); `cls` is the
+label, `json` the note, every other member a field. In a .beton the same things are the image field, the label field, a
+json field of that name, and `original`: the encoded image that an image field cannot hold. A further array is the field
+`name.npy`, a number one without dimensions, json `name.json`. Names in a tar are labels: nothing is ever written under
+them.
+"""
+
+import io
+import json
+import os
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from fastimg.errors import printable
+from fastimg.loaders.containers.beton_dataset import MAX_CLASSES, BetonDataset
+from fastimg.loaders.containers.beton_fields import RAW
+from fastimg.loaders.containers.compact_index import check_index
+from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
+from fastimg.loaders.containers.datasets import open_dataset, read_description
+from fastimg.loaders.containers.tar import Sample, index_path, parse_index, scan, split_name
+from fastimg.loaders.errors import DataError, ImageError, ShardError
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS
+from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
+from fastimg.loaders.folders.ignored import extension_of
+from fastimg.wording import agreeing, plural
+
+from .samples import Entries, Entry, Original, Source, note
+
+ABSENT = "__absent__"  # in the note of a sample in a .beton: fields that it does not have
+ORIGINAL = "original"  # the field of a .beton that holds what its image field cannot
+
+_EXTENSION = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_LABEL_BYTES = 256
+
+
+def read_dataset(src: Path) -> Source:
+    """What `fastimg convert` made, checked against its description."""
+    description = read_description(src)
+    splits = description["splits"]
+    for split, content in splits.items():
+        open_dataset(src, split).close()
+        for shard in content["shards"] if description["container"] == "tar" else ():  # what is opened may be derived
+            check_index(index_path(src / shard["name"]), shard["index_sha256"])
+    named = bool(description.get("named", True))
+    files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
+    if description["container"] == "beton":
+        return read_betons(src, {split: file for split, (file,) in files.items()}, description["classes"], named)
+    return read_tars(src, files, description["classes"], named, description["content"])
+
+
+def read_tars(
+    src: Path,
+    files: Mapping[str, list[Path]],
+    classes: list[str] | None = None,
+    named: bool = True,
+    content: Content = "images",
+) -> Source:
+    """Tars by split: with `classes` ours, and their indexes are trusted; else anybody's, and they are scanned.
+
+    Somebody's tars are of texts where samples have a .txt and none has an image.
+    """
+    _check_splits(src, files)
+    reader = TarReader(ours=classes is not None, content=content)
+    splits: dict[str, Entries] = {}
+    texts: dict[str, list[str]] = {}
+    for split, tars in files.items():
+        splits[split], texts[split] = Entries(), []
+        for tar in tars:
+            for entry, text in reader.add(tar):
+                splits[split].append(entry._replace(label=len(texts[split]) if text else -1))
+                texts[split] += [text] if text else []
+    if classes is None and content == "images" and reader.holds_text_alone:
+        return read_tars(src, files, None, named, "text")
+    remarks = []
+    if classes is None:
+        names, numbers = _classes(src, texts)
+        named = names is not None
+        top = max((label for labels in numbers.values() for label in labels), default=-1)
+        classes = names if names is not None else [str(i) for i in range(top + 1)]
+    else:
+        numbers = {split: [int(text) for text in found] for split, found in texts.items()}
+    for split, entries in splits.items():
+        entries.relabel(np.array(numbers[split], np.int64))
+        if missing := int((entries.labels < 0).sum()):
+            remarks.append(
+                f"{src}: {missing:,} of {plural(len(entries), 'sample')} of {split} {agreeing(missing, 'has')} "
+                "no label (no .cls)"
+            )
+    return Source(
+        src,
+        "tar",
+        tuple(classes),
+        splits,
+        (reader,),
+        named=named,
+        stored=True,
+        fields=tuple(sorted(reader.fields)),
+        remarks=tuple(remarks),
+        files=tuple(tar for tars in files.values() for tar in tars),
+        content=content,
+    )
+
+
+def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None = None, named: bool = True) -> Source:
+    """One .beton for each split."""
+    _check_splits(src, files)
+    readers: list[BetonReader] = []
+    splits: dict[str, Entries] = {}
+    remarks: list[str] = []
+    for split, file in files.items():
+        reader = BetonReader(BetonDataset(file, classes))
+        dataset = reader.dataset
+        sizes = reader.sizes()
+        splits[split] = Entries(
+            Entry(f"{split}/{i:09d}", label, size, place=i, reader=len(readers))
+            for i, (label, size) in enumerate(zip(dataset.labels.tolist(), sizes, strict=True))
+        )
+        readers.append(reader)
+        remarks += reader.remarks
+        if missing := int((dataset.labels < 0).sum()):
+            remarks.append(
+                f"{file}: {missing:,} of {plural(len(dataset), 'sample')} {agreeing(missing, 'has')} no label"
+            )
+    contents = {reader.dataset.content for reader in readers}
+    if len(contents) > 1:
+        raise DataError(f"{src}: some of its .beton files hold images and some texts; convert them one by one")
+    if classes is None:
+        named = False
+        classes = [str(at) for at in range(max(len(reader.dataset.classes) for reader in readers))]
+    fields = tuple(sorted({ext for reader in readers for ext in reader.fields}))
+    return Source(
+        src,
+        "beton",
+        tuple(classes),
+        splits,
+        tuple(readers),
+        named=named,
+        stored=True,
+        fields=fields,
+        remarks=tuple(remarks),
+        files=tuple(files.values()),
+        content=contents.pop(),
+    )
+
+
+def _check_splits(src: Path, files: Mapping[str, Any]) -> None:
+    known = sorted(set(SPLIT_FOLDERS.values()))
+    unknown = [split for split in files if split not in known]
+    if unknown:
+        raise DataError(
+            f"{src}: {', '.join(map(printable, unknown))}: no splits that are known ({', '.join(known)}); "
+            "rename the files, or give them one by one"
+        )
+
+
+def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | None, dict[str, list[int]]]:
+    """Class names and labels of what stands in .cls members: class indices, or else names."""
+    found = {text for split in texts.values() for text in split}
+    if all(_INTEGER.fullmatch(text) for text in found):
+        values = [int(text) for text in found]
+        if values and not -1 <= min(values) <= max(values) < MAX_CLASSES:
+            raise ShardError(f"{src}: labels from {min(values)} to {max(values)} are no class indices; write them anew")
+        return None, {split: [int(text) for text in split_texts] for split, split_texts in texts.items()}
+    names = sorted(found)
+    index = {name: at for at, name in enumerate(names)}
+    return names, {split: [index[text] for text in split_texts] for split, split_texts in texts.items()}
+
+
+class TarReader:
+    """Samples of tars. Their members are held in arrays: 24 bytes a member, 16 a sample."""
+
+    def __init__(self, ours: bool, content: Content = "images") -> None:
+        self._ours = ours  # notes stay as they are
+        self._content = content
+        self._tars: list[Path] = []
+        self._first = array("q", [0])  # of each sample's members, and where the last ones end
+        self._tar = array("q")  # of each sample
+        self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("q")  # of each member
+        self._extensions: list[str] = []  # by the numbers in `_kinds`
+        self._numbers: dict[str, int] = {}
+        self._main = image_extensions() if content == "images" else TEXT_EXTENSIONS
+        self._found = False  # some sample has an image, or a text
+        self.fields: set[str] = set()  # that some sample has
+
+    def add(self, tar: Path) -> Iterator[tuple[Entry, str]]:
+        """The samples of one more tar, and what their .cls says."""
+        samples = parse_index(index_path(tar), tar.stat().st_size) if self._ours else scan(tar)
+        self._tars.append(tar)
+        with tar.open("rb") as file:
+            for sample in samples:
+                yield self._add(sample), self._label(file, sample)
+
+    def read(self, entry: Entry) -> Original:
+        """See Reader."""
+        image = suffix = text = None
+        fields: dict[str, bytes] = {}
+        members = self._members(entry)
+        chosen = self._image([ext for ext, _, _ in members])
+        with self._tars[self._tar[entry.place]].open("rb", buffering=0) as file:
+            for at, (ext, offset, size) in enumerate(members):
+                data = os.pread(file.fileno(), size, offset)
+                if len(data) != size:
+                    raise ShardError(f"{file.name}: shrank while it was read; copy it again and --resume")
+                if at == chosen:
+                    image, suffix = data, ext
+                elif ext.lower() == "json":
+                    text = data
+                elif ext.lower() != "cls":
+                    fields[ext] = data
+        assert image is not None and suffix is not None
+        known = text if text is not None and self._ours else _note(entry.path, text)
+        return Original(image, suffix, known, fields)
+
+    def name(self, entry: Entry) -> str:
+        """The tar and the sample's name in it."""
+        return f"{self._tars[self._tar[entry.place]]}: {entry.path}"
+
+    def problem(self, entry: Entry) -> str | None:
+        """See Reader."""
+        if entry.size < 0:
+            return "a sample without a text" if self._content == "text" else self._without_image(entry)
+        for ext, _, _ in self._members(entry):
+            if not _EXTENSION.fullmatch(ext):
+                return f"its member .{ext} has an extension that an index cannot hold (A-Z a-z 0-9 _ -); rename it"
+        return None
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _without_image(self, entry: Entry) -> str:
+        undecodable = undecodable_extensions()
+        found = (undecodable.get(extension_of(f"x.{ext}")) for ext, _, _ in self._members(entry))
+        reason = next(filter(None, found), None)
+        return f"a sample without an image that can be decoded: {reason}" if reason else "a sample without an image"
+
+    @property
+    def holds_text_alone(self) -> bool:
+        """Whether samples have texts and none an image, as far as they were added."""
+        return not self._found and any(_is_one(ext, TEXT_EXTENSIONS) for ext in self._extensions)
+
+    def _add(self, sample: Sample) -> Entry:
+        place, image = len(self._tar), self._image([member.ext for member in sample])
+        self._tar.append(len(self._tars) - 1)
+        for at, member in enumerate(sample):
+            if member.ext not in self._numbers:
+                self._numbers[member.ext] = len(self._extensions)
+                self._extensions.append(member.ext)
+            self._offsets.append(member.offset)
+            self._sizes.append(member.size)
+            self._kinds.append(self._numbers[member.ext])
+            if at != image and member.ext.lower() not in ("cls", "json"):
+                self.fields.add(member.ext)
+        self._first.append(len(self._offsets))
+        self._found = self._found or image is not None
+        size = -1 if image is None else sample[image].size
+        return Entry(split_name(sample[0].name)[0], -1, size, place=place)
+
+    def _members(self, entry: Entry) -> list[tuple[str, int, int]]:
+        span = slice(self._first[entry.place], self._first[entry.place + 1])
+        extensions = [self._extensions[number] for number in self._kinds[span]]
+        return list(zip(extensions, self._offsets[span], self._sizes[span], strict=True))
+
+    def _label(self, file: BinaryIO, sample: Sample) -> str:
+        for member in sample:
+            if member.ext.lower() == "cls":
+                if member.size > _LABEL_BYTES:
+                    raise ShardError(
+                        f"{file.name}: {printable(member.name)}: {member.size} bytes are no label; write it anew"
+                    )
+                return os.pread(file.fileno(), member.size, member.offset).decode("utf-8", "backslashreplace").strip()
+        return ""
+
+    def _image(self, extensions: list[str]) -> int | None:
+        """Which of a sample's members is its image or text: ours stands first; else `jpg`, not `depth.png`."""
+        images = [at for at, ext in enumerate(extensions) if _is_one(ext, self._main)]
+        if not self._ours:
+            images = [at for at in images if "." not in extensions[at]] or images
+        return images[0] if images else None
+
+
+def _is_one(ext: str, extensions: frozenset[str]) -> bool:
+    return "." + ext.lower().rpartition(".")[2] in extensions
+
+
+def _note(key: str, text: bytes | None) -> bytes:
+    """The note of a sample that somebody else stored under `key`, with or without a json of its own."""
+    if text is None:
+        return note(key)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ImageError(f"its .json is none ({error})") from error
+    if not isinstance(value, dict):
+        return json.dumps({"path": key, "json": value}).encode()
+    return json.dumps(({"__key__": key} if "path" in value else {"path": key}) | value).encode()
+
+
+def extension(name: str, kind: str) -> str:
+    """What a field of a .beton is called in a tar, images apart."""
+    if kind == "bytes" or (kind in ("ndarray", "tensor") and name == "npy"):
+        return name
+    return f"{name}.{'json' if kind == 'json' else 'npy'}"
+
+
+class BetonReader:
+    """Samples of one .beton."""
+
+    def __init__(self, dataset: BetonDataset) -> None:
+        self.dataset = dataset
+        self._reader = reader = dataset.reader
+        self.remarks: list[str] = []
+        self._note: str | None = None  # the field that holds notes
+        self._original: str | None = None
+        self.fields: dict[str, str] = {}  # fields of the file by the extensions that they get
+        for name, field in reader.fields.items():
+            if name in (dataset.image_field, dataset.label_field):
+                continue
+            if field.kind == "custom":
+                self.remarks.append(f"{reader.path}: {name} is left out: only its maker's code can read it")
+            elif field.kind == "json" and name == "json":
+                self._note = name
+            elif field.kind == "bytes" and name == ORIGINAL and dataset.content == "images":
+                self._original = name
+            else:
+                self._add(name, field.kind)
+
+    def sizes(self) -> list[int]:
+        """Bytes of every image [N]."""
+        _, sizes = self._reader.extents(self.dataset.image_field)
+        return [int(size) for size in sizes]
+
+    def read(self, entry: Entry) -> Original:
+        """See Reader."""
+        reader, index = self._reader, entry.place
+        text = reader.raw(self._note, index).removesuffix(b"\0") if self._note else None
+        known = json.loads(text) if text else {}
+        if not isinstance(known, dict):
+            known = {"json": known}
+        absent = known.pop(ABSENT, ())
+        if text is None or absent or "path" not in known:
+            text = json.dumps(known if "path" in known else {"path": entry.path} | known).encode()
+        fields = {ext: self._field(name, index) for ext, name in self.fields.items() if ext not in absent}
+        if self._original and (data := reader.raw(self._original, index)):
+            return Original(data, "", text, fields)
+        return Original(reader.value(self.dataset.image_field, index), "", text, fields)
+
+    def name(self, entry: Entry) -> str:
+        """The file, the sample's number, and the path that it once had."""
+        return self.dataset.sample_name(entry.place)
+
+    def problem(self, entry: Entry) -> str | None:
+        """Opening has checked every pointer."""
+        return None
+
+    def close(self) -> None:
+        """See Reader."""
+        self.dataset.close()
+
+    def _add(self, name: str, kind: str) -> None:
+        """A field under the extension that tells its kind."""
+        plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip(".") or "field"
+        if kind == "rgb":
+            modes = set(self._reader.column(name)["mode"].tolist())
+            if len(modes) > 1:
+                raise DataError(
+                    f"{self._reader.path}: {name}, beside the images to train on, holds both JPEGs and raw pixels; "
+                    "write it anew with one of them"
+                )
+            ext = f"{plain}.{'png' if modes == {RAW} else 'jpg'}"
+        else:
+            ext = extension(plain, kind)
+        if ext in ("cls", "json") or ext in self.fields:
+            raise DataError(f"{self._reader.path}: field {name} cannot be kept beside the others; rename it")
+        self.fields[ext] = name
+
+    def _field(self, name: str, index: int) -> bytes:
+        """A field's value as a member's content."""
+        kind = self._reader.fields[name].kind
+        if kind == "bytes":
+            return self._reader.raw(name, index)
+        if kind == "json":
+            return self._reader.raw(name, index).removesuffix(b"\0")
+        value = self._reader.value(name, index)
+        buffer = io.BytesIO()
+        if kind == "rgb":
+            if isinstance(value, bytes):
+                return value
+            Image.fromarray(value).save(buffer, "PNG")
+        else:
+            np.save(
+                buffer, np.float64(value) if kind == "float" else np.int64(value) if kind == "int" else value, False
+            )
+        return buffer.getvalue()

@@ -1,0 +1,81 @@
+"""Image or text files as a source: a folder with a subfolder for each class."""
+
+import os
+import stat
+from pathlib import Path
+
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.folders.folder import Level, list_folder
+
+from .samples import Entries, Entry, Original, Source, note
+
+_MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
+
+
+class FilesReader:
+    """Reads files below `root`. `listed` is the manifest that named them, None where the folder itself did."""
+
+    def __init__(self, root: Path, listed: Path | None = None) -> None:
+        self._root = root
+        self._listed = listed
+
+    def read(self, entry: Entry) -> Original:
+        """See Reader."""
+        handle = os.open(os.path.join(self._root, entry.path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(handle, entry.size + 1)
+            while 0 < len(data) < entry.size and (more := os.read(handle, entry.size + 1 - len(data))):
+                data += more  # of more than 2 GiB, or from a network's file system
+        finally:
+            os.close(handle)
+        if len(data) != entry.size:
+            raise ImageError("changed after the source was listed")
+        suffix = os.path.splitext(entry.path)[1][1:].lower()
+        return Original(data, suffix, note(entry.path, entry.extra), {})
+
+    def name(self, entry: Entry) -> str:
+        """Its file, after the manifest's row where there is one."""
+        return f"{self._listed}: row {entry.row}: {entry.path}" if self._listed else str(self._root / entry.path)
+
+    def problem(self, entry: Entry) -> str | None:
+        """See Reader."""
+        if entry.size >= _MAX_BYTES:
+            return "8 GiB or more: no member of a tar shard may be so large"
+        if entry.size >= 0:
+            return None
+        try:
+            regular = stat.S_ISREG(os.stat(self._root / entry.path).st_mode)
+        except OSError as error:
+            return "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+        return "appeared after the source was listed" if regular else "not a file"
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def read_folder(src: Path, classes: Level | None = None) -> Source:
+    """List a class folder; `classes` as list_folder has it. Raises DataError."""
+    listing = list_folder(src, classes)
+    splits = {
+        split: Entries(Entry(path, label, file_size(src / path)) for path, label in files)
+        for split, files in listing.files.items()
+    }
+    return Source(
+        src,
+        "folder",
+        listing.classes,
+        splits,
+        (FilesReader(src),),
+        listing.ignored,
+        remarks=listing.notes,
+        content=listing.content,
+    )
+
+
+def file_size(file: Path) -> int:
+    """Bytes of a regular file, -1 for anything else."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):  # ValueError: a null byte in a manifest's path
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1

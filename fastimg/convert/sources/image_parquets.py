@@ -1,0 +1,324 @@
+"""Parquet files that hold images: Hugging Face's layout and its relatives, row by row.
+
+An image is a struct of `bytes` and `path`, or a column of bytes. A label is an integer with names in the schema's
+metadata (ClassLabel), or whatever a manifest may say. Further columns of bytes or images become fields of their sample,
+all others go into its note.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastimg.errors import UsageError
+from fastimg.loaders.decode import read_header
+from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, is_class_folder
+from fastimg.loaders.folders.formats import image_extensions
+from fastimg.wording import plural
+
+from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column
+from .labels import Labels
+from .manifests import plain, split_of
+from .samples import Row
+from .tables import readable
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
+LABELS = (*LABEL_COLUMNS, "labels", "cls")
+
+_FIELD = re.compile(r"[A-Za-z0-9_-]+")
+_BATCH = 1 << 23  # bytes of rows in memory, about
+_BATCH_ROWS = 256
+_BUFFER = 1 << 20  # bytes read at once of a column
+
+
+class Layout(NamedTuple):
+    """Which columns of a file mean what. Files of one source have the same layout."""
+
+    columns: frozenset[str]
+    image: str
+    key: str | None  # strings that name the images
+    label: str | None
+    split: str | None
+    classes: tuple[str, ...] | None  # of a ClassLabel
+    fields: frozenset[str]  # further columns of bytes or images
+
+
+class Sample(NamedTuple):
+    """One row."""
+
+    row: int  # 1 is the first
+    key: str | None
+    image: bytes  # empty: none
+    label: int | str  # a class index where the layout has classes, else what the label says; -1: none
+    split: str | None
+    extra: Row
+    fields: dict[str, bytes]
+
+
+def holds_images(file: Path, columns: Columns) -> bool:
+    """Whether a file's schema has a column of encoded images; not where it cannot be read."""
+    try:
+        return _image_column(pq.read_schema(file), columns) is not None
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def find_parquets(folder: Path) -> dict[str, list[Path]]:
+    """Parquet files with images by split: in a folder, its data/, or a subfolder for each split of either.
+
+    Splits are named by files as Hugging Face does (train-00000-of-00005.parquet) or by subfolders. Empty where there
+    are none, and for a class folder of images. Raises DataError.
+    """
+    try:
+        found = next((found for base in (folder, folder / "data") if (found := _parquets(base))), {})
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
+    if not any(_may_hold_images(file) for files in found.values() for file in files) or is_class_folder(folder):
+        return {}
+    return {"train": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def _parquets(base: Path) -> dict[str, list[Path]]:
+    if files := _files(base):
+        split_of_file = {file: _split_of_name(file.stem) for file in files}
+        found: dict[str, list[Path]] = {}
+        for file, split in split_of_file.items():
+            found.setdefault(split or file.stem.rstrip("0123456789").rstrip("-_.") or file.stem, []).append(file)
+        return found if any(split_of_file.values()) else {"train": files}
+    found = {}
+    for sub in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
+        split = SPLIT_FOLDERS.get(sub.name.lower())
+        if split and (files := _files(sub)):
+            if split in found:
+                other = found[split][0].parent.name
+                raise DataError(
+                    f"{base}: {other}/ and {sub.name}/ are both names of the split {split}; keep one of them"
+                )
+            found[split] = files
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    named = (path for path in folder.iterdir() if path.suffix.lower() == ".parquet" and path.name[0] not in "._")
+    return sorted(path for path in named if path.is_file())
+
+
+def _split_of_name(stem: str) -> str | None:
+    words = re.split(r"[^a-z]+", stem.lower())
+    return next((SPLIT_FOLDERS[word] for word in words if word in SPLIT_FOLDERS), None)
+
+
+def _may_hold_images(file: Path) -> bool:
+    """Whether some column could be images; a file that cannot be read is reported when it is."""
+    try:
+        return any(_is_bytes(field.type) or _is_image(field.type) for field in pq.read_schema(file))
+    except (OSError, pa.ArrowException):
+        return True
+
+
+def read_layout(file: Path, columns: Columns) -> Layout:
+    """What a file's columns mean. Raises DataError, UsageError."""
+    with readable(file):
+        schema = pq.read_schema(file)
+    names = list(schema.names)
+    if len(set(names)) < len(names):
+        raise DataError(f"{file}: two columns have the same name: {', '.join(names)}; rename one")
+    image = _image_column(schema, columns)
+    if image is None:
+        if columns.path is not None:
+            find_column(file, names, columns.path, IMAGE_COLUMNS, "path")
+        what = f"the column {columns.path!r} holds no encoded images" if columns.path else "no column of encoded images"
+        raise DataError(
+            f"{file}: {what} ({', '.join(IMAGE_COLUMNS)}: bytes, or a struct of bytes and path); it has "
+            f"{', '.join(names)}; name it with --path-column"
+        )
+    features = _features(schema)
+    label = _label_column(file, schema, features, columns)
+    split = find_column(file, names, columns.split, SPLIT_COLUMNS, "split")
+    taken = [name for name in (image, label, split) if name is not None]
+    if len(set(taken)) < len(taken):
+        raise UsageError(
+            f"{file}: image, label and split are three columns; {', '.join(taken)} names one of them twice"
+        )
+    rest = [field for field in schema if field.name not in taken]
+    key = next((field.name for field in rest if field.name == "path"), None)
+    if key and not (pa.types.is_string(schema.field(key).type) or pa.types.is_large_string(schema.field(key).type)):
+        raise DataError(f"{file}: the column 'path' beside {image!r} is no text that could name the images; rename it")
+    fields = [field.name for field in rest if _is_bytes(field.type) or _is_image(field.type)]
+    for name in fields:
+        if not _FIELD.fullmatch(name) or name in ("cls", "json") or f".{name.lower()}" in image_extensions():
+            raise DataError(
+                f"{file}: the column {name!r} holds bytes beside the images in {image!r} and cannot be stored under "
+                "that name; rename it to letters and digits that are no image's extension, or drop it"
+            )
+    classes = _class_names(features.get(label or ""))
+    if label is not None and not pa.types.is_integer(schema.field(label).type):
+        classes = None
+    return Layout(frozenset(names), image, key, label, split, classes, frozenset(fields))
+
+
+def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
+    holding: list[str] = [field.name for field in schema if _is_bytes(field.type) or _is_image(field.type)]
+    if columns.path is not None:
+        return next((name for name in holding if name == columns.path), None)
+    for usual in IMAGE_COLUMNS:
+        for name in holding:
+            if name.strip().lower() == usual:
+                return name
+    features = _features(schema)
+    images = [name for name in holding if _is_image(schema.field(name).type) or _kind(features.get(name)) == "Image"]
+    return images[0] if len(images) == 1 else None
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    """Hugging Face's Image: a struct of bytes and path."""
+    return pa.types.is_struct(kind) and any(field.name == "bytes" and _is_bytes(field.type) for field in kind)
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    """What Hugging Face's metadata says of the columns; nothing where there is none, or not theirs."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
+    """What Hugging Face's metadata calls the integers of a column; None where they have no names."""
+    names = _class_names(_features(schema).get(column))
+    return names if names and pa.types.is_integer(schema.field(column).type) else None
+
+
+def _kind(feature: Any) -> str:
+    return str(feature.get("_type", "")) if isinstance(feature, dict) else ""
+
+
+def _class_names(feature: Any) -> tuple[str, ...] | None:
+    """The names of a ClassLabel that has them."""
+    names = feature.get("names") if _kind(feature) == "ClassLabel" else None
+    if not isinstance(names, list) or not names or len(set(map(str, names))) < len(names):
+        return None
+    return tuple(map(str, names))
+
+
+def _label_column(file: Path, schema: pa.Schema, features: dict[str, Any], columns: Columns) -> str | None:
+    """The one that was named, else the first of the usual ones, else the only ClassLabel; None where there is none."""
+    names = list(schema.names)
+    if columns.label is not None or any(name.strip().lower() in LABELS for name in names):
+        return find_column(file, names, columns.label, LABELS, "label")
+    marked = [name for name in names if _kind(features.get(name)) == "ClassLabel"]
+    if len(marked) > 1:
+        raise DataError(f"{file}: {', '.join(marked)} are all labels; choose one with --label-column")
+    return marked[0] if marked else None
+
+
+def read_rows(file: Path, layout: Layout, labels: Labels | None) -> Iterator[Sample]:
+    """The samples of a file, in order. `labels` reads those that no schema names. Raises DataError naming the row."""
+    number = 0
+    for batch in _batches(file):
+        for row in batch:
+            number += 1
+            yield _sample(f"{file}: row {number}", number, row, layout, labels)
+
+
+def _batches(file: Path) -> Iterator[list[Row]]:
+    """Rows, as many at once as take some megabytes by what the file says of its row groups."""
+    with readable(file), pq.ParquetFile(file, buffer_size=_BUFFER) as opened:
+        for group in range(opened.num_row_groups):
+            told = opened.metadata.row_group(group)
+            rows = min(max(_BATCH * told.num_rows // max(told.total_byte_size, 1), 1), _BATCH_ROWS)
+            for batch in opened.iter_batches(rows, row_groups=[group]):
+                try:
+                    values = batch.to_pylist()
+                except (OverflowError, ValueError) as error:
+                    if isinstance(error, UnicodeDecodeError | pa.ArrowException):
+                        raise
+                    raise DataError(
+                        f"{file}: row group {group}: {error}; drop the column or change its type"
+                    ) from error
+                yield values
+
+
+def _sample(where: str, number: int, row: Row, layout: Layout, labels: Labels | None) -> Sample:
+    image, key, extra = _picture(layout.image, row.pop(layout.image))
+    if layout.key and (given := row.pop(layout.key)):
+        if key and key != given:
+            extra[f"{layout.image}.path"] = key
+        key = given
+    label: int | str = -1
+    if layout.label is not None:
+        value = row.pop(layout.label)
+        label = labels.read(where, value) if labels else _label(where, layout, value)
+    split = None if layout.split is None else split_of(where, row.pop(layout.split))
+    fields: dict[str, bytes] = {}
+    for name, value in row.items():
+        if name not in layout.fields:
+            extra[name] = value
+        elif value is not None:
+            content, path, more = _picture(name, value)
+            extra |= more | ({f"{name}.path": path} if path else {})
+            if content or not isinstance(value, dict):
+                fields[_field_name(name, content, path) if isinstance(value, dict) else name] = content
+    noted = {name: plain(where, name, value) for name, value in extra.items()}
+    return Sample(number, key or None, image, label, split, noted, fields)
+
+
+def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:
+    """The bytes and the path of an image, and whatever else its struct says."""
+    if not isinstance(value, dict):
+        return value or b"", "", {}
+    path = value.get("path")
+    other = {f"{name}.{key}": part for key, part in value.items() if key != "bytes" and part is not None}
+    if isinstance(path, str):
+        other.pop(f"{name}.path")
+    return value["bytes"] or b"", path if isinstance(path, str) else "", other
+
+
+def _field_name(name: str, content: bytes, path: str) -> str:
+    """`mask.png`: a further image's field, by its path's extension or its content."""
+    extension = os.path.splitext(path)[1].lower()[1:]
+    if f".{extension}" not in image_extensions():
+        try:
+            extension = read_header(content).extension
+        except ImageError:
+            return name
+    return f"{name}.{extension}"
+
+
+def _label(where: str, layout: Layout, value: Any) -> int:
+    assert layout.classes is not None
+    if value is None:
+        return -1
+    if not -1 <= value < len(layout.classes):
+        raise DataError(
+            f"{where}: the label {value} in column {layout.label!r} is none of the "
+            f"{plural(len(layout.classes), 'class')} that "
+            "the schema names; correct it or drop the row"
+        )
+    return int(value)
+
+
+def same_layout(file: Path, layout: Layout, first: Path, expected: Layout) -> None:
+    """Raises DataError where two files of a source differ."""
+    if layout == expected:
+        return
+    differing = sorted(layout.columns ^ expected.columns)
+    what = f"the columns {_listed(differing)} are in one of them only" if differing else "labels or types differ"
+    raise DataError(f"{file}: not like {first}: {what}; convert them one by one, or write them alike")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

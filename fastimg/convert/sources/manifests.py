@@ -1,0 +1,236 @@
+"""A manifest as a source: csv, tsv, jsonl or parquet, one row per image, with a path, a label and, optionally, a split.
+
+Paths are absolute or relative to the manifest's folder. A csv or tsv without a header is recognised by the path of an
+image in its first line. Labels that are all integers give classes named after the
+sorted integers; any other labels give the sorted strings. What other columns say is kept with each sample.
+"""
+
+import math
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastimg.errors import UsageError
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS
+from fastimg.wording import plural
+
+from .columns import (
+    LABEL_COLUMNS,
+    PATH_COLUMNS,
+    SEPARATED,
+    SPLIT_COLUMNS,
+    Columns,
+    find_column,
+    image_columns,
+    on_delimiter,
+)
+from .folders import FilesReader, file_size
+from .labels import Labels, number_classes
+from .samples import Entries, Entry, Row, Source
+from .tables import Rows, readable, table_rows
+
+MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
+
+
+def read_manifest(src: Path, columns: Columns) -> Source:
+    """List the images of a manifest. Raises DataError, UsageError."""
+    said: list[str] = []
+    if src.suffix.lower() in SEPARATED:
+        columns, said = image_columns(src, columns)
+    with readable(src):
+        rows = table_rows(src, columns.delimiter or "", header=not columns.no_header)
+        return _read(src, rows, columns, said)
+
+
+def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
+    """The columns of the first row, and all rows with those of it: None where a row has nothing there."""
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{src}: the manifest has no rows; give one row per sample")
+    return list(first[1]), _chain(first, rows)
+
+
+def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
+    known, rows = first_row(src, rows)
+    path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
+    label_column = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
+    split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
+    taken = [name for name in (path_column, label_column, split_column) if name is not None]
+    if len(set(taken)) < len(taken):
+        raise UsageError(f"{src}: path, label and split are three columns; {', '.join(taken)} names one of them twice")
+    assert path_column is not None and label_column is not None
+    if "path" in known and "path" not in taken:
+        raise DataError(
+            f"{src}: the column 'path' beside --path-column {path_column} would hide where an image came from; "
+            "rename it"
+        )
+    listed = Entries()
+    label_cells = Labels(src, label_column, columns)
+    paths = _Paths(src)
+    labels: list[str] = []
+    splits: list[str] = []
+    for number, row in rows:
+        where = f"{src}: row {number}"
+        path = row[path_column]
+        if not isinstance(path, str) or not _is_path(path):
+            raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
+        labels.append(label_cells.read(where, row[label_column]))
+        splits.append("train" if split_column is None else split_of(where, row[split_column]))
+        extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
+        path, size = paths.find(path, number)
+        listed.append(Entry(path, len(listed), size, number, extra))
+    remarks = (*said, *label_cells.judged(), *paths.remarks(listed, labels))
+    classes, numbers = number_classes(labels)
+    listed.relabel(numbers)
+    found = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
+    told = f"{src}: path from column {path_column!r}, label from {label_column!r}"
+    told += f", split from {split_column!r}" if split_column is not None else ""
+    uncounted = f"{src.name} names the files to read; others beside them are not counted"
+    return Source(
+        src,
+        src.suffix.lower()[1:],
+        classes,
+        found,
+        (FilesReader(src.parent, src),),
+        uncounted=(uncounted,),
+        remarks=remarks,
+        columns=(told + on_delimiter(src, columns),),
+        from_table=True,
+    )
+
+
+class _Paths:
+    """Finds the files of a manifest's paths, and remembers what a person should hear of them."""
+
+    def __init__(self, src: Path) -> None:
+        self._src = src
+        self._hashes = array("q")
+        self._missing = 0
+        self._first_missing = ""
+        self._respelled = 0
+        self._first_respelled = ""
+
+    def find(self, path: str, row: int) -> tuple[str, int]:
+        """The path relative to the manifest's folder and the size of its file, -1 where there is none.
+
+        Blanks around a path are dropped, and each backslash is read as a slash, where that leads to a file and nothing
+        else does.
+        """
+        root = self._src.parent
+        size = file_size(root / path)
+        if size < 0:
+            for other in dict.fromkeys((path.strip(), path.replace("\\", "/"), path.strip().replace("\\", "/"))):
+                if other != path and (size := file_size(root / other)) >= 0:
+                    self._respelled += 1
+                    self._first_respelled = self._first_respelled or f"row {row}: {path!r} is {other!r}"
+                    path = other
+                    break
+        if size < 0:
+            self._missing += 1
+            self._first_missing = self._first_missing or path
+        path = _relative(root, path)
+        self._hashes.append(hash(path))
+        return path, size
+
+    def remarks(self, listed: Entries, labels: list[str]) -> list[str]:
+        """Sentences. Raises DataError where not one of the files is there."""
+        src, said = self._src, []
+        if self._missing == len(listed):
+            here = os.path.exists(self._first_missing)
+            told = "; they are there from the current directory, so move the manifest there" if here else ""
+            raise DataError(
+                f"{src}: none of its {len(listed):,} paths leads to a file, such as {self._first_missing!r}; paths are "
+                f"absolute or relative to the manifest's folder{told}"
+            )
+        if self._respelled:
+            said.append(
+                f"{src}: {self._respelled:,} paths lead to files without the blanks around them, or with / for each "
+                f"\\ ({self._first_respelled})"
+            )
+        hashes = np.array(self._hashes)
+        _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        rows: dict[str, list[int]] = {}
+        for at in np.flatnonzero(counts[places] > 1).tolist():
+            rows.setdefault(listed[at].path, []).append(at)
+        again = {path: group for path, group in rows.items() if len(group) > 1}
+        differing = [group for group in again.values() if len({labels[at] for at in group}) > 1]
+        if again:
+            first = (differing or list(again.values()))[0]
+            shown = ", ".join(f"{listed[at].row} ({labels[at]})" for at in first[:3])
+            said.append(
+                f"{src}: {plural(len(again), 'file', 'is')} in several rows, {len(differing):,} of them with different "
+                "labels; "
+                f"{listed[first[0]].path!r} is in rows {shown}"
+            )
+        return said
+
+
+def split_up(
+    src: Path,
+    listed: Entries,
+    splits: list[str],
+    split_column: str | None,
+    classes: tuple[str, ...],
+    key: Callable[[Entry], Any] | None = None,
+) -> dict[str, Entries]:
+    """Entries by their split, in the order of `key` or their own. The training split has every class."""
+    if "train" not in splits:
+        raise DataError(
+            f"{src}: no row of the training split in column {split_column!r}; it has {', '.join(sorted(set(splits)))}"
+        )
+    found = {split: listed.select(np.flatnonzero(np.array(splits) == split)) for split in sorted(set(splits))}
+    if key:
+        found = {split: entries.sorted(key) for split, entries in found.items()}
+    trained = set(found["train"].labels.tolist())
+    for split, entries in found.items():
+        if untrained := set(entries.labels.tolist()) - trained:
+            entry = min((entry for entry in entries if entry.label in untrained), key=lambda entry: entry.row)
+            raise DataError(
+                f"{src}: row {entry.row}: the training split has no class {classes[entry.label]!r}, "
+                f"which {split} has; add it there or drop the row"
+            )
+    return found
+
+
+def _chain(first: tuple[int, Row], rows: Rows) -> Iterator[tuple[int, Row]]:
+    yield first
+    for number, row in rows:
+        yield number, {name: row.get(name) for name in {**first[1], **row}}
+
+
+def split_of(where: str, value: Any) -> str:
+    split = SPLIT_FOLDERS.get(str(value).strip().lower())
+    if split is None:
+        raise DataError(f"{where}: {value!r} is no split; use one of {', '.join(SPLIT_FOLDERS)}")
+    return split
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # json may hold half of a surrogate pair
+        return False
+
+
+def _relative(root: Path, path: str) -> str:
+    return os.path.relpath(path, os.path.abspath(root)) if os.path.isabs(path) else os.path.normpath(path)
+
+
+def plain(where: str, name: str, value: Any) -> Any:
+    """`value` as json can hold it: dates and decimals as text, what is no number as nothing."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [plain(where, name, item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(where, name, item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        raise DataError(f"{where}: the column {name!r} holds bytes, which no json can; drop the column")
+    return str(value)

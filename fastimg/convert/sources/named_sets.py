@@ -1,0 +1,264 @@
+"""Sets known by name: what torchvision downloads and scikit-learn brings along, as encoded images with their labels.
+
+torchvision keeps its files in the user's cache directory, fastimg/torchvision, and is asked to download only what is
+not there. Where it reads an image from a file, the file's bytes are given; else a PNG of the pixels.
+"""
+
+import contextlib
+import errno
+import http.client
+import inspect
+import io
+import lzma
+import operator
+import os
+import pickle
+import tarfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fastimg.data import digits
+from fastimg.errors import UsageError, nearest, reason_of
+from fastimg.loaders.errors import DataError
+from fastimg.wording import shortened
+
+
+class Sample(NamedTuple):
+    """One image of a set."""
+
+    key: str
+    image: bytes
+    label: int  # -1: none
+
+
+class Part(NamedTuple):
+    """One split of a set. `samples` is run through once, before the next part is asked for."""
+
+    split: str
+    classes: tuple[str, ...] | None  # None: they have no names
+    samples: Iterator[Sample]
+    remark: str = ""  # what a person should hear of it
+
+
+# What torchvision's classes raise where a download or a file fails; OSError holds URLError.
+_FAULTS = (
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError),
+    *(http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error),
+    *(pickle.UnpicklingError, SyntaxError),
+)
+_GIVEN = {"EMNIST": {"split": "balanced"}}  # of its six the one that has as many images of every class
+_SPLITS = (  # what torchvision's classes call theirs; the first that a class has counts
+    *(("train", "train"), ("train", "train-standard"), ("train", "trainval")),
+    *(("val", "val"), ("val", "valid"), ("val", "validation"), ("test", "test")),
+)
+
+
+def open_set(text: str) -> Iterator[Part]:
+    """The splits of `torchvision:NAME` or `sklearn:digits`. Raises UsageError, DataError."""
+    scheme, _, name = text.partition(":")
+    return SETS[scheme](text, name)
+
+
+def _sklearn(text: str, name: str) -> Iterator[Part]:
+    if name != digits.NAME:
+        raise UsageError(f"{text}: scikit-learn has no such set of images; give sklearn:{digits.NAME}")
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    grays = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # as digits.py stores them
+    samples = (
+        Sample(f"{name}/{number:04d}", _png(Image.fromarray(gray)), int(label))
+        for number, (gray, label) in enumerate(zip(grays, labels, strict=True))
+    )
+    yield Part("train", tuple(map(str, range(10))), samples)
+
+
+def _torchvision(text: str, name: str) -> Iterator[Part]:
+    from torchvision import datasets
+
+    folders = (datasets.VisionDataset, datasets.DatasetFolder, datasets.ImageFolder)
+    known = {name: kind for name in datasets.__all__ if _is_set(kind := getattr(datasets, name), folders)}
+    if name not in known:
+        remedy = nearest(name, known) or "; torchvision's documentation lists those for classification"
+        raise UsageError(f"{text}: torchvision has no such set{remedy}")
+    kind = known[name]
+    parameters, given = _parameters(kind), dict(_GIVEN.get(name, {}))
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in ("root", *given)]
+    if missing:
+        raise DataError(
+            f"{text}: torchvision.datasets.{name} asks for {', '.join(missing)}, which cannot be given here; "
+            "write its images into a folder with a subfolder for each class, and give that"
+        )
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / "torchvision"
+    arguments: dict[str, Any] = {"root": root, "loader": _file_content} | given
+    arguments = {name: value for name, value in arguments.items() if name in parameters}
+    choices: list[tuple[str, dict[str, Any]]] = [("train", {})]
+    if "train" in parameters:
+        choices = [("train", {"train": True}), ("test", {"train": False})]
+    elif "split" in parameters and "split" not in given:
+        choices = [(split, {"split": theirs}) for split, theirs in _SPLITS]
+    had: set[str] = set()
+    for split, choice in choices:
+        if split in had:
+            continue
+        dataset = _make(text, kind, arguments | choice, "download" in parameters, root)
+        if dataset is not None:
+            remark = (
+                "" if had else ", ".join(f"{name}={value!r} of torchvision's choices" for name, value in given.items())
+            )
+            had.add(split)
+            yield Part(split, _classes(dataset), _samples(text, split, dataset, root), remark)
+    if not had:
+        raise DataError(f"{text}: has none of the splits that are known ({', '.join(theirs for _, theirs in _SPLITS)})")
+
+
+def _is_set(kind: Any, folders: tuple[type, ...]) -> bool:
+    return isinstance(kind, type) and issubclass(kind, folders[0]) and kind not in folders
+
+
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    """What the class can be made with, and its bases where it hands on **kwargs."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in kind.__mro__:
+        if "__init__" not in vars(owner):
+            continue
+        own = inspect.signature(vars(owner)["__init__"]).parameters
+        for parameter in list(own.values())[1:]:
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                found.setdefault(parameter.name, parameter)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own.values()):
+            break
+    return found
+
+
+def _make(text: str, kind: Callable[..., Any], arguments: dict[str, Any], downloads: bool, root: Path) -> Any:
+    """The dataset, downloaded where it is not there; None where the class has no such split."""
+    attempts: list[dict[str, Any]] = [{"download": False}, {"download": True}] if downloads else [{}]
+    if "root" in arguments:
+        _make_folder(text, root)
+    for attempt in attempts:
+        try:
+            with _quiet():
+                return kind(**arguments, **attempt)
+        except _FAULTS as error:
+            if isinstance(error, ValueError) and str(error).startswith("Unknown value"):  # of its verify_str_arg
+                return None
+            if attempt is attempts[-1] or isinstance(error, ImportError):
+                raise _failure(text, error, root) from error
+    return None
+
+
+def _make_folder(text: str, root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{text}: {root}: {error.strerror or error}; name another cache directory with XDG_CACHE_HOME"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torchvision prints and warns of: standard output belongs to results."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _failure(text: str, error: BaseException, root: Path) -> DataError:
+    """One sentence for what went wrong in torchvision."""
+    if isinstance(error, ImportError):
+        package = (error.name or str(error)).partition(".")[0]
+        return DataError(f"{text}: needs {package}, which is not installed; run `pip install {package}`")
+    words = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+    reason = reason_of(error) if "weights_only" in words else shortened(words, 300).rstrip(".")
+    remedy = f"check the network, or put its files into {root} by hand"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"make room in {root}, or name another cache directory with XDG_CACHE_HOME"
+    elif "pip install" in reason:
+        remedy = "do that, then run this again"
+    return DataError(f"{text}: torchvision cannot give it ({reason}); {remedy}")
+
+
+def _classes(dataset: Any) -> tuple[str, ...] | None:
+    """Names of its classes, where it has them: strings, or tuples of synonyms."""
+    for attribute in ("classes", "categories"):
+        given = getattr(dataset, attribute, None)
+        if isinstance(given, list | tuple) and given:
+            names = [", ".join(map(str, name)) if isinstance(name, list | tuple) else str(name) for name in given]
+            if len(set(names)) == len(names):
+                return tuple(names)
+    return None
+
+
+def _samples(text: str, split: str, dataset: Any, root: Path) -> Iterator[Sample]:
+    for index in range(len(dataset)):
+        key = f"{split}/{index:06d}"
+        try:
+            with _quiet():
+                item = dataset[index]
+                image = _encoded(item[0], dataset, index) if isinstance(item, tuple) and len(item) == 2 else None
+        except _FAULTS as error:
+            raise _failure(f"{text}: {key}", error, root) from error
+        label = _label(item[1]) if image is not None else None
+        if image is None or label is None:
+            raise DataError(
+                f"{text}: gives no pairs of an image and a class index ({key}); only sets for classification can be "
+                "converted"
+            )
+        yield Sample(key, image, label)
+
+
+def _label(target: Any) -> int | None:
+    """A class index, -1 for the None of a set that keeps its test's labels to itself; None for anything else."""
+    if target is None:
+        return -1
+    try:
+        return max(operator.index(target), -1)
+    except TypeError:
+        return None
+
+
+def _encoded(image: Any, dataset: Any, index: int) -> bytes | None:
+    """The file that the image was read from, else a PNG of its pixels; None for what is no image."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | Path):
+        return _file_content(image)
+    if not isinstance(image, Image.Image):
+        return None
+    with image:
+        if image.format and (file := getattr(image, "filename", "")):  # opened, and nothing done to it
+            return _file_content(file)
+        file = _file_of(image, dataset, index)
+        return _file_content(file) if file else _png(image)
+
+
+def _file_of(image: Image.Image, dataset: Any, index: int) -> str | None:
+    """The file in the dataset's list of them, where its pixels are the image's (OxfordIIITPet)."""
+    files = getattr(dataset, "_images", None)
+    if not isinstance(files, list) or not isinstance(files[index], str | Path):
+        return None
+    with Image.open(files[index]) as stored:
+        same = stored.size == image.size and stored.convert(image.mode).tobytes() == image.tobytes()
+    return str(files[index]) if same else None
+
+
+def _file_content(file: str | Path) -> bytes:
+    return Path(file).read_bytes()
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+SETS: dict[str, Callable[[str, str], Iterator[Part]]] = {"torchvision": _torchvision, "sklearn": _sklearn}

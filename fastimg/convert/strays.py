@@ -1,0 +1,37 @@
+"""Files in a folder of shards or of parquet files that are none of these: counted, and left where they are."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from fastimg.loaders.containers.content import TEXT_EXTENSIONS
+from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
+from fastimg.loaders.folders.ignored import Ignored, extension_of
+from fastimg.loaders.folders.walk import relative, walk
+
+from .journal import CACHE
+
+_OWN = frozenset({"dataset.json", "convert.json", ".convert.json.part"})  # beside the shards of a conversion
+_INDEXES = (".idx", ".fidx")
+
+
+def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:
+    """Every file under `src` that is neither among the `used` ones nor their index, description or cache."""
+    ignored = Ignored()
+    files = {os.path.normpath(path) for path in used}
+    suffixes = {extension_of(path) for path in files}
+    samples = image_extensions() | undecodable_extensions().keys() | TEXT_EXTENSIONS
+    for path, why in walk(src):
+        name, extension = relative(path, src), extension_of(path)
+        if os.path.normpath(path) in files or name in _OWN or name.startswith(os.path.join(CACHE, "")):
+            continue
+        if extension in _INDEXES and os.path.dirname(name) == "":
+            continue
+        if extension in suffixes:
+            reason = f"a {extension} file where none is looked for"
+        elif extension in samples:
+            reason = f"beside the {what}, not in one"
+        else:
+            reason = f"not among the {what}"
+        ignored.add(name, why or reason)
+    return ignored

@@ -1,0 +1,226 @@
+"""`fastimg verify`: whether a dataset still is what its conversion wrote. Every fault is named; nothing is changed."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from fastimg.config.commands import Verify
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
+from fastimg.loaders.containers.content import Content, samples_of
+from fastimg.loaders.containers.datasets import foreign_shards, read_description
+from fastimg.loaders.containers.tar import index_path, parse_index, scan
+from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.wording import plural
+
+from .text_preparation import text_fault
+
+_CHUNK = 1 << 22  # bytes hashed at a time
+
+
+class Fault(NamedTuple):
+    """Something that is not as it should be."""
+
+    name: str
+    fault: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was looked at, and what was wrong with it."""
+
+    data: str
+    deep: bool
+    shards: int
+    images: int  # that were decoded, or texts that were read; 0 unless deep
+    content: Content
+    faults: list[Fault]
+
+
+def verify(config: Verify, out: Console, err: Console) -> int:
+    """Verify and print. Returns 0 where all is well, else 1. Raises UsageError and UserError, each a sentence."""
+    if config.max_pixels < 1:
+        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
+    if not config.data.exists():
+        raise UserError(f"{config.data}: no such file or folder; check the path")
+    described = (config.data / "dataset.json").exists()
+    content: Content = "images"
+    try:
+        description = read_description(config.data) if described else {}
+        splits: dict[str, Any] = description["splits"] if described else list_splits(config.data)
+        _refuse_flags(config, description.get("content", "images"))
+    except DataError as error:
+        if not described:
+            raise  # there is no dataset
+        faults, shards, images = [Fault(str(config.data), str(error))], 0, 0
+    else:
+        faults, shards = _all_shard_faults(config.data, splits if described else None, err)
+        more, images, content = _content_faults(config, splits, err)
+        faults += more
+    result = Verification(
+        data=str(config.data),
+        deep=config.deep,
+        shards=shards,
+        images=images,
+        content=content,
+        faults=[Fault(printable(name), printable(fault)) for name, fault in dict.fromkeys(faults)],
+    )
+    if config.json:
+        print(json.dumps(asdict(result) | {"faults": [fault._asdict() for fault in result.faults]}))
+    else:
+        _print(result, out)
+    return 1 if result.faults else 0
+
+
+def _refuse_flags(config: Verify, content: Content) -> None:
+    if content == "text" and config.max_pixels != Verify(data=config.data).max_pixels:
+        raise UsageError("--max-pixels has no effect on texts; leave it out")
+
+
+def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console) -> tuple[list[Fault], int]:
+    """What is wrong with the files of the shards, and how many shards there are."""
+    faults: list[Fault] = []
+    if described is not None:
+        entries = [shard for split in described.values() for shard in split["shards"]]
+        for entry in track(entries, "checksums", console=err, transient=True):
+            faults += _shard_faults(data, entry)
+        return faults, len(entries)
+    tars = [tar for tars in foreign_shards(data).values() for tar in tars] if data.is_dir() else []
+    for tar in tars:
+        faults += _index_faults(tar)
+    return faults, len(tars)
+
+
+def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tuple[list[Fault], int, Content]:
+    """What is wrong with samples, how many of them were decoded or read, and what they are."""
+    faults: list[Fault] = []
+    images = 0
+    content: Content = "images"
+    told: set[str] = set()
+    for name, split in splits.items():
+        try:
+            dataset = open_dataset(config.data, name)
+        except DataError as error:
+            faults.append(Fault(str(config.data), str(error)))
+            continue
+        try:
+            content = dataset.content
+            _refuse_flags(config, content)
+            for note in (note for note in dataset.notes if note not in told):
+                err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+            told.update(dataset.notes)
+            faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
+            if config.deep:
+                images += len(dataset)
+                faults += _sample_faults(dataset, config.max_pixels, err)
+        finally:
+            dataset.close()
+    return faults, images, content
+
+
+def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
+    """A converted shard and its index against dataset.json: there, of their sizes, with their checksums, agreeing."""
+    shard = folder / entry["name"]
+    whole = "index_bytes" in entry  # a .beton has no index
+    for file, size, sha256 in (
+        (shard, entry["bytes"], entry["sha256"]),
+        *([(index_path(shard), entry["index_bytes"], entry["index_sha256"])] if whole else []),
+    ):
+        try:
+            found = file.stat().st_size
+            fault = f"{found} bytes, not {size}: cut short or altered" if found != size else ""
+            if not fault and _sha256(file) != sha256:
+                fault = "its content was altered: another checksum than when it was converted"
+        except OSError as error:
+            fault = f"{error.strerror or error}"
+        if fault:
+            whole = False
+            yield Fault(str(file), fault)
+    if whole:
+        yield from _index_faults(shard)
+
+
+def _index_faults(tar: Path) -> Iterator[Fault]:
+    """Whether an index, where there is one, names the members that a scan of the tar finds."""
+    try:
+        members = scan(tar)
+        index = index_path(tar)
+        if not index.exists():
+            return
+        stated = parse_index(index, tar.stat().st_size)
+        named = [[(m.offset, m.size) for m in sample] for sample in stated]
+        if named != [[(m.offset, m.size) for m in sample] for sample in members]:
+            yield Fault(str(index), f"does not fit {tar.name}: delete it to have the tar scanned")
+    except DataError as error:
+        yield Fault(str(tar), str(error))
+
+
+def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
+    """Labels beyond the classes, and other numbers of them than dataset.json has `stated`."""
+    beyond = int(np.count_nonzero((dataset.labels < -1) | (dataset.labels >= len(dataset.classes))))
+    if beyond:
+        yield Fault(
+            dataset.name, f"{plural(beyond, 'label', 'is')} not among its {plural(len(dataset.classes), 'class')}"
+        )
+    known = dataset.labels[(dataset.labels >= 0) & (dataset.labels < len(dataset.classes))]
+    counts = np.bincount(known, minlength=len(dataset.classes)).tolist()
+    if stated is not None and stated != counts:
+        yield Fault(
+            dataset.name, f"{counts} {samples_of(dataset.content)} of its classes where dataset.json says {stated}"
+        )
+
+
+def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
+    """Decode every image, or read every text, once, in chunks on all cores."""
+    chunks = [range(at, min(at + 64, len(dataset))) for at in range(0, len(dataset), 64)]
+
+    def faults_of(chunk: range) -> list[Fault]:
+        scratch, faults = Scratch(), []
+        for index in chunk:
+            try:
+                data = dataset.read(index, scratch)
+                if dataset.content == "images":
+                    decode(data, read_header(data, max_pixels), scratch)
+                elif fault := text_fault(data):
+                    faults.append(Fault(dataset.sample_name(index), fault))
+            except DataError as error:
+                faults.append(Fault(dataset.sample_name(index), str(error)))
+        return faults
+
+    with ThreadPoolExecutor(available_cpus(), "verify") as pool:
+        what = samples_of(dataset.content)
+        steps = track(pool.map(faults_of, chunks), what, len(chunks), console=err, transient=True)
+        return [fault for faults in steps for fault in faults]
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as handle:
+        while block := handle.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _print(result: Verification, out: Console) -> None:
+    for name, fault in result.faults[:100]:
+        out.print(f"{name}: {fault}", markup=False, highlight=False, soft_wrap=True)
+    if len(result.faults) > 100:
+        out.print(f"... and {len(result.faults) - 100:,} more, see --json", highlight=False)
+    noun, done, would = ("image", "decoded", "decodes every image")
+    if result.content != "images":
+        noun, done, would = ("text", "read", "reads every text")
+    looked = plural(result.shards, "shard")
+    looked += f", {plural(result.images, noun)} {done}" if result.deep else f"; --deep {would}"
+    count = len(result.faults)
+    verdict = plural(count, "fault") if count else "no fault"
+    out.print(f"{result.data}: {verdict} ({looked})", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,170 @@
+"""Where samples go: the shards of a plan, each of which is told to the journal when it is on disk."""
+
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from fastimg.loaders.containers.beton import BetonReader, BetonWriter
+from fastimg.loaders.containers.tar import ShardWriter, temporary
+from fastimg.loaders.errors import ImageError
+
+from .image_preparation import Prepared
+from .journal import Journal
+from .plan import Shard
+from .survey import Schema
+
+
+class Store(Protocol):
+    """Writes shards one after the other. Left with an error it keeps what the journal knows, and nothing else."""
+
+    def begin(self, shard: Shard) -> None:
+        """Samples of this shard follow."""
+
+    def add(self, number: int, label: int, prepared: Prepared) -> None:
+        """Sample `number` of its split. Raises ImageError where the container cannot hold it; it is left out then."""
+
+    def end(self) -> dict[str, Any]:
+        """The shard is on disk: what its line in the journal says of files."""
+
+    def finish(self, split: str) -> None:
+        """All shards of a split are on disk."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class _Empty(Exception):
+    """No image of a shard is left."""
+
+
+class TarStore:
+    """One tar and one index for each shard."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+
+    def begin(self, shard: Shard) -> None:
+        """See Store."""
+        self._writer = self._open.enter_context(ShardWriter(self._folder / f"{shard.name}.tar"))
+
+    def add(self, number: int, label: int, prepared: Prepared) -> None:
+        """See Store."""
+        assert isinstance(prepared.image, bytes)
+        members = {prepared.extension: prepared.image}
+        if label >= 0:
+            members["cls"] = str(label).encode()
+        members["json"] = prepared.note
+        taken = Counter(ext.lower() for ext in (*members, *prepared.fields))  # a tar's readers do not tell cases apart
+        if twice := [ext for ext, count in taken.items() if count > 1]:
+            raise ImageError(f"it has two members .{', .'.join(twice)}")
+        try:
+            self._writer.add(f"{number:09d}", members | prepared.fields)
+        except ValueError as error:
+            raise ImageError(str(error)) from error
+
+    def end(self) -> dict[str, Any]:
+        """See Store."""
+        writer = self._writer
+        with contextlib.suppress(_Empty), self._open:
+            if not writer.count:
+                raise _Empty
+        if not writer.count:
+            return {}
+        return {
+            "name": writer.path.name,
+            "bytes": writer.bytes,
+            "sha256": writer.sha256,
+            "index_bytes": writer.index_bytes,
+            "index_sha256": writer.index_sha256,
+        }
+
+    def finish(self, split: str) -> None:
+        """See Store."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+
+class BetonStore:
+    """One .beton for each split; its shards are parts of that file. A split that is appended to becomes a new file."""
+
+    def __init__(
+        self, folder: Path, schema: Schema, samples: Mapping[str, int], journal: Journal, bases: Mapping[str, Path]
+    ) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._samples = samples  # of each split, where none is left out
+        self._journal = journal
+        self._bases = bases
+        self._open = ExitStack()
+        self._split = ""
+
+    def begin(self, shard: Shard) -> None:
+        """See Store."""
+        if shard.split != self._split:
+            if self._split:
+                self.finish(self._split)
+            self._begin(shard.split)
+
+    def add(self, number: int, label: int, prepared: Prepared) -> None:
+        """See Store."""
+        try:
+            self._writer.add(self._schema.sample(label, prepared))
+        except ValueError as error:
+            raise ImageError(str(error)) from error
+
+    def end(self) -> dict[str, Any]:
+        """See Store."""
+        part = self._writer.part()
+        return {"name": self._writer.path.name, "part": part, "bytes": part.file_end}
+
+    def finish(self, split: str) -> None:
+        """See Store."""
+        if self._split != split:
+            if self._path(split).exists():
+                return
+            self._begin(split)
+        self._split = ""
+        self._open.close()
+
+    def _begin(self, split: str) -> None:
+        path, parts, samples = self._path(split), self._journal.parts(split), self._samples[split]
+        if split in self._bases:
+            with BetonReader(self._bases[split]) as base:
+                samples = len(base)
+                if not parts:
+                    shutil.copyfile(base.path, temporary(path))
+                parts = [base.as_part(), *parts]
+        self._split = split
+        self._writer = self._open.enter_context(
+            BetonWriter(path, self._schema.fields, samples, self._schema.page_size, parts, keeps=True)
+        )
+
+    def _path(self, split: str) -> Path:
+        base = self._bases.get(split)
+        if base is None:
+            return self._folder / f"{split}.beton"
+        number = base.stem[len(split) + 1 :] or "0"
+        return self._folder / f"{split}-{int(number) + 1:05d}.beton"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)

@@ -1,0 +1,178 @@
+"""What a DATA argument means, and the loaders that training, evaluation and prediction read it with."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders import BatchSource, CenterCrop, Dataset, LoaderConfig, RandomResizedCrop, list_splits, open_dataset
+from fastimg.loaders.backends.selection import IDLE, Backend, MissingBackend, check_installed, open_source, reads
+from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.folders.folder import Level
+from fastimg.models.ranks import Ranks
+from fastimg.models.registry import Preprocessing
+from fastimg.wording import plural
+
+from .splits import stratified_split
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split as it is used: a dataset, or those samples of it that `indices` names."""
+
+    dataset: Dataset
+    indices: npt.NDArray[np.int64] | None
+    origin: str  # in words
+    held_out: float | None = None  # the share of the training split, for a validation part that was taken from it
+    split: str | None = None  # the split, for one that is read whole
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.indices is None else len(self.indices)
+
+
+def find_dataset() -> tuple[Path, str]:
+    """DATA where none was given: the dataset in the current directory, else the digits; and a line that says so."""
+    here = Path()
+    if (here / "dataset.json").exists():
+        return here.resolve(), f"no DATA given: training on the dataset in the current directory, {here.resolve()}"
+    from .digits import digits_folder
+
+    folder = digits_folder()
+    return folder, f"no DATA given: training on scikit-learn's 1,797 handwritten digits (as images in {folder})"
+
+
+def open_parts(
+    path: Path,
+    train_split: str,
+    val_split: str | None,
+    val_fraction: float | None,
+    seed: int,
+    classes: Level | None = None,
+) -> tuple[Part, Part | None]:
+    """The training and the validation part of DATA. Raises UsageError for flags that would have no effect."""
+    check_classes(path, classes)
+    splits = list_splits(path, classes)
+    if val_split is None:
+        val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
+    train = open_dataset(path, train_split, classes)
+    if (train.labels < 0).any():
+        raise UserError(
+            f"{path}: {plural(int((train.labels < 0).sum()), 'sample', 'has')} no label; convert it again with labels"
+        )
+    if val_split is not None:
+        if val_fraction is not None:
+            raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
+        val = open_dataset(path, val_split, classes)
+        if val.classes != train.classes[: len(val.classes)]:  # fewer where nobody named them and the last have none
+            raise UserError(
+                f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
+            )
+        return Part(train, None, train_split), Part(val, None, f"the {val_split} split", split=val_split)
+    fraction = 0.1 if val_fraction is None else val_fraction
+    if not 0.0 <= fraction < 1.0:
+        raise UsageError(f"--val-fraction {fraction}: give a share from 0 up to, not including, 1")
+    if fraction == 0.0:
+        return Part(train, None, train_split), None
+    kept, held_out = stratified_split(train.labels, fraction, seed)
+    if len(held_out) == 0:
+        raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
+    origin = f"{fraction:.0%} of {train_split}, held out by seed {seed}"
+    return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
+
+
+def check_classes(path: Path, classes: Level | None) -> None:
+    """Raises UsageError for --classes with data whose classes are not named by folders."""
+    if classes is not None and not is_plain_folder(path):
+        raise UsageError(f"--classes {classes} has no effect: {path} is not a folder of class folders; leave it out")
+
+
+def worker_count(workers: str, ranks: Ranks) -> int:
+    """Loader threads: as told, else this process's cores on a GPU machine, half of them where the CPU also trains."""
+    if workers != "auto":
+        if not workers.isdigit() or int(workers) < 1:
+            raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
+        return int(workers)
+    return ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2)
+
+
+def center_crop(preprocessing: Preprocessing) -> CenterCrop:
+    """What evaluation and prediction see of an image."""
+    p = preprocessing
+    return CenterCrop(size=p.val_size, resize=p.val_resize, interpolation=p.interpolation)
+
+
+def train_crop(
+    preprocessing: Preprocessing, scale: tuple[float, float] | None, ratio: tuple[float, float] | None
+) -> RandomResizedCrop:
+    """What training sees of an image."""
+    crop = RandomResizedCrop(
+        size=preprocessing.train_size,
+        interpolation=preprocessing.interpolation,
+        scale=scale or RandomResizedCrop.scale,
+        ratio=ratio or RandomResizedCrop.ratio,
+    )
+    if not 0 < crop.scale[0] <= crop.scale[1] <= 1:
+        raise UsageError(f"--scale {crop.scale[0]} {crop.scale[1]}: give shares above 0 and up to 1, the smaller first")
+    if not 0 < crop.ratio[0] <= crop.ratio[1]:
+        raise UsageError(f"--ratio {crop.ratio[0]} {crop.ratio[1]}: give ratios above 0, the smaller first")
+    return crop
+
+
+def chosen_backend(loader: str) -> Backend:
+    """The loader that --loader names; auto is fastimg's own."""
+    for name in IDLE:
+        if name == ("native" if loader == "auto" else loader):
+            return name
+    raise UsageError(f"--loader {loader}: give auto or {', '.join(IDLE)}")
+
+
+def check_backend(backend: Backend, given: Mapping[str, object]) -> None:
+    """Raises UsageError where its library is not installed, and for what was `given` and changes nothing with it.
+
+    `given` maps names of flags to what the user said, None and auto for nothing.
+    """
+    for name, value in given.items():
+        if name in IDLE[backend] and value not in (None, "auto"):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect with --loader {backend}; leave one of them out")
+    try:
+        check_installed(backend)
+    except MissingBackend as error:
+        raise UsageError(f"--loader {backend}: {error}") from error
+
+
+def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
+    """Raises UsageError where the loader does not read such data."""
+    if not reads(backend, dataset):
+        raise UsageError(
+            f"--loader {backend}: FFCV reads .beton files alone, and {data} is none; make one by `fastimg convert "
+            f"{data} DST --format beton`, or choose another loader"
+        )
+
+
+def build_loader(
+    part: Part,
+    crop: Crop,
+    config: LoaderConfig,
+    max_pixels: int | None,
+    device: torch.device,
+    backend: Backend = "native",
+    decode: Literal["cpu", "gpu"] = "cpu",
+    dct_scaling: bool = False,
+) -> BatchSource:
+    """The loader of a part."""
+    most = MAX_PIXELS if max_pixels is None else max_pixels
+    return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling)
+
+
+def display_name(path: Path) -> str:
+    """A dataset's name in the name of a run."""
+    return os.path.basename(os.path.abspath(path)) or "data"

@@ -1,0 +1,126 @@
+"""Kornia's augmentations, by class name: what the fused pass does not have, run after it, for each image its own.
+
+Kornia draws from torch's generators, so they are seeded for every call: the result depends on the seed, the batch and
+the device, not on what was drawn before.
+"""
+
+import importlib
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastimg.errors import UsageError, nearest
+
+_TRIED_SEED = 0
+
+
+class KorniaPass:
+    """Kornia's augmentations one after the other."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+
+    def __call__(self, images: torch.Tensor, seed: int) -> torch.Tensor:
+        """uint8 images [B, 3, H, W] -> the same, augmented as float32 in [0, 1], cut off there and rounded.
+
+        It leaves torch's generators seeded.
+        """
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            values = images.to(torch.float32) / 255
+            for module in self._modules:
+                values = module(values)
+            return (values.clamp(0, 1) * 255).round().to(torch.uint8).contiguous(memory_format=torch.channels_last)
+
+
+def build(entries: list[dict[str, dict[str, Any]]], size: int, device: torch.device) -> KorniaPass:
+    """The augmentations of a configuration, each tried once on two images of `size` pixels a side, with p = 1.
+
+    Raises UsageError for a class or an argument that Kornia does not have, or that does not leave an image an image.
+    """
+    library = _library()
+    modules = []
+    for entry in entries:
+        if len(entry) != 1:
+            raise UsageError(f"kornia: {entry!r}: write one class name with its arguments, {{RandomGamma: {{p: 0.5}}}}")
+        ((name, arguments),) = entry.items()
+        kind = _kind(library, name)
+        _check_arguments(kind, name, arguments)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            _try(_made(kind, name, arguments | ({"p": 1.0} if _takes(kind, "p") else {})), name, size, device)
+        modules.append(_made(kind, name, arguments).to(device))
+    return KorniaPass(modules)
+
+
+def _library() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what it will drop one day
+            return importlib.import_module("kornia.augmentation")
+    except ImportError as error:
+        raise UsageError(
+            f"augmentation: Kornia's are used, and kornia cannot be imported ({error}); `pip install kornia`, or "
+            "`pip install '.[kornia]'` in a clone of fastimg"
+        ) from error
+
+
+def _kind(library: Any, name: str) -> type[nn.Module]:
+    base = library.AugmentationBase2D
+    names = [
+        found
+        for found, kind in vars(library).items()
+        if inspect.isclass(kind) and issubclass(kind, base) and not found.endswith("Base2D")
+    ]
+    if name not in names:
+        what = "is none of its augmentations of single images" if hasattr(library, name) else "is not there"
+        raise UsageError(f"augmentation: kornia.augmentation.{name} {what}{nearest(name, names)}")
+    kind: type[nn.Module] = getattr(library, name)
+    return kind
+
+
+def _takes(kind: type[nn.Module], argument: str) -> bool:
+    return argument in inspect.signature(kind).parameters
+
+
+def _check_arguments(kind: type[nn.Module], name: str, arguments: dict[str, Any]) -> None:
+    known = [key for key, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    for key in arguments:
+        if key not in known:
+            raise UsageError(f"augmentation: {name} has no argument {key!r}{nearest(str(key), known)}")
+    if arguments.get("same_on_batch") or arguments.get("p_batch", 1.0) != 1.0:
+        raise UsageError(f"augmentation: {name}: every image draws its own; leave same_on_batch and p_batch out")
+    p = arguments.get("p", 1.0)
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise UsageError(f"augmentation: {name}: p is a probability, from 0 to 1; it was {p!r}")
+
+
+def _made(kind: type[nn.Module], name: str, arguments: dict[str, Any]) -> nn.Module:
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    try:
+        return kind(**plain)
+    except Exception as error:  # its checks raise what each of them likes
+        raise UsageError(f"augmentation: {name} cannot be made: {_reason(error)}; see Kornia's manual") from error
+
+
+def _try(module: nn.Module, name: str, size: int, device: torch.device) -> None:
+    torch.manual_seed(_TRIED_SEED)
+    images = torch.rand(2, 3, size, size, device=device)
+    try:
+        with torch.no_grad():
+            found = module.to(device)(images)
+    except Exception as error:
+        raise UsageError(f"augmentation: {name} fails on {size} x {size} pixels: {_reason(error)}") from error
+    if found.shape != images.shape:
+        raise UsageError(
+            f"augmentation: {name} makes {found.shape[-1]} x {found.shape[-2]} pixels of {size} x {size}: images keep "
+            "their size; use --scale, --ratio and --img-size for crops"
+        )
+    if not torch.isfinite(found).all():
+        raise UsageError(f"augmentation: {name} makes pixels that are no numbers; change its arguments")
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

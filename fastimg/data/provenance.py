@@ -1,0 +1,250 @@
+"""What a checkpoint was trained on, and which samples of a dataset can therefore evaluate it.
+
+A checkpoint stores digests, not paths: they identify a dataset wherever it is, and reveal one that has changed.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
+from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.folders.folder import Level
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .datasets import Part
+from .splits import stratified_split
+
+_PROBES = 16  # samples, spread over a split, whose content tells it from another with the same labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What identifies a split under any path."""
+
+    samples: int
+    labels: str  # digest of the labels, in order
+    counts: str  # digest of the number of samples of each class
+    content: str  # digest of some samples, and of file names in a plain folder
+    folder: bool  # a plain folder, not shards
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Identity":
+        """The identity of an open split. Reads a few samples."""
+        return cls(
+            samples=len(dataset),
+            labels=_labels_digest(dataset),
+            counts=_counts_digest(dataset.labels),
+            content=_content_digest(dataset),
+            folder=isinstance(dataset, FilesDataset),
+        )
+
+    def fits(self, dataset: Dataset) -> bool:
+        """Whether `dataset` is this split."""
+        if len(dataset) != self.samples or _labels_digest(dataset) != self.labels:
+            return False
+        return _content_digest(dataset) == self.content
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedOn:
+    """The split that a model was trained on: all of it, or what `stratified_split` left of it."""
+
+    split: str
+    identity: Identity  # of the whole split
+    held_out: float  # the share that was held out by `seed`; 0: none
+    seed: int
+    validation: Identity | None  # of the split that it was validated on, where that was another
+    data: str  # digest of the path of the dataset
+    place: str  # digest of the path of the split in it
+
+    def trained(self, dataset: Dataset) -> npt.NDArray[np.int64]:
+        """The samples of the split that were trained on."""
+        return stratified_split(dataset.labels, self.held_out, self.seed)[0]
+
+    def validated(self, dataset: Dataset) -> npt.NDArray[np.int64]:
+        """The samples of the split that were held out."""
+        return stratified_split(dataset.labels, self.held_out, self.seed)[1]
+
+
+def record(data: Path, part: Part, val_part: Part | None, split: str, seed: int) -> TrainedOn:
+    """The record of a training that is about to begin."""
+    apart = val_part is not None and val_part.held_out is None
+    return TrainedOn(
+        split=split,
+        identity=Identity.of(part.dataset),
+        held_out=(val_part.held_out or 0.0) if val_part is not None else 0.0,
+        seed=seed,
+        validation=Identity.of(val_part.dataset) if val_part is not None and apart else None,
+        data=_path_digest(data),
+        place=_place_digest(part.dataset),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What of a dataset is evaluated."""
+
+    dataset: Dataset
+    split: str
+    origin: str  # in words
+    indices: npt.NDArray[np.int64] | None = None  # None: the whole split
+    trained_on: bool | None = None  # whether any of these samples were, by the checkpoint's record; None: unknown
+    warning: str | None = None
+
+
+def select(
+    data: Path, split: str | None, history: Sequence[TrainedOn] | None, classes: Level | None = None
+) -> Selection:
+    """Open what is to be evaluated: all of `split`, or without one, samples that were not trained on.
+
+    Those are the first of val, test, train and the other splits that was not trained on, or the part of it that
+    training held out. `history` has the checkpoint's own training first, then those of the weights that it started
+    from; None where the checkpoint does not say. `classes` is that of `open_dataset`. Raises DataError.
+    """
+    if split is not None:
+        return _judged(data, split, history, classes, whole=True)
+    names = list_splits(data, classes)
+    ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
+    ordered += [name for name in names if name not in ordered]
+    for name in ordered:
+        found = _judged(data, name, history, classes)
+        if not found.trained_on:
+            return found
+        found.dataset.close()
+    return _judged(data, ordered[0], history, classes)
+
+
+def _judged(
+    data: Path, split: str, history: Sequence[TrainedOn] | None, classes: Level | None, whole: bool = False
+) -> Selection:
+    """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
+    dataset = open_dataset(data, split, classes)
+    found, unit = Selection(dataset=dataset, split=split, origin=split), samples_of(dataset.content)
+    if history is None:
+        if split in ("val", "test"):
+            return found
+        return replace(found, warning=_UNKNOWN.format(unit=unit))
+    known = [each for each in history if each.identity.fits(dataset)]
+    if not known:
+        validated = any(each.validation is not None and each.validation.fits(dataset) for each in history)
+        if validated:
+            return replace(found, trained_on=False)
+        if change := _change(data, dataset, history, classes):
+            return replace(found, warning=f"{change}; some of these {len(dataset):,} {unit} may have been trained on")
+        if any(_may_be(each.identity, data, dataset, classes) for each in history):
+            return replace(found, warning=_SAME_COUNTS.format(unit=unit))
+        return replace(found, trained_on=False)
+    holding = next((each for each in known if each.held_out), None)
+    chosen = np.arange(len(dataset))
+    if holding is not None and not whole:
+        chosen = holding.validated(dataset)
+        words = f"{100 * holding.held_out:.4g}% of {split}, held out of training by seed {holding.seed}"
+        found = replace(found, indices=chosen, origin=words)
+    seen = int(np.isin(chosen, np.concatenate([each.trained(dataset) for each in known])).sum())
+    if not seen:
+        return replace(found, trained_on=False)
+    which = f"all {seen:,} {unit}" if seen == len(chosen) else f"{seen:,} of these {len(chosen):,} {unit}"
+    warning = f"{which} were trained on, so the result says little about new {unit}"
+    if holding is not None and whole:
+        warning += f"; leave out --split to evaluate the {unit} that were held out"
+    return replace(found, trained_on=True, warning=warning)
+
+
+_UNKNOWN = (
+    "the checkpoint is from before fastimg recorded what was trained on; if it was trained on these {unit}, the result "
+    "says little about new {unit}"
+)
+
+
+_SAME_COUNTS = (
+    "the data has as many {unit} of every class as the training data, but stores them differently; if they are the "
+    "same {unit}, the result says little about new {unit}"
+)
+
+
+def _may_be(trained: Identity, data: Path, dataset: Dataset, classes: Level | None) -> bool:
+    """Whether `dataset` may be the training data before or after a conversion, which changes its bytes and its order.
+
+    Only the numbers of samples can tell then. Two plain folders differ by more than that. The conversion may have
+    divided the split that was trained on.
+    """
+    if trained.folder and isinstance(dataset, FilesDataset):
+        return False
+    if trained.counts == _counts_digest(dataset.labels):
+        return True
+    splits = list_splits(data, classes)
+    if len(splits) == 1 or sum(splits.values()) != trained.samples:
+        return False
+    labels = []
+    for split in splits:
+        with closing(open_dataset(data, split, classes)) as each:
+            labels.append(each.labels)
+    return trained.counts == _counts_digest(np.concatenate(labels))
+
+
+def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn], classes: Level | None) -> str | None:
+    """How data at the path that was trained on has changed since; None where it has not, or is at another path."""
+    for each in history:
+        if each.place == _place_digest(dataset):
+            return _difference(each, dataset)
+        if each.data != _path_digest(data):
+            continue
+        if each.split not in list_splits(data, classes):
+            return f"the data has changed since the checkpoint was trained on it (its {each.split} split is gone)"
+        with closing(open_dataset(data, each.split, classes)) as trained:
+            if not each.identity.fits(trained):
+                return _difference(each, trained)
+    return None
+
+
+def _difference(record: TrainedOn, dataset: Dataset) -> str:
+    """How the split that was trained on, now `dataset`, has changed."""
+    unit, before, now = samples_of(dataset.content), record.identity.samples, len(dataset)
+    how = f"{before:,} {unit} then, {now:,} now"
+    if before == now:
+        labels = _labels_digest(dataset) != record.identity.labels
+        how = f"the same number of {unit}, but other {'labels' if labels else 'contents or names'}"
+    return f"the {record.split} split has changed since the checkpoint was trained on it ({how})"
+
+
+def _labels_digest(dataset: Dataset) -> str:
+    return hashlib.sha256(np.ascontiguousarray(dataset.labels, "<i8").tobytes()).hexdigest()
+
+
+def _counts_digest(labels: npt.NDArray[np.int64]) -> str:
+    return hashlib.sha256(np.bincount(labels[labels >= 0]).astype("<i8").tobytes()).hexdigest()
+
+
+def _content_digest(dataset: Dataset) -> str:
+    """Of samples spread over the split, and in a plain folder of all file names: a renamed file moves others."""
+    digest = hashlib.sha256()
+    if isinstance(dataset, FilesDataset):
+        for index in range(len(dataset)):
+            digest.update(os.fsencode(os.path.basename(dataset.sample_key(index))) + b"\n")
+    scratch = Scratch()
+    for index in np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist():
+        try:
+            digest.update(hashlib.sha256(dataset.read(index, scratch)).digest())
+        except DataError:  # the loader will report it
+            digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
+def _place_digest(dataset: Dataset) -> str:
+    """Of the path of the first shard; in a plain folder, of the folder that holds the split's classes."""
+    if not isinstance(dataset, FilesDataset):
+        return _path_digest(dataset.files()[0])
+    ends = [os.path.abspath(dataset.sample_name(index)) for index in (0, len(dataset) - 1)]
+    # Files are sorted by class: the first and the last are of different classes, which share the split's folder alone.
+    return _path_digest(Path(os.path.commonpath([os.path.dirname(end) for end in ends])))
+
+
+def _path_digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()

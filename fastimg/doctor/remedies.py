@@ -1,0 +1,259 @@
+"""What `doctor` found, and what follows from it: advice is a function of the facts alone."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fastimg.system.disks import Disk
+from fastimg.system.hardware import Cpu, Cuda, Folder, Memory, Space
+from fastimg.system.packages import Compiled, Compiler, Package, Pillow
+from fastimg.wording import plural
+
+_GIB = 1 << 30
+_SLOW = 200e6  # bytes per second
+_CORES = 2  # per GPU, at the least
+_FILES = 1024
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A fact that could not be found out."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying:
+    """Bytes of memory copied in a second: each is read and written once."""
+
+    one_thread: float
+    all_cores: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class InUse:
+    """What fastimg takes here where nothing is said."""
+
+    loader: str
+    decode: str
+    augmentation: str
+    precision: str
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that `doctor` looks at."""
+
+    fastimg: str
+    commit: str | Unknown | None  # None outside a checkout
+    python: str
+    packages: dict[str, Package] | Unknown
+    pillow: Pillow | Unknown
+    cuda: Cuda | Unknown
+    compiler: Compiler | Unknown
+    in_use: InUse | Unknown
+    cpu: Cpu | Unknown
+    memory: Memory | Unknown
+    copying: Copying | Unknown
+    shared_memory: Space | Unknown
+    open_files: int | Unknown | None  # None: as many as it likes
+    disk: Disk | Unknown
+    compiled: Compiled | Unknown
+    caches: dict[str, Folder | Unknown]
+
+
+def unusable(facts: Facts) -> list[str]:
+    """The packages that fastimg needs and that cannot be imported."""
+    if isinstance(facts.packages, Unknown):
+        return []
+    return [name for name, package in facts.packages.items() if package.needed and package.fault]
+
+
+def advice(facts: Facts) -> list[str]:
+    """What to mend, the worst first: sentences with the commands that do it. None where all is well."""
+    return [sentence for rule in RULES for sentence in rule(facts)]
+
+
+def packages(facts: Facts) -> Iterator[str]:
+    """What is missing, broken or too old."""
+    if isinstance(facts.packages, Unknown):
+        return
+    torch = facts.packages["torch"].fault
+    for name, package in facts.packages.items():
+        if torch and name != "torch" and package.fault == torch:  # it goes with torch
+            continue
+        if package.fault and package.needed and package.version is None:
+            yield f"{name}, which fastimg needs, is not installed: `{package.install}`"
+        elif package.fault and name == "torchvision":
+            yield (
+                f"torchvision {package.version} cannot be imported ({package.fault}); where it does not belong to the "
+                "torch that is installed: `pip install --upgrade torch torchvision`"
+            )
+        elif package.fault:
+            again = package.install.replace("pip install", "pip install --force-reinstall --no-deps", 1)
+            if name == "torch":  # with the libraries that it comes with
+                again = "pip install --force-reinstall torch torchvision"
+            remedy = f"`{again}`" if package.needed else f"`{package.install}` in a clone of fastimg"
+            yield f"{name} {package.version} is installed and cannot be imported ({package.fault}): {remedy}"
+        elif package.oldest:
+            yield f"{name} {package.version} is older than {package.oldest}, which fastimg needs: `{package.install}`"
+
+
+def two_pillows(facts: Facts) -> Iterator[str]:
+    """Pillow and Pillow-SIMD overwrite each other's files."""
+    if isinstance(facts.pillow, Pillow) and len(facts.pillow.distributions) > 1:
+        imported = "Pillow-SIMD" if facts.pillow.simd else "Pillow without SIMD"
+        yield (
+            f"pillow and pillow-simd are both installed and overwrite each other's files; {imported} is imported now: "
+            "`pip uninstall pillow pillow-simd`, then `pip install` the one that you want"
+        )
+
+
+def gpu_unused(facts: Facts) -> Iterator[str]:
+    """A driver is there, and torch sees no GPU."""
+    cuda = facts.cuda
+    if isinstance(cuda, Unknown) or cuda.available or cuda.driver is None:
+        return
+    if cuda.build is None:
+        yield (
+            f"there is an NVIDIA driver ({cuda.driver}), and this torch is a CPU build: `pip uninstall torch "
+            "torchvision`, then `pip install torch torchvision` without a package index for CPU builds"
+        )
+    elif cuda.hidden:
+        yield "CUDA_VISIBLE_DEVICES hides every GPU from this process: `unset CUDA_VISIBLE_DEVICES`"
+    else:
+        yield (
+            f"there is an NVIDIA driver ({cuda.driver}), and torch, built for CUDA {cuda.build}, sees no GPU: "
+            f"{cuda.reason.rstrip('.')}; see what `nvidia-smi` says, in a container run it with `docker run --gpus "
+            "all`, and where the driver is too old, update it or install a torch for its CUDA"
+        )
+
+
+def gpus(facts: Facts) -> Iterator[str]:
+    """GPUs that this torch cannot use, alone or together."""
+    if isinstance(facts.cuda, Unknown):
+        return
+    for gpu in facts.cuda.gpus:
+        if not gpu.supported:
+            yield (
+                f"this torch has no code for {gpu.name} (compute capability {gpu.capability}): install one that "
+                "has; `python -c 'import torch; print(torch.cuda.get_arch_list())'` shows what this one is for"
+            )
+    if len(facts.cuda.gpus) > 1 and facts.cuda.nccl is None:
+        yield (
+            f"this torch has no NCCL, which training on {plural(len(facts.cuda.gpus), 'GPU')} needs: "
+            "`pip install --force-reinstall torch torchvision`"
+        )
+
+
+def c_compiler(facts: Facts) -> Iterator[str]:
+    """Triton compiles small C programs at run time."""
+    if isinstance(facts.packages, Unknown) or isinstance(facts.compiler, Unknown):
+        return
+    triton = facts.packages.get("triton")
+    if triton is None or triton.version is None:
+        return
+    compiler = facts.compiler
+    needs = "which Triton needs at run time for the augmentation on a GPU and for --compile"
+    if compiler.command is None:
+        if compiler.cc is not None:
+            ways = (
+                f"`unset CC`: {compiler.other} is there" if compiler.other else "`apt-get install gcc`, and `unset CC`"
+            )
+            yield f"CC={compiler.cc!r} names no program, {needs}: {ways}"
+        elif compiler.other is not None:
+            yield f"Triton looks for gcc and clang, not for {compiler.other}: `export CC={compiler.other}`"
+        else:
+            yield f"there is no C compiler, {needs}: `apt-get install gcc`"
+    elif not compiler.headers and isinstance(facts.cuda, Cuda) and facts.cuda.available:
+        yield (
+            "Python's C headers (Python.h) are missing, which Triton needs at run time: `apt-get install python3-dev`, "
+            "or the package for your Python"
+        )
+
+
+def few_cores(facts: Facts) -> Iterator[str]:
+    """The loader of each GPU needs cores of its own."""
+    if isinstance(facts.cpu, Unknown) or isinstance(facts.cuda, Unknown) or not facts.cuda.gpus:
+        return
+    cpu, count = facts.cpu, len(facts.cuda.gpus)
+    cores = cpu.affinity if cpu.quota is None else min(cpu.affinity, cpu.quota)
+    if cores / count >= _CORES:
+        return
+    have = f"{cores:g} {'core' if cores == 1 else 'cores'} for {plural(count, 'GPU')}"
+    if cpu.quota is not None and cpu.quota < cpu.affinity:
+        yield f"{have}, by the container's quota: decoding will hold training up; raise it (`docker run --cpus N`)"
+    else:
+        yield f"{have}: decoding will hold training up; give it more (`docker run --cpuset-cpus`, `taskset`)"
+
+
+def busy(facts: Facts) -> Iterator[str]:
+    """Others take the processors."""
+    if isinstance(facts.cpu, Cpu) and facts.cpu.load >= facts.cpu.logical:
+        yield (
+            f"{facts.cpu.load:g} {'process' if facts.cpu.load == 1 else 'processes'} wanted to run on "
+            f"{plural(facts.cpu.logical, 'core')} during the last minute: what is measured now is slower than it would "
+            "be alone; `top` shows who"
+        )
+
+
+def small_limits(facts: Facts) -> Iterator[str]:
+    """What containers often have too little of."""
+    if isinstance(facts.shared_memory, Space) and facts.shared_memory.total < _GIB:
+        yield (
+            f"/dev/shm has {size(facts.shared_memory.total)}, and the processes of `--loader torch` pass batches "
+            "through it: `docker run --shm-size 8g`, or `mount -o remount,size=8g /dev/shm`"
+        )
+    if isinstance(facts.open_files, int) and facts.open_files < _FILES:
+        yield f"a process may open {plural(facts.open_files, 'file')} only, and shards stay open: `ulimit -n 65536`"
+
+
+def slow_disk(facts: Facts) -> Iterator[str]:
+    """200 MB/s are 1,800 photographs of 110 KB a second: what a GPU trains on, not more."""
+    if isinstance(facts.disk, Unknown):
+        return
+    reading = facts.disk.cold or facts.disk.warm
+    if reading.bytes_per_second < _SLOW:
+        yield (
+            f"{facts.disk.folder} is read at {reading.bytes_per_second / 1e6:.0f} MB/s: keep data on a local disk, as "
+            "shards (`fastimg convert SRC DST`), and train with `--order quasi-random`, which reads neighbours together"
+        )
+
+
+def caches(facts: Facts) -> Iterator[str]:
+    """What cannot be kept is made or fetched again every time."""
+    if isinstance(facts.compiled, Compiled) and facts.compiled.folder is None:
+        yield (
+            "numba finds no folder that it can write, so every process compiles fastimg's code anew: "
+            "`export NUMBA_CACHE_DIR=FOLDER`, a folder that you may write"
+        )
+    for name, folder in facts.caches.items():
+        if isinstance(folder, Unknown):
+            continue
+        what, variable = CACHES[name]
+        if not folder.writable:
+            yield f"{what} cannot be kept ({folder.reason}): `export {variable}=FOLDER`, a folder that you may write"
+        elif folder.free < _GIB:
+            yield (
+                f"{folder.path}, where {what} is kept, has {size(folder.free)} left: make room, or "
+                f"`export {variable}=FOLDER`"
+            )
+
+
+# What is kept in each cache, and what names another folder for it.
+CACHES = {
+    "fastimg": ("what fastimg derives from data", "XDG_CACHE_HOME"),
+    "huggingface": ("what is fetched from the Hugging Face hub, timm's weights too,", "HF_HOME"),
+    "torch": ("what torch's hub fetches", "TORCH_HOME"),
+    "triton": ("what Triton compiles", "TRITON_CACHE_DIR"),
+    "temporary": ("what is needed for a while", "TMPDIR"),
+}
+
+RULES: tuple[Callable[[Facts], Iterator[str]], ...] = (
+    *(packages, two_pillows, gpu_unused, gpus, c_compiler, few_cores, small_limits, slow_disk, caches, busy),
+)
+
+
+def size(nbytes: float) -> str:
+    """Bytes in MiB or GiB, as memory is counted."""
+    return f"{nbytes / _GIB:.1f} GiB" if nbytes >= _GIB else f"{nbytes / (1 << 20):.0f} MiB"

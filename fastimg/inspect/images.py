@@ -1,0 +1,267 @@
+"""`fastimg inspect`: what is in a dataset, what is wrong with it, and pictures of what a model will see."""
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastimg.config import yaml_file as configfile
+from fastimg.config.commands import Inspect, Train
+from fastimg.data import augmentation, kornia_pass
+from fastimg.data.datasets import check_classes, display_name, train_crop
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.models.registry import Preprocessing
+from fastimg.system.terminal import print_table
+from fastimg.wording import plural
+
+from .scan import Duplicates, Facts, duplicates, gather, several
+from .sheets import draw_augmented, draw_samples, draw_trivial
+from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+from .texts import TextInspection, inspect_texts
+
+_MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
+_ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
+
+
+class Spread(NamedTuple):
+    """Of a number over images."""
+
+    min: float
+    median: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was found."""
+
+    data: str
+    images: int
+    classes: int
+    samples: dict[str, int]  # of each split
+    splits: dict[str, dict[str, int]]  # split -> class -> images
+    unlabelled: int
+    balance: dict[str, Balance | None]
+    bytes: int
+    formats: dict[str, int]
+    width: Spread | None  # pixels, upright; None where no image could be read
+    height: Spread | None
+    aspect: Spread | None  # width / height
+    tiled: int  # images of which crops can be decoded alone
+    decoded: bool  # every image; else headers alone
+    unreadable: int
+    unreadable_names: list[tuple[str, str]]
+    duplicates: Duplicates
+    pictures: list[str]
+
+
+def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
+    """Look and print. Raises UsageError, UserError and DataError, each a sentence."""
+    shown, crop, kornia = _augmentation(config)
+    if config.samples is not None and not 1 <= config.samples <= 400:
+        raise UsageError(f"--samples {config.samples}: give 1 to 400")
+    if config.max_pixels < 1:
+        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
+    if config.seed < 0:
+        raise UsageError(f"--seed {config.seed}: give 0 or more")
+    workers = _workers(config.workers)
+    check_classes(config.data, config.classes)
+    found = list_splits(config.data, config.classes)
+    if config.split is not None and config.split not in found:
+        raise UsageError(f"--split {config.split}: {config.data} has no such split; it has {', '.join(found)}")
+    order = sorted(found, key=lambda name: (name != "train", name))  # a leak is out of the training split
+    folder = config.output or Path(f"inspect-{display_name(config.data)}")
+    with ExitStack() as stack:
+        names = [config.split] if config.split else order
+        datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
+        for dataset in datasets.values():
+            stack.callback(dataset.close)
+        for remark in dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes):
+            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+        kinds = {dataset.content for dataset in datasets.values()}
+        if len(kinds) > 1:
+            raise DataError(f"{config.data}: some splits are images and some texts; look at each with --split")
+        if "text" in kinds:
+            return inspect_texts(config, datasets, workers, out, err)
+        _made(folder, stack)
+        splits = []
+        for name, dataset in datasets.items():
+            splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
+        pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
+        result = _result(config, splits, pictures)
+    if config.json:
+        print(json.dumps(plain(result)))
+    else:
+        _print(result, out)
+    return result
+
+
+def _augmentation(config: Inspect) -> tuple[Train, Crop, kornia_pass.KorniaPass | None]:
+    """What training would do to images: the file's settings, and flags, which win; the crop; Kornia's part."""
+    file = Train()
+    if config.config is not None:
+        given = set(augmentation.asked(config)) | ({"no_aug"} if config.no_aug else set())
+        file = configfile.without_contradicted(configfile.load(config.config, Train), given)
+    values = {name: getattr(config, name) for name in augmentation.FIELDS if getattr(config, name) is not None}
+    merged = replace(file, **values, no_aug=config.no_aug or file.no_aug)
+    augmentation.check(merged)
+    merged = replace(merged, **augmentation.effective(merged, merged.no_aug))
+    size = config.img_size if config.img_size is not None else file.train_crop_size or file.img_size or _SIZE
+    if not 1 <= size <= 16384:
+        raise UsageError("--img-size: give a size from 1 to 16384 pixels")
+    resize = file.val_resize_size or 0
+    pre = Preprocessing(
+        train_size=size,
+        val_size=size,
+        val_resize=resize if resize >= size else round(size / 0.875),
+        interpolation=file.interpolation or "bilinear",
+        mean=file.mean or _MEAN,
+        std=file.std or _STD,
+    )
+    merged = replace(merged, mean=pre.mean, std=pre.std)
+    kornia = kornia_pass.build(merged.kornia, size, torch.device("cpu")) if merged.kornia else None
+    if merged.no_aug:
+        return merged, CenterCrop(size=size, resize=pre.val_resize, interpolation=pre.interpolation), None
+    return merged, train_crop(pre, merged.scale, merged.ratio), kornia
+
+
+def _workers(workers: str) -> int:
+    if workers == "auto":
+        return available_cpus()
+    if not workers.isdigit() or int(workers) < 1:
+        raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
+    return int(workers)
+
+
+def _made(folder: Path, stack: ExitStack) -> None:
+    """The folder for the pictures, before hours of reading; taken away at the end where it stayed empty."""
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if new:
+        stack.callback(lambda: None if any(folder.iterdir()) else folder.rmdir())
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"--output {folder}: {error.strerror or error}; give a folder that can be written")
+
+
+def _draw(
+    config: Inspect,
+    folder: Path,
+    shown: Train,
+    crop: Crop,
+    kornia: kornia_pass.KorniaPass | None,
+    facts: Facts,
+    err: Console,
+) -> list[str]:
+    """The pictures, of the first split: TrivialAugment's operations where it is on. Raises UserError.
+
+    A remark on what a picture cannot show goes to `err`.
+    """
+    ids = several(facts, config.samples or _SAMPLES, config.seed)
+    if not len(ids):
+        return []
+    assert shown.mean is not None and shown.std is not None
+    samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))
+    rows = ids[:_ROWS]  # neighbours, which are mixed, are of different classes
+    policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
+    epochs = 1 if policy is None else _EPOCHS
+    operations = policy is not None and policy.trivial
+    try:
+        with err.status("drawing"):
+            remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples)
+            if operations:
+                draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
+            remarks += draw_augmented(
+                facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented
+            )
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    for remark in dict.fromkeys(remarks):
+        err.print(f"{folder}: {remark}", markup=False, highlight=False, soft_wrap=True)
+    return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
+
+
+def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspection:
+    records = np.concatenate([facts.records for facts in splits])
+    readable = records[records["readable"]]
+    counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
+    names = list(dict.fromkeys(name for classes in counted.values() for name in classes))
+    formats: Counter[str] = sum((facts.formats for facts in splits), Counter())
+    return Inspection(
+        data=printable(str(config.data)),
+        images=len(records),
+        classes=len(names),
+        samples={facts.split: len(facts.records) for facts in splits},
+        splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
+        unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
+        balance={split: balance(classes) for split, classes in counted.items()},
+        bytes=int(records["bytes"].sum()),
+        formats=dict(formats.most_common()),
+        width=_spread(readable["width"]),
+        height=_spread(readable["height"]),
+        aspect=_spread(readable["width"] / np.maximum(readable["height"], 1)),
+        tiled=int(readable["tiled"].sum()),
+        decoded=not config.headers_only,
+        unreadable=int((~records["readable"]).sum()),
+        unreadable_names=[pair for facts in splits for pair in facts.unreadable],
+        duplicates=duplicates(splits),
+        pictures=pictures,
+    )
+
+
+def _spread(values: Any) -> Spread | None:
+    if not len(values):
+        return None
+    return Spread(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
+
+
+def _print(result: Inspection, out: Console) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    splits = ", ".join(f"{split} {count:,}" for split, count in result.samples.items())
+    unlabelled = f"; {result.unlabelled:,} without a label" if result.unlabelled else ""
+    rows = {
+        "dataset": result.data,
+        "images": f"{result.images:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
+        "balance": "\n".join(balanced(split, found, "image") for split, found in result.balance.items()),
+        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB an image",
+        "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
+        "width": _from_to(result.width, ",.0f", " pixels"),
+        "height": _from_to(result.height, ",.0f", " pixels"),
+        "aspect": _from_to(result.aspect, ".2f", ", width over height"),
+        "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}): crops of them decode alone",
+        "copies": f"{plural(result.duplicates.within, 'image')} with the bytes of another one of the same split",
+        "leaks": f"{plural(result.duplicates.leaked, 'image')} with the bytes of one in another split",
+        "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (by their headers alone)"),
+        "pictures": ", ".join(result.pictures) or "none: no image can be read",
+    }
+    for name, value in rows.items():
+        table.add_row(f" {name}", Text(value))
+    print_table(out, table)
+    print_classes(result.splits, out)
+    print_copies(result.duplicates, out)
+    print_some(
+        out, "Not readable", [f"{name}: {reason}" for name, reason in result.unreadable_names], result.unreadable
+    )
+
+
+def _from_to(spread: Spread | None, form: str, unit: str) -> str:
+    if spread is None:
+        return "none"
+    return f"{spread.min:{form}} to {spread.max:{form}}, median {spread.median:{form}}{unit}"

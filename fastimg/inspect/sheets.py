@@ -1,0 +1,179 @@
+"""Sheets of pictures for `fastimg inspect`: samples, TrivialAugment's operations, images as the model sees them."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fastimg.augment import Plan, Policy, apply, draw, mix
+from fastimg.augment.ops import BINS, TRIVIAL, trivial_table
+from fastimg.data.augmentation import model_input
+from fastimg.data.kornia_pass import KorniaPass
+from fastimg.errors import printable
+from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, Loader, LoaderConfig
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.train.reporting.lettering import lettering
+
+Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
+Tile = tuple[Pixels, str]  # with a caption
+
+_SIDE, _GAP, _TEXT = 128, 8, 18  # pixels of a tile, between tiles, and of a caption
+_NAME = 18  # characters of a row's name
+_SIGNED = frozenset(
+    {"Brightness", "Color", "Contrast", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
+)
+_STILL = frozenset({"Identity", "AutoContrast", "Equalize"})
+
+
+def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path) -> list[str]:
+    """A grid of whole images, shrunk, with their classes. Returns remarks."""
+    scratch, tiles = Scratch(), []
+    for index in ids[np.argsort(dataset.labels[ids], kind="stable")].tolist():
+        try:
+            data = dataset.read(index, scratch)
+            image = Image.fromarray(np.ascontiguousarray(decode(data, read_header(data, max_pixels), scratch)))
+        except DataError:  # with --headers-only nobody has looked
+            continue
+        image.thumbnail((_SIDE, _SIDE))
+        tiles.append((np.asarray(image), class_name(dataset, int(dataset.labels[index]))))
+    columns = max(1, math.ceil(math.sqrt(len(tiles))))
+    rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
+    return _save([*rows], [""] * len(rows), file)
+
+
+def class_name(dataset: Dataset, label: int) -> str:
+    """A class's name, for people."""
+    return printable(dataset.classes[label]) if 0 <= label < len(dataset.classes) else "no label"
+
+
+def draw_trivial(dataset: Dataset, index: int, max_pixels: int, file: Path) -> None:
+    """One image under every operation of TrivialAugment, at seven strengths."""
+    image = _rows(dataset, np.array([index]), CenterCrop(size=_SIDE, resize=_SIDE), 0, [0], max_pixels)[0][0]
+    table, numbers, captions, shape = trivial_table(), [], [], []
+    for number, name in enumerate(TRIVIAL):
+        bins = [0] if name in _STILL else range(-30, 31, 10) if name in _SIGNED else range(0, 31, 5)
+        rows = [(number * BINS + abs(bin_)) * 2 + (bin_ < 0) for bin_ in bins]
+        numbers += rows
+        captions += [_strength(name, row) for row in rows]
+        shape.append(len(rows))
+    count, none = len(numbers), torch.zeros(len(numbers), dtype=torch.bool)
+    plan = Plan(
+        hflip=none,
+        vflip=none,
+        angle=torch.zeros(count, dtype=torch.float64),
+        trivial=torch.tensor(numbers),
+        ops=torch.from_numpy(table.ops[numbers][:, None]),
+        magnitudes=torch.from_numpy(table.magnitudes[numbers][:, None]),
+    )
+    pixels = apply(plan, image.repeat(count, 1, 1, 1), Policy(), torch.uint8).permute(0, 2, 3, 1).numpy()
+    tiles = iter(zip(pixels, captions, strict=True))
+    _save([[next(tiles) for _ in range(n)] for n in shape], list(TRIVIAL), file)
+
+
+def _strength(name: str, row: int) -> str:
+    """What an operation does at a row of TrivialAugment's table."""
+    table = trivial_table()
+    if name in _STILL:
+        return ""
+    if name in ("ShearX", "ShearY"):
+        return f"{table.linear[row, 1 if name == 'ShearX' else 2]:+.2f}"
+    if name in ("TranslateX", "TranslateY"):
+        return f"{0.0 - table.shift[row, 0 if name == 'TranslateX' else 1]:+.0f} px"
+    if name == "Rotate":
+        return f"{row // 2 % BINS * 135 / (BINS - 1) * (1 - 2 * (row % 2)):+.0f} deg"
+    unit = {"Posterize": "{:.0f} bits", "Solarize": "from {:.0f}"}.get(name, "x {:.2f}")
+    return unit.format(table.magnitudes[row])
+
+
+def draw_augmented(
+    dataset: Dataset,
+    ids: npt.NDArray[np.int64],
+    crop: Crop,
+    policy: Policy | None,
+    kornia: KorniaPass | None,
+    seed: int,
+    epochs: int,
+    max_pixels: int,
+    file: Path,
+) -> list[str]:
+    """A row for each image: what the model sees of it, epoch by epoch; `policy` None: without augmentation.
+
+    Returns remarks.
+    """
+    columns: list[list[Tile]] = []
+    for epoch, (images, labels, weight) in enumerate(_rows(dataset, ids, crop, seed, range(epochs), max_pixels)):
+        plan = None if policy is None else draw(policy, ids, seed, epoch)
+        used = policy or Policy()
+        seen = model_input(plan, images, used, torch.float32, kornia, seed * 1_000_003 + epoch)
+        seen, soft = mix(plan, seen, labels, max(1, len(dataset.classes)), 0.0, weight)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (used.mean, used.std))
+        levels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        captions = [_happened(dataset, plan, used, row, soft[row], int(label)) for row, label in enumerate(labels)]
+        columns.append(list(zip(levels, captions, strict=True)))
+    names = [class_name(dataset, int(dataset.labels[index])) for index in ids.tolist()]
+    return _save([list(row) for row in zip(*columns, strict=True)], names, file)
+
+
+def _happened(dataset: Dataset, plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int) -> str:
+    """TrivialAugment's operation, and the shares of classes where they are not the image's own class alone."""
+    words = []
+    if plan is not None and policy.trivial:
+        words.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
+    if plan is not None and policy.mixes:
+        shares = sorted(((float(share), label) for label, share in enumerate(soft) if share >= 0.005), reverse=True)
+        if [label for _, label in shares] != [own]:
+            words.append(" + ".join(f"{share:.0%} {class_name(dataset, label)}" for share, label in shares))
+    return ", ".join(filter(None, words))
+
+
+def _rows(
+    dataset: Dataset, ids: npt.NDArray[np.int64], crop: Crop, seed: int, epochs: Sequence[int], max_pixels: int
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(uint8 images [B, 3, S, S], classes [B], weights [B]) of `ids`, for each epoch, as the loader cuts them."""
+    settings = LoaderConfig(batch_size=len(ids), order="sequential", seed=seed, workers=1, prefetch=2)
+    loader = Loader(dataset, ImageDecoder(crop, max_pixels), settings, "cpu", ids)
+    found = []
+    try:
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            found += [(batch.inputs.clone(), batch.targets.clone(), batch.weight.clone()) for batch in loader]
+    finally:
+        loader.close()
+    return found
+
+
+def _save(rows: list[list[Tile]], names: list[str], file: Path) -> list[str]:
+    """Tiles in a grid on white, a caption under each, a name before each row, as one PNG. Returns remarks."""
+    letters = lettering([*names, *(caption for row in rows for _, caption in row)])
+    side = max((max(pixels.shape[:2]) for row in rows for pixels, _ in row), default=_SIDE)
+    across, down = side + _GAP, side + _GAP + _TEXT
+    margin = _GAP + (110 if any(names) else 0)
+    width, height = margin + across * max((len(row) for row in rows), default=1), _GAP + down * max(1, len(rows))
+    canvas = np.full((height, width, 3), 255, np.uint8)
+    texts: list[tuple[int, int, str, str]] = []
+    for number, (row, name) in enumerate(zip(rows, names, strict=True)):
+        top = _GAP + number * down
+        texts.append((margin - _GAP, top + side // 2, letters.text(name, _NAME), "right"))
+        for column, (pixels, caption) in enumerate(row):
+            left = margin + column * across
+            h, w = pixels.shape[:2]
+            y, x = top + (side - h) // 2, left + (side - w) // 2
+            canvas[y : y + h, x : x + w] = pixels
+            shown = letters.text(caption, max(8, side // 6))
+            texts.append((left + side // 2, top + side + _TEXT // 2, shown, "center"))
+    figure = Figure(figsize=(width / 100, height / 100), dpi=100)
+    FigureCanvasAgg(figure)
+    figure.figimage(canvas, 0, 0)
+    for x, y, text, side_ in texts:
+        figure.text(x / width, 1 - y / height, text, fontsize=7, ha=side_, va="center", parse_math=False)
+    letters.apply(figure)
+    figure.savefig(file, dpi=100)
+    return [*filter(None, [letters.note()])]

@@ -1,0 +1,165 @@
+"""`fastimg inspect` of a dataset of texts: counts, lengths, copies, leaks, and some of the texts."""
+
+import json
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fastimg.config.commands import Inspect
+from fastimg.errors import UsageError, printable
+from fastimg.loaders import Dataset
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.system.terminal import print_table
+from fastimg.wording import plural, shortened
+
+from .scan import Duplicates, Facts, duplicates, gather, several
+from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+
+_SHOWN, _CHARACTERS = 10, 80
+_TAKEN = ("data", "split", "samples", "workers", "seed", "json")  # flags that say something of texts
+
+
+class Lengths(NamedTuple):
+    """Of all texts that can be read."""
+
+    min: int
+    median: float
+    mean: float
+    p95: int  # 95 % are no longer
+    max: int
+
+
+class Shown(NamedTuple):
+    """The beginning of a text, its white space as single spaces."""
+
+    split: str
+    name: str
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextInspection:
+    """What was found."""
+
+    data: str
+    content: str = "text"
+    texts: int
+    classes: int
+    samples: dict[str, int]  # of each split
+    splits: dict[str, dict[str, int]]  # split -> class -> texts
+    unlabelled: int
+    balance: dict[str, Balance | None]
+    bytes: int
+    characters: Lengths | None  # None where no text could be read
+    words: Lengths | None  # between white space
+    unreadable: int
+    unreadable_names: list[tuple[str, str]]
+    duplicates: Duplicates
+    shown: list[Shown]
+
+
+def inspect_texts(
+    config: Inspect, datasets: dict[str, Dataset], workers: int, out: Console, err: Console
+) -> TextInspection:
+    """Look and print. Raises UsageError for flags that are about images, and DataError."""
+    usual = Inspect(data=config.data)
+    for field in fields(config):
+        if field.name not in _TAKEN and getattr(config, field.name) != getattr(usual, field.name):
+            raise UsageError(f"--{field.name.replace('_', '-')} has no effect on texts; leave it out")
+    splits = [gather(name, dataset, workers, config.max_pixels, True, err) for name, dataset in datasets.items()]
+    records = np.concatenate([facts.records for facts in splits])
+    readable = records[records["readable"]]
+    counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
+    names = list(dict.fromkeys(name for classes in counted.values() for name in classes))
+    result = TextInspection(
+        data=printable(str(config.data)),
+        texts=len(records),
+        classes=len(names),
+        samples={facts.split: len(facts.records) for facts in splits},
+        splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
+        unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
+        balance={split: balance(classes) for split, classes in counted.items()},
+        bytes=int(records["bytes"].sum()),
+        characters=_lengths(readable["characters"]),
+        words=_lengths(readable["words"]),
+        unreadable=int((~records["readable"]).sum()),
+        unreadable_names=[pair for facts in splits for pair in facts.unreadable],
+        duplicates=duplicates(splits),
+        shown=_shown(splits[0], config.samples or _SHOWN, config.seed),
+    )
+    if config.json:
+        print(json.dumps(plain(result)))
+    else:
+        _print(result, out)
+    return result
+
+
+def _lengths(values: npt.NDArray[np.int64]) -> Lengths | None:
+    if not len(values):
+        return None
+    p95 = int(np.percentile(values, 95, method="inverted_cdf"))
+    return Lengths(int(values.min()), float(np.median(values)), round(float(values.mean()), 1), p95, int(values.max()))
+
+
+def _shown(facts: Facts, count: int, seed: int) -> list[Shown]:
+    """Texts of the first split, of every class in turn."""
+    scratch, names = Scratch(), class_names(facts)
+    shown = []
+    for index in several(facts, count, seed).tolist():
+        text = " ".join(str(facts.dataset.read(index, scratch), "utf-8").split())
+        label = int(facts.dataset.labels[index])
+        name = printable(facts.dataset.sample_name(index))
+        shown.append(Shown(facts.split, name, names[label] if label >= 0 else "no label", shortened(text, _CHARACTERS)))
+    return shown
+
+
+def _print(result: TextInspection, out: Console) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    splits = ", ".join(f"{split} {count:,}" for split, count in result.samples.items())
+    unlabelled = f"; {result.unlabelled:,} without a label" if result.unlabelled else ""
+    rows = {
+        "dataset": result.data,
+        "texts": f"{result.texts:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
+        "balance": "\n".join(balanced(split, found, "text") for split, found in result.balance.items()),
+        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.texts):,.0f} bytes a text",
+        "characters": _told(result.characters),
+        "words": _told(result.words),
+        "copies": f"{plural(result.duplicates.within, 'text')} with the bytes of another one of the same split",
+        "leaks": f"{plural(result.duplicates.leaked, 'text')} with the bytes of one in another split",
+        "unreadable": plural(result.unreadable, "text"),
+    }
+    for name, value in rows.items():
+        table.add_row(f" {name}", Text(value))
+    print_table(out, table)
+    print_classes(result.splits, out)
+    print_copies(result.duplicates, out)
+    print_some(
+        out, "Not readable", [f"{name}: {reason}" for name, reason in result.unreadable_names], result.unreadable
+    )
+    if result.shown:
+        shown = Table()
+        shown.add_column("class", overflow="fold")
+        shown.add_column(f"texts of {result.shown[0].split}", overflow="fold")
+        for one in result.shown:
+            shown.add_row(Text(one.label), Text(_visible(one.text)))
+        print_table(out, shown)
+
+
+def _visible(text: str) -> str:
+    """Without control characters, which a terminal would obey."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _told(lengths: Lengths | None) -> str:
+    if lengths is None:
+        return "none"
+    middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
+    return f"{lengths.min:,} to {lengths.max:,}, {middle}; 95 % have at most {lengths.p95:,.0f}"

@@ -1,0 +1,50 @@
+"""The exponential moving average of a model's weights (Polyak and Juditsky, 1992), kept beside the model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from .ranks import local_shards
+
+DECAY = 0.9998
+
+
+class Ema:
+    """Averages of the parameters and of the floating-point buffers, in the order in which the module names them.
+
+    At step t, from 0, the average keeps min(decay, (1 + t) / (10 + t)): young averages follow fast.
+    """
+
+    def __init__(self, module: nn.Module, decay: float = DECAY) -> None:
+        self.decay = decay
+        self.tensors = {name: tensor.clone() for name, tensor in _averaged(module).items()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module, step: int) -> None:
+        """Step `step` is done: move towards the module's tensors."""
+        share = 1.0 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(local_shards(self.tensors.values()), local_shards(_averaged(module).values()), share)
+
+    @contextmanager
+    def swapped(self, module: nn.Module) -> Iterator[None]:
+        """Within, the module has the averages, and the averages are the module's own tensors."""
+        self._swap(module)
+        try:
+            yield
+        finally:
+            self._swap(module)
+
+    @torch.no_grad()
+    def _swap(self, module: nn.Module) -> None:
+        for name, own in _averaged(module).items():
+            average = self.tensors[name]
+            kept = own.clone()
+            own.copy_(average)
+            average.copy_(kept)
+
+
+def _averaged(module: nn.Module) -> dict[str, torch.Tensor]:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named if tensor.is_floating_point()}

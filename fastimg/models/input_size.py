@@ -1,0 +1,94 @@
+"""Whether a model takes images of a size, and looks at all of their pixels."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from fastimg.errors import UsageError, reason_of
+
+from .registry import Model
+
+_PATCH = 4  # pixels of stride, at least: a smaller one belongs to an ordinary convolution, which may drop a row
+
+
+class _Patches(NamedTuple):
+    """How the first layer cuts an image: squares of `side` pixels, one every `stride`."""
+
+    side: int
+    stride: int
+
+    def left_over(self, size: int) -> int:
+        """Rows and columns at the end of an image that no patch covers."""
+        return (size - self.side) % self.stride if size >= self.side else size
+
+    def nearest(self, size: int) -> str:
+        """The sizes around `size` that are covered whole, in words."""
+        below = size - self.left_over(size)
+        sizes = [str(side) for side in ([below, below + self.stride] if below >= self.side else [self.side])]
+        return f"the nearest size{' is' if len(sizes) == 1 else 's are'} {' and '.join(sizes)}"
+
+
+def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
+    """Run the model once on a blank image [1, 3, size, size].
+
+    Raises UsageError where it cannot take that, or where its patches leave rows and columns out.
+    """
+    was_training = model.module.training
+    stem = _stem(model.module)
+    ignored: list[int] = []
+    handle = None if stem is None else stem.register_forward_hook(lambda *call: ignored.append(_ignored(*call)))
+    model.module.eval()
+    try:
+        with torch.inference_mode():
+            logits = model.module(model.example(size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UsageError(_refusal(model, stem, size, flag, error)) from error
+    finally:
+        model.module.train(was_training)
+        if handle is not None:
+            handle.remove()
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
+        raise UsageError(f"--arch {model.arch}: does not return one score per class; choose a classifier")
+    if stem is not None and ignored and ignored[0] > 0 and size != model.native_size:
+        patches = _patches(stem)
+        raise UsageError(
+            f"{flag} {size}: {model.arch} cuts images into patches of {patches.side} pixels and would ignore the last "
+            f"{_rows(ignored[0])}; {patches.nearest(size)}"
+        )
+
+
+def _rows(count: int) -> str:
+    return "row and column" if count == 1 else f"{count} rows and columns"
+
+
+def _stem(module: nn.Module) -> nn.Conv2d | None:
+    """The convolution that cuts images into patches, None where the first one does something else."""
+    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is None or first.in_channels != 3 or first.padding not in ((0, 0), "valid"):
+        return None
+    square = first.stride[0] == first.stride[1] and first.kernel_size[0] == first.kernel_size[1]
+    return first if square and first.stride[0] >= _PATCH else None
+
+
+def _patches(stem: nn.Conv2d) -> _Patches:
+    return _Patches(stem.kernel_size[0], stem.stride[0])
+
+
+def _ignored(stem: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> int:
+    """Rows at the end of what the stem was given that it did not look at; none where the model pads its input."""
+    assert isinstance(stem, nn.Conv2d)
+    side, stride = _patches(stem)
+    return max(0, inputs[0].shape[-1] - ((output.shape[-1] - 1) * stride + side))
+
+
+def _refusal(model: Model, stem: nn.Conv2d | None, size: int, flag: str, error: Exception) -> str:
+    """Why a size is not taken, and which ones are."""
+    reason = reason_of(error)
+    because = f" ({reason})" if reason else ""
+    ways = [f"its own size is {model.native_size}"]
+    if stem is not None and _patches(stem).left_over(size):
+        ways = [_patches(stem).nearest(size), *ways]
+    elif not model.convolutional:
+        ways = [*ways, "many of timm's ViTs take others with --model-kwargs dynamic_img_size=True"]
+    return f"{flag} {size}: {model.arch} cannot take images of {size} pixels{because}; {', and '.join(ways)}"

@@ -1,0 +1,509 @@
+"""Models by name: timm's, torchvision's as `torchvision/NAME`, Hugging Face's text encoders as `hf:NAME`.
+
+A model stays pure: precision, data parallelism and freezing wrap it from outside.
+"""
+
+import ast
+import json
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Literal
+
+import msgspec
+import timm
+import torch
+import torchvision
+from huggingface_hub import constants, get_session
+from safetensors import SafetensorError, safe_open
+from timm.data.config import resolve_model_data_config
+from torch import nn
+
+from fastimg.errors import UsageError, UserError, nearest, reason_of
+from fastimg.wording import plural
+
+from .blocks import blocks
+from .blurpool import blur_strides
+from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
+from .text_encoder import PREFIX, TextClassifier, empty_encoder, load_encoder, width_of
+from .tokenizer import Tokenizer
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """What the model's pixels go through. Sizes in pixels; mean and std for channels in 0..1."""
+
+    train_size: int
+    val_size: int
+    val_resize: int
+    interpolation: Literal["bilinear", "bicubic"]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+# Of a model that reads texts: it has no pixels.
+NO_PIXELS = Preprocessing(
+    train_size=1, val_size=1, val_resize=1, interpolation="bilinear", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSide:
+    """What a model reads texts with: the tokenizer, and settings from which the encoder can be made again."""
+
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module with what the trainer must know about it."""
+
+    module: nn.Module
+    arch: str
+    kwargs: dict[str, Any]
+    classifier: tuple[str, ...]  # prefixes of the classifier's parameters
+    preprocessing: Preprocessing  # the model's own
+    convolutional: bool
+    native_size: int = 0  # pixels that it was published for, whatever it is built for; 0: it has no pixels
+    blurpool: bool = False
+    text: TextSide | None = None  # None: it reads images
+    head: HeadKind = "linear"
+    head_hidden: int = 0  # units of an mlp's hidden layer
+    new_head: HeadInit | None = None  # how a classifier on a trained trunk began; None: it came with the weights
+
+    def example(self, size: int, batch: int = 1) -> torch.Tensor:
+        """A blank input: images [batch, 3, size, size], or tokens [batch, size]."""
+        if self.text is None:
+            return torch.zeros(batch, 3, size, size)
+        return torch.zeros(batch, size, dtype=torch.int32)
+
+
+_RUN_CODE = {  # arguments that let a file run code of its own
+    "checkpoint_path": "older versions of timm run what such a file holds; give --weights FILE instead",
+    "trust_remote_code": "fastimg runs no code that a model brings with it; choose a model that needs none",
+}
+
+
+def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
+    """`name=value` pairs; values are Python literals, else strings."""
+    kwargs = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--model-kwargs {pair}: give name=value, pad_type=same for example")
+        if name in _RUN_CODE:
+            raise UsageError(f"--model-kwargs {pair}: {_RUN_CODE[name]}")
+        try:
+            kwargs[name] = ast.literal_eval(value)
+            json.dumps(kwargs[name])  # a checkpoint keeps them
+        except (ValueError, SyntaxError):
+            kwargs[name] = value
+        except TypeError as error:
+            raise UsageError(f"--model-kwargs {pair}: give a number, string, list or dict") from error
+    return kwargs
+
+
+def check_kwargs(kwargs: Mapping[str, Any], img_size: int | None, size_flag: str) -> None:
+    """Refuse arguments that contradict what fastimg feeds a model, or for which there is a flag. Raises UsageError."""
+    if kwargs.get("in_chans", 3) != 3:
+        raise UsageError(
+            f"--model-kwargs in_chans={kwargs['in_chans']}: images always have 3 channels here, grey ones too; "
+            "remove in_chans"
+        )
+    for name, flag in (("num_classes", "--num-classes"), ("pretrained", "--pretrained")):
+        if name in kwargs:
+            raise UsageError(f"--model-kwargs {name}={kwargs[name]}: there is a flag for that; use {flag} instead")
+    if img_size is not None and kwargs.get("img_size", img_size) not in (img_size, (img_size, img_size)):
+        raise UsageError(
+            f"--model-kwargs img_size={kwargs['img_size']} contradicts {size_flag} {img_size}; remove img_size"
+        )
+
+
+def build(
+    arch: str,
+    num_classes: int,
+    *,
+    pretrained: bool = False,
+    weights: Path | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    img_size: int | None = None,
+    size_flag: str = "--img-size",
+    classes: tuple[str, ...] | None = None,
+    head_init: HeadInit = "zeros",
+    blurpool: bool = False,
+    head: HeadKind = "linear",
+    head_hidden: int = 0,
+    max_length: int | None = None,
+    text: TextSide | None = None,
+) -> Model:
+    """Create a model on the CPU. `weights` of a model with other `classes` bring their trunk alone.
+
+    `hf:` models come with their weights, unless `text` says what a checkpoint's was made of.
+
+    Raises UsageError for an unknown name or argument, UserError where weights cannot be had or do not fit.
+    """
+    kwargs = dict(kwargs or {})
+    if arch.startswith(PREFIX):
+        model = _text(arch, num_classes, kwargs, head_init, max_length, text)
+    elif arch.startswith("torchvision/"):
+        model = _torchvision(arch, num_classes, pretrained, kwargs, head_init)
+    else:
+        model = _timm(arch, num_classes, pretrained, kwargs, img_size, head_init, size_flag)
+    if blurpool:
+        if blur_strides(model.module) == 0:
+            raise UsageError(
+                f"--blurpool: {arch} has no max pooling and no strided convolution of 16 channels; leave it out"
+            )
+        model = replace(model, blurpool=True)
+    if head == "mlp":
+        hidden = head_hidden or HIDDEN
+        replace_head(model.module, model.classifier, hidden, arch)
+        if pretrained or model.text is not None:
+            init_head(model.module, model.classifier, head_init)
+            model = replace(model, new_head=head_init)
+        model = replace(model, head="mlp", head_hidden=hidden)
+    if weights is not None:
+        tensors, metadata = read_weights(weights)
+        if classes is not None and _stated_classes(metadata) not in (None, classes):
+            tensors = {name: value for name, value in tensors.items() if not name.startswith(_head_prefixes(model))}
+        kept = load_weights(model, tensors, f"--weights {weights}", head_init=head_init)
+        stated = _stated_preprocessing(model.preprocessing, metadata)
+        model = replace(model, preprocessing=stated, new_head=None if kept else head_init)
+    return model
+
+
+def _timm(
+    arch: str,
+    num_classes: int,
+    pretrained: bool,
+    kwargs: dict[str, Any],
+    img_size: int | None,
+    head_init: HeadInit,
+    size_flag: str,
+) -> Model:
+    if not timm.is_model(arch):
+        raise UsageError(f"--arch {arch}: timm has no such model{nearest(arch.split('.')[0], timm.list_models())}")
+    try:
+        config = timm.get_pretrained_cfg(arch)
+    except RuntimeError as error:
+        name = arch.split(".")[0]
+        tags = timm.list_pretrained(f"{name}.*")
+        raise UsageError(f"--arch {arch}: {error} It has {', '.join(tags) or f'none: use {name}'}") from error
+    asked, native_size = kwargs, 0 if config is None else int(config.input_size[-1])
+    if img_size is None and isinstance(kwargs.get("img_size"), int):
+        img_size = kwargs["img_size"]
+    if img_size is not None and config is not None and config.fixed_input_size and img_size != config.input_size[-1]:
+        kwargs = {"img_size": img_size, **kwargs}
+    if pretrained and not timm.is_model_pretrained(arch):
+        raise UsageError(
+            f"--pretrained: timm has no published weights for {arch}; leave it out, or give --weights FILE"
+        )
+    try:
+        with _reachable_hub() if pretrained else nullcontext():
+            module = timm.create_model(arch, num_classes=num_classes, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        if not asked and kwargs:
+            raise _cannot_be_built(arch, size_flag, kwargs["img_size"], native_size, error) from error
+        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+    except Exception as error:
+        if "img_size" in kwargs and "img_size" not in asked and isinstance(error, AssertionError | ValueError):
+            raise _cannot_be_built(arch, size_flag, kwargs["img_size"], native_size, error) from error
+        if pretrained:
+            raise UserError(_download_message(arch, error)) from error
+        if not kwargs:
+            raise
+        given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+        reason = f"{type(error).__name__}: {reason_of(error)}"
+        raise UsageError(
+            f"--model-kwargs: {arch} cannot be made with {given} ({reason}); change or drop them"
+        ) from error
+    new_head = None
+    if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
+        init_head(module, config.classifier, head_init)
+        new_head = head_init
+    data = resolve_model_data_config(module)  # type: ignore[no-untyped-call]
+    native_size = native_size or int(data["input_size"][-1])
+    size = img_size or data["input_size"][-1]
+    preprocessing = Preprocessing(
+        train_size=size,
+        val_size=size,
+        val_resize=math.floor(size / data["crop_pct"]),
+        interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+    )
+    classifier: str | tuple[str, ...] = config.classifier if config is not None and config.classifier else ()
+    names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    return Model(module, arch, kwargs, names, preprocessing, _convolutional(module), native_size, new_head=new_head)
+
+
+def _cannot_be_built(arch: str, flag: str, size: int, native_size: int, error: Exception) -> UsageError:
+    """timm refuses the image size itself."""
+    reason = (str(error).splitlines() or [""])[0]
+    because = f" ({reason})" if reason else ""
+    return UsageError(
+        f"{flag} {size}: {arch} cannot be built for images of {size} pixels{because}; its own size is {native_size}"
+    )
+
+
+def _text(
+    arch: str,
+    num_classes: int,
+    kwargs: dict[str, Any],
+    head_init: HeadInit,
+    max_length: int | None,
+    text: TextSide | None,
+) -> Model:
+    if text is None:
+        encoder, tokenizer, settings = load_encoder(arch, dict(kwargs), max_length)
+        text = TextSide(tokenizer=tokenizer, settings=settings)
+    else:
+        encoder = empty_encoder(text.settings)
+    settings = text.settings
+    module = TextClassifier(encoder, width_of(encoder), num_classes, settings["pooling"], settings["pad"])
+    init_head(module, "classifier", head_init)
+    return Model(module, arch, kwargs, ("classifier",), NO_PIXELS, False, text=text, new_head=head_init)
+
+
+def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], head_init: HeadInit) -> Model:
+    name = arch.removeprefix("torchvision/")
+    names = torchvision.models.list_models(module=torchvision.models)
+    if name not in names:
+        raise UsageError(f"--arch {arch}: torchvision has no such classifier{nearest(name, names)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of GoogLeNet and Inception
+            module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+    if getattr(module, "aux_logits", False):
+        raise UsageError(f"--arch {arch}: has auxiliary outputs; add --model-kwargs aux_logits=False init_weights=True")
+    linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    published = torchvision.models.get_model_weights(name).DEFAULT
+    transforms = published.transforms()
+    preprocessing = Preprocessing(
+        train_size=transforms.crop_size[0],
+        val_size=transforms.crop_size[0],
+        val_resize=transforms.resize_size[0],
+        interpolation="bicubic" if transforms.interpolation.value == "bicubic" else "bilinear",
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+    )
+    native_size = preprocessing.val_size
+    model = Model(module, arch, kwargs, (linears[-1],), preprocessing, _convolutional(module), native_size)
+    if pretrained:
+        try:
+            tensors = published.get_state_dict(progress=False, check_hash=True)
+        except Exception as error:
+            raise UserError(_download_message(arch, error)) from error
+        kept = load_weights(model, tensors, f"torchvision's {name}", head_init=head_init)
+        model = replace(model, new_head=None if kept else head_init)
+    return model
+
+
+@contextmanager
+def _reachable_hub() -> Iterator[None]:
+    """Where Hugging Face's hub does not answer one request, ask only its cache: its own retries take a minute."""
+    offline = constants.HF_HUB_OFFLINE
+    failure: Exception | None = None
+    if not offline:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=10)
+        except Exception as error:  # noqa: BLE001 - of whichever http library the hub uses
+            failure = error
+    constants.HF_HUB_OFFLINE = offline or failure is not None
+    try:
+        yield
+    except OSError:  # what the hub raises for what its cache does not hold
+        if failure is None:
+            raise
+        raise ConnectionError(str(failure)) from failure
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def _download_message(arch: str, error: Exception) -> str:
+    cause: BaseException = error
+    while cause.__cause__ or cause.__context__:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    return (
+        f"--pretrained: the weights of {arch} could not be downloaded ({reason_of(cause)}); connect to the network "
+        "once, or give --weights FILE, or leave --pretrained out to train from random weights"
+    )
+
+
+def _convolutional(module: nn.Module) -> bool:
+    """More than the one convolution with which a transformer cuts its patches."""
+    return sum(isinstance(m, nn.Conv2d) for m in module.modules()) > 1
+
+
+def weights_file(path: Path) -> Path:
+    """The file that --weights means: itself, or in a run or a checkpoint's directory the model. Raises UserError."""
+    inside = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
+    file = next((path / name for name in inside if (path / name).exists()), path) if path.is_dir() else path
+    if file.name == "training.pt" and (beside := file.with_name("model.safetensors")).exists():
+        raise UserError(f"--weights {path}: holds the state of the optimiser; the weights are in {beside}")
+    if not file.is_file():
+        reason = "a folder without model.safetensors" if file.is_dir() else "no such file"
+        raise UserError(f"--weights {path}: {reason}; give a weights file, or a run directory")
+    return file
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, empty for any other file. Raises UserError."""
+    if file.suffix != ".safetensors":
+        return {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"--weights {file}: not a complete safetensors file ({error}); copy it again") from error
+
+
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors by name, and metadata, of a safetensors file or a checkpoint of plain tensors. Nothing in it is executed.
+
+    Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are undone. Raises UserError.
+    """
+    path = weights_file(path)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"--weights {path}: not a complete safetensors file ({error}); copy it again") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is no checkpoint; the error says it
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        told = isinstance(error, UnpicklingError | RuntimeError | OSError)  # others speak of the pickle's bytes
+        reason = reason_of(error).split(". ")[0] if told else "torch.save did not write it"
+        raise UserError(
+            f"--weights {path}: cannot be read as plain tensors ({reason}); get it as safetensors, or as what "
+            "torch.save(model.state_dict(), FILE) writes"
+        ) from error
+    for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+            break
+    if not isinstance(content, dict):
+        raise UserError(f"--weights {path}: holds no named tensors; save a state_dict")
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise UserError(f"--weights {path}: holds no named tensors; save a state_dict")
+    for prefix in ("module.", "_orig_mod.", "model."):
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    return tensors, {}
+
+
+def load_weights(
+    model: Model,
+    tensors: Mapping[str, torch.Tensor],
+    origin: str,
+    *,
+    strict_head: bool = False,
+    head_init: HeadInit = "zeros",
+) -> bool:
+    """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit.
+
+    Returns whether the classifier is that of the weights. Raises UserError.
+    """
+    own = model.module.state_dict()
+    in_head = _head_prefixes(model)
+    head = [name for name in own if name.startswith(in_head)]
+    kept = strict_head or all(name in tensors and tensors[name].shape == own[name].shape for name in head)
+    if not kept:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith(in_head)}
+        init_head(model.module, model.classifier, head_init)
+    optional = {name for name in own if name.endswith("num_batches_tracked")}
+    if not strict_head:
+        optional |= set(head)
+    missing = [name for name in own if name not in tensors and name not in optional]
+    unknown = [name for name in tensors if name not in own]
+    shapes = [
+        f"{name} {list(tensors[name].shape)} for {list(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    faults = [
+        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
+        if names
+    ]
+    if faults:
+        raise UserError(
+            f"{origin}: not the weights of {model.arch}: of {plural(len(own), 'tensor')}, {'; '.join(faults)}; "
+            "give the --arch (and --model-kwargs) that they were trained with"
+        )
+    model.module.load_state_dict(tensors, strict=False)
+    return kept
+
+
+def _head_prefixes(model: Model) -> tuple[str, ...]:
+    return tuple(f"{name}." for name in model.classifier)
+
+
+def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The classes that a weights file of ours states."""
+    return tuple(json.loads(metadata["fastimg"])["classes"]) if "fastimg" in metadata else None
+
+
+def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
+    """The preprocessing that a weights file states: ours with its sizes, or plain `mean` and `std` entries."""
+    if "fastimg" in metadata:
+        return msgspec.convert(json.loads(metadata["fastimg"])["preprocessing"], Preprocessing)
+    found: dict[str, tuple[float, float, float]] = {}
+    for key in ("mean", "std"):
+        try:
+            values = tuple(float(value) for value in metadata[key].split(","))
+        except (KeyError, ValueError):
+            continue
+        if len(values) == 3:
+            found[key] = values
+    return replace(own, **found)  # type: ignore[arg-type]
+
+
+def freeze(model: Model, what: str) -> int:
+    """Stop the `backbone`, all but the classifier, or the first N blocks from learning; `blocks` counts them.
+
+    Returns the number of parameters that still learn. Raises UsageError where none would, or `what` is neither.
+    """
+    if what == "backbone":
+        in_head = _head_prefixes(model)
+        frozen = {name for name, _ in model.module.named_parameters() if not name.startswith(in_head)}
+    else:
+        parts = blocks(model.module)
+        most = len(parts) - 1
+        if not (what.isdecimal() and 1 <= int(what) <= most):
+            raise UsageError(
+                f"--freeze {what}: {model.arch} has {plural(len(parts), 'block')}, its stem and head among "
+                "them; give a number "
+                f"from 1 to {most}, or backbone"
+            )
+        frozen = {name for block in parts[: int(what)] for name in block.parameters}
+    for name, parameter in model.module.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    count = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
+    if count == 0:
+        raise UsageError(f"--freeze {what}: {model.arch} has no classifier layer of its own; leave --freeze out")
+    return count
+
+
+def train_mode(module: nn.Module) -> None:
+    """Training mode, except for frozen modules: one whose parameters are all frozen keeps its batch-norm statistics,
+    and drops nothing.
+    """
+    module.train()
+    for child in module.modules():
+        own = list(child.parameters())
+        if own and not any(p.requires_grad for p in own):
+            child.eval()

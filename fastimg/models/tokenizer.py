@@ -1,0 +1,104 @@
+"""Texts as tokens: a tokenizer of Hugging Face's library, in its compiled form."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.errors import UserError
+from fastimg.loaders.containers.arrays import PAD, longest, put_tokens
+from fastimg.loaders.decoder import Field, Row
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.wording import plural
+
+FILE = "tokenizer.json"
+DEFAULT_LENGTH = 512  # where a tokenizer states none: BERT's
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """`definition` is the content of tokenizer.json; texts are cut to `length` tokens, special ones included."""
+
+    definition: str
+    length: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes when a text could become other tokens; without `length`, which cuts."""
+        return hashlib.sha256(self.definition.encode()).hexdigest()
+
+    @cached_property
+    def _engine(self) -> Any:
+        from tokenizers import Tokenizer as Engine
+
+        engine = Engine.from_str(self.definition)
+        engine.no_padding()
+        engine.enable_truncation(self.length)
+        return engine
+
+    def tokens(self, data: memoryview | bytes) -> npt.NDArray[np.int32]:
+        """The numbers of a text's tokens [n], n <= length. Raises ImageError for what is not UTF-8, or no text."""
+        try:
+            text = str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ImageError(f"not UTF-8 text ({error.reason} at byte {error.start})") from error
+        if not text.strip():
+            raise ImageError("an empty text")
+        tokens = np.array(self._engine.encode(text).ids, np.int32)
+        if not len(tokens):  # characters that the tokenizer drops, and none that it adds
+            raise ImageError("a text of no tokens")
+        return tokens
+
+    def cuts(self, count: int) -> bool:
+        """Whether a text of so many tokens may have been cut."""
+        return count >= self.length
+
+    def files(self) -> dict[str, bytes]:
+        """The files that stand beside a model's weights."""
+        return {FILE: self.definition.encode()}
+
+
+def read_tokenizer(folder: Path, length: int) -> Tokenizer:
+    """The tokenizer that stands beside a checkpoint. Raises UserError."""
+    file = folder / FILE
+    try:
+        definition = file.read_text(encoding="utf-8")
+        json.loads(definition)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: the tokenizer of the checkpoint cannot be read ({error}); copy it too") from error
+    return Tokenizer(definition, length)
+
+
+@dataclass(frozen=True)
+class TextDecoder:
+    """UTF-8 text -> `inputs` [length] int32 tokens; what is read once is tokenised by the loader's threads."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """See `Decoder`."""
+        return (Field("inputs", (self.tokenizer.length,), np.dtype(np.int32), PAD),)
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Nothing is drawn."""
+        return np.zeros((len(ids), 0))
+
+    def fill(self, data: memoryview, draws: Any, row: Row, scratch: Scratch) -> None:
+        """See `Decoder`."""
+        put_tokens(self.tokenizer.tokens(data), row["inputs"])
+
+    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
+        """See `Presenter`."""
+        return inputs[:, : longest(host)]
+
+    def describe(self) -> str:
+        """See `Presenter`."""
+        return f"texts, tokenised as they are read, up to {plural(self.tokenizer.length, 'token')}"

@@ -1,0 +1,288 @@
+"""`fastimg embed`: an embedding of every sample, with its key and its label, for any use.
+
+Embeddings are made into the cache that `train --freeze backbone` uses: an interrupted run goes on where it was, and
+what either of them made the other one takes. OUT/embeddings.json is written last.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fastimg.augment import Policy
+from fastimg.config.commands import Embed, Train
+from fastimg.data.datasets import Part, build_loader, center_crop, check_classes, worker_count
+from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixels_of
+from fastimg.embeddings.encoder import cache_root, why_not
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
+from fastimg.loaders.containers.arrays import MULTIPLE, TokenDecoder
+from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.containers.tar import replace_file
+from fastimg.models.input_size import check_input
+from fastimg.models.precision import Precision
+from fastimg.models.precision import choose as choose_precision
+from fastimg.models.ranks import Ranks, start
+from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
+from fastimg.system.terminal import print_table
+from fastimg.train.choices import resolution as effective
+from fastimg.train.choices.stated_weights import Stated, adopted
+
+from . import inference
+from .embedding_files import Vectors, write_npy, write_parquet, write_tars
+from .nearest_neighbours import knn_accuracy
+
+DESCRIPTION, _BEGUN = "embeddings.json", ".embedding"
+_WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
+
+
+def embed(config: Embed, out: Console, err: Console) -> None:
+    """Embed, write and print. Raises UsageError, UserError and DataError, each a sentence."""
+    config, stated, origin = adopted(config)
+    _check(config)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(start(config.device))
+        precision = choose_precision(ranks.device, config.amp, "auto")
+        check_classes(config.data, config.classes)
+        names = [config.split] if config.split else list(list_splits(config.data, config.classes))
+        datasets = {name: open_dataset(config.data, name, config.classes) for name in names}
+        for dataset in datasets.values():
+            stack.callback(dataset.close)
+        model, preprocessing = _model(config, next(iter(datasets.values())), stated)
+        if origin and ranks.first:
+            err.print(f"weights: {printable(origin)}", markup=False, highlight=False, soft_wrap=True)
+        model.module.to(ranks.device)
+        workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
+        keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err)
+        encoding = _encoding(config, model, preprocessing, precision, ranks, workers)
+        before = _before(config, encoding)
+        normalize = bool(model.text and model.text.settings.get("normalize"))
+        for remark in (
+            dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes) if ranks.first else ()
+        ):
+            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+        all_vectors, made = [], {}
+        for name, dataset in datasets.items():
+            part = Part(dataset, None, name)
+            if model.text is not None:
+                part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
+            arrays, _, made[name] = keeper.embeddings(part, encoding)
+            stack.callback(arrays.close)
+            if config.on_error == "fail" and (fault := arrays.first_fault()):
+                raise DataError(f"{fault[0]}: {fault[1]}; repair or remove it, or use --on-error skip")
+            all_vectors.append(Vectors(name, arrays, normalize))
+        if ranks.first:
+            _write(config, encoding, all_vectors, made, before, out, err)
+
+
+def _check(config: Embed) -> None:
+    inference.check_ranges(1, config.max_pixels)
+    texts = effective.reads_text(Train(arch=config.arch))
+    idle = [
+        (config.img_size is not None and texts, "--img-size", "on texts"),
+        (config.max_length is not None and not texts, "--max-length", "on images"),
+        (config.pretrained and texts, "--pretrained", f"with {config.arch}, which comes with its weights"),
+        (config.pretrained and config.weights is not None, "--pretrained", "with --weights"),
+    ]
+    for useless, flag, where in idle:
+        if useless:
+            raise UsageError(f"{flag} has no effect {where}; leave it out")
+    for flag, value in (("--knn", config.knn), ("--img-size", config.img_size)):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} {value}: give 1 or more")
+    if not texts and not config.pretrained and config.weights is None:
+        raise UsageError(f"--arch {config.arch}: an encoder needs weights; add --pretrained, or --weights FILE")
+
+
+def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:
+    """The encoder, with a classifier that nobody asks."""
+    texts = dataset.content == "text"
+    if texts != effective.reads_text(Train(arch=config.arch)):
+        others = "--arch hf:NAME" if texts else "a model of timm's or torchvision's"
+        what = samples_of(dataset.content)
+        raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")
+    torch.manual_seed(0)
+    classes, kwargs = max(1, len(dataset.classes)), parse_kwargs(config.model_kwargs)
+    check_kwargs(kwargs, config.img_size, "--img-size")
+    model = build(
+        config.arch or effective.ARCH,
+        classes,
+        pretrained=config.pretrained,
+        weights=config.weights,
+        kwargs=kwargs,
+        img_size=config.img_size or stated.image_size(),
+        blurpool=stated.blurpool,
+        max_length=config.max_length,
+        text=stated.text,
+    )
+    preprocessing, size = model.preprocessing, MULTIPLE
+    if not texts:
+        preprocessing = effective.preprocessing(Train(img_size=config.img_size), model.preprocessing)
+        size = preprocessing.val_size
+        check_input(model, size, classes, "--img-size")
+    if reason := why_not(model, model.example(size), trains=False):
+        raise UsageError(f"--arch {config.arch}: {reason}, so that it has no one embedding; choose another model")
+    return model, preprocessing
+
+
+def _encoding(
+    config: Embed, model: Model, preprocessing: Preprocessing, precision: Precision, ranks: Ranks, workers: int
+) -> Encoding:
+    if model.convolutional:
+        model.module.to(memory_format=torch.channels_last)
+    settings = LoaderConfig(
+        batch_size=BATCH[ranks.device.type], order="sequential", workers=workers, on_error=config.on_error
+    )
+    crop = center_crop(preprocessing)
+
+    def open_(part: Part) -> BatchSource:
+        if model.text is not None:
+            return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
+        return build_loader(part, crop, settings, config.max_pixels, ranks.device)
+
+    return Encoding(
+        model=model,
+        ranks=ranks,
+        precision=precision,
+        policy=Policy(mean=preprocessing.mean, std=preprocessing.std),
+        dtype={"fp16": "float16", "fp32": "float32"}[config.dtype],
+        reads=pixels_of(crop, preprocessing, "native", "cpu", config.max_pixels),
+        open_=open_,
+    )
+
+
+def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
+    """What OUT says of the splits in it, for those that this run leaves as they are.
+
+    Raises UsageError where it holds something else than what this run would write, finished or not.
+    """
+    folder = config.dst
+    if not folder.exists():
+        return {}
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: a file; give a folder")
+    if config.overwrite or not any(folder.iterdir()):
+        return {}
+    begun = (folder / _BEGUN).exists()
+    try:
+        found = json.loads((folder / (_BEGUN if begun else DESCRIPTION)).read_text(encoding="utf-8"))
+        same = all(found[name] == value for name, value in _make(config, encoding).items())
+        splits: dict[str, Any] = dict(found["splits"])
+    except (OSError, ValueError, KeyError, TypeError):
+        if begun:
+            return {}
+        raise UsageError(f"{folder}: holds something else; give an empty folder, or add --overwrite") from None
+    if not same and not begun:
+        raise UsageError(f"{folder}: holds embeddings of another make; give another folder, or add --overwrite")
+    return splits if same else {}
+
+
+def _make(config: Embed, encoding: Encoding) -> dict[str, Any]:
+    """What tells two folders of embeddings apart."""
+    about: dict[str, Any] = json.loads(json.dumps(encoding.about()))
+    return {"data": str(config.data.resolve()), "format": config.format, "encoder": about}
+
+
+def _clear(folder: Path, made: Collection[str], kept: Collection[str]) -> None:
+    """Take out what an earlier run wrote of the splits that are not kept, and its description."""
+    file = folder / DESCRIPTION
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        made = {*made, *json.loads(file.read_text(encoding="utf-8"))["splits"]} - set(kept)
+    file.unlink(missing_ok=True)
+    names = "|".join(re.escape(split) for split in made)
+    for path in sorted(folder.iterdir()):
+        if re.fullmatch(rf"({names})(-[0-9]{{5}}\.(tar|idx)|(\.labels)?\.npy|\.keys\.json|\.parquet)", path.name):
+            path.unlink()
+
+
+def _write(
+    config: Embed,
+    encoding: Encoding,
+    all_vectors: list[Vectors],
+    made: dict[str, int],
+    before: dict[str, Any],
+    out: Console,
+    err: Console,
+) -> None:
+    folder, splits = config.dst, {name: told for name, told in before.items() if name not in made}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / _BEGUN, json.dumps({**_make(config, encoding), "splits": splits}).encode())
+        _clear(folder, made, splits)
+        for vectors in all_vectors:
+            files = _WRITERS[config.format](folder, vectors)
+            for index, reason in list(vectors.left_out.items())[:5]:
+                words = printable(f"left out {vectors.name_of(index)}: {reason}")
+                err.print(words, markup=False, highlight=False, soft_wrap=True)
+            splits[vectors.split] = {
+                "samples": len(vectors),
+                "left out": len(vectors.left_out),
+                "made now": made[vectors.split],
+                "files": [file.name for file in files],
+            }
+        result: dict[str, Any] = {
+            **_make(config, encoding),
+            "dtype": config.dtype,
+            "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
+            "classes": list(all_vectors[0].classes),
+            "splits": splits,
+        }
+        if not any(split["samples"] for split in splits.values()):
+            raise UserError(f"{config.data}: none of its samples could be decoded; see the lines above")
+        if config.knn is not None:
+            result["knn"] = _knn(config.knn, all_vectors)
+        replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
+        (folder / _BEGUN).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}; make room, or give another folder") from error
+    if config.json:
+        print(json.dumps(result))
+    else:
+        _print(result, folder, out)
+
+
+def _knn(k: int, all_vectors: list[Vectors]) -> dict[str, Any]:
+    """Of the validation split among the training split where there are both, else of each sample among all others."""
+    by_split = {vectors.split: vectors for vectors in all_vectors}
+    asked = next((name for name in ("val", "test") if name in by_split), None)
+    known = "train" if "train" in by_split else all_vectors[0].split
+    values, labels = _arrays(by_split[known])
+    others, answers = (None, labels) if asked in (None, known) else _arrays(by_split[str(asked)])
+    most = len(values) - (others is None)
+    if most < k or (labels < 0).any() or (answers < 0).any():
+        reason = f"there are {most} to choose from" if most < k else "not every sample has a label"
+        raise UserError(f"--knn {k}: {reason}; give a smaller number, or leave --knn out")
+    top1 = knn_accuracy(values, labels, others, answers, k)
+    return {"k": k, "known": known, "asked": known if others is None else asked, "n": len(answers), "top1": top1}
+
+
+def _arrays(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    rows = [(row.values.reshape(-1).astype(np.float32), row.label) for row in vectors]
+    return np.stack([values for values, _ in rows]), np.array([label for _, label in rows], np.int64)
+
+
+def _print(result: dict[str, Any], folder: Path, out: Console) -> None:
+    table = Table()
+    for column in ("split", "samples", "left out", "made now", "files"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("split", "files") else "right")
+    for split, found in result["splits"].items():
+        files = found["files"]
+        names = ", ".join(files[:3]) + (f", ... ({len(files)})" if len(files) > 3 else "")
+        table.add_row(split, *(f"{found[key]:,}" for key in ("samples", "left out", "made now")), names)
+    print_table(out, table, f"embeddings in {folder}")
+    if "knn" in result:
+        knn = result["knn"]
+        among = f"among {knn['known']}" if knn["asked"] != knn["known"] else "among all others"
+        out.print(
+            f"kNN (k {knn['k']}, cosine): top-1 {knn['top1']:.2%} of {knn['n']} of {knn['asked']}, {among}",
+            highlight=False,
+        )

@@ -1,0 +1,134 @@
+"""Embeddings as files: tars of .npy, one .npy for a split, or parquet. Each appears complete or not at all."""
+
+import json
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastimg.errors import printable
+from fastimg.loaders.containers.arrays import ArrayDataset, npy_array, npy_bytes
+from fastimg.loaders.containers.tar import ShardWriter, index_path, replace_file, temporary
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.runtime.scratch import Scratch
+
+_SHARD = 65536  # samples in a tar
+_ROWS = 4096  # of a parquet file, written together
+
+
+class Vector(NamedTuple):
+    """The embedding of a sample."""
+
+    number: int  # of the sample in its split
+    key: str
+    label: int  # -1: none
+    values: npt.NDArray[Any]
+
+
+class Vectors:
+    """The embeddings of a split, in its order; `left_out` says which samples have none, and why, once it was read.
+
+    With `normalize` each has length 1.
+    """
+
+    def __init__(self, split: str, arrays: ArrayDataset, normalize: bool) -> None:
+        self.split, self.classes = split, arrays.classes
+        self.left_out: dict[int, str] = {}
+        self._arrays, self._normalize = arrays, normalize
+
+    def __len__(self) -> int:
+        """How many have one."""
+        return self._arrays.present
+
+    def __iter__(self) -> Iterator[Vector]:
+        scratch, labels = Scratch(), self._arrays.labels.tolist()
+        for index in range(len(self._arrays)):
+            try:
+                values = npy_array(self._arrays.read(index, scratch))
+            except ImageError as error:
+                self.left_out[index] = str(error)
+                continue
+            if self._normalize:
+                length = np.linalg.norm(values.astype(np.float64))
+                values = (values / max(float(length), 1e-12)).astype(values.dtype)
+            yield Vector(index, printable(self._arrays.sample_key(index)), labels[index], values)
+
+    def name_of(self, index: int) -> str:
+        """What a person calls a sample."""
+        return printable(self._arrays.sample_name(index))
+
+
+def write_tars(folder: Path, vectors: Vectors) -> list[Path]:
+    """`train-00000.tar` with `000000017.npy`, `.cls` and `.json`, the key as `path` in it, and DALI's index."""
+    files: list[Path] = []
+    rows = iter(vectors)
+    while first := next(rows, None):
+        path = folder / f"{vectors.split}-{len(files) // 2:05d}.tar"
+        with ShardWriter(path) as writer:
+            for row in chain([first], islice(rows, _SHARD - 1)):
+                fields = {"npy": npy_bytes(row.values)}
+                if row.label >= 0:
+                    fields["cls"] = str(row.label).encode()
+                writer.add(f"{row.number:09d}", fields | {"json": json.dumps({"path": row.key}).encode()})
+        files += [path, index_path(path)]
+    return files
+
+
+def write_npy(folder: Path, vectors: Vectors) -> list[Path]:
+    """`train.npy` [N, ...], `train.labels.npy` [N] int64, and `train.keys.json`, a list."""
+    paths = [folder / f"{vectors.split}.{end}" for end in ("npy", "labels.npy", "keys.json")]
+    keys: list[str] = []
+    labels: list[int] = []
+    rows = iter(vectors)
+    if (first := next(rows, None)) is None:
+        return []
+    # Written piece by piece: through mapped memory a full disk would end the process, not raise an error.
+    with temporary(paths[0]).open("wb") as file:
+        shape, kind = (len(vectors), *first.values.shape), np.lib.format.dtype_to_descr(first.values.dtype)
+        np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+        for row in chain([first], rows):
+            file.write(row.values.tobytes())
+            labels.append(row.label)
+            keys.append(row.key)
+    replace_file(paths[1], npy_bytes(np.array(labels, np.int64)))
+    replace_file(paths[2], json.dumps(keys).encode())
+    temporary(paths[0]).replace(paths[0])
+    return paths
+
+
+def write_parquet(folder: Path, vectors: Vectors) -> list[Path]:
+    """`train.parquet` with the columns key, label, class and embedding, a list of fixed size; flat where it is not."""
+    path = folder / f"{vectors.split}.parquet"
+    writer, held = None, list[Vector]()
+
+    def flush() -> None:
+        nonlocal writer
+        values = np.stack([row.values.reshape(-1) for row in held])
+        table = pa.table(
+            {
+                "key": [row.key for row in held],
+                "label": pa.array([row.label for row in held], pa.int64()),
+                "class": [vectors.classes[row.label] if row.label >= 0 else None for row in held],
+                "embedding": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1]),
+            }
+        )
+        writer = writer or pq.ParquetWriter(temporary(path), table.schema)
+        writer.write_table(table)
+        held.clear()
+
+    for row in vectors:
+        held.append(row)
+        if len(held) == _ROWS:
+            flush()
+    if held:
+        flush()
+    if writer is None:
+        return []
+    writer.close()
+    temporary(path).replace(path)
+    return [path]

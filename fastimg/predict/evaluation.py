@@ -1,0 +1,213 @@
+"""`fastimg eval`: accuracy, precision and recall of every class, and a confusion matrix."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from fastimg.config.commands import Eval
+from fastimg.data.datasets import check_backend, check_classes, check_readable, chosen_backend, worker_count
+from fastimg.data.provenance import select
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import BatchSource, Dataset
+from fastimg.loaders.containers.content import singular
+from fastimg.models.precision import choose as choose_precision
+from fastimg.models.ranks import start
+from fastimg.system.terminal import print_table
+from fastimg.train.checkpoints import format as checkpoint
+from fastimg.train.metrics import shows_top5, zero_recall
+from fastimg.train.reporting.plots import plot_confusion
+from fastimg.wording import plural
+
+from . import inference
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScore:
+    """One class: of those predicted as it, the share that was right; of its images, the share that was found."""
+
+    name: str
+    precision: float
+    recall: float
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The result over a split, or over what training held out of it. Accuracies are shares.
+
+    `loss` is the mean cross-entropy in nats, `balanced_accuracy` the mean recall of the classes that have images.
+    `trained_on` says whether any of the images were, as far as the checkpoint records it; None where that is unknown.
+    """
+
+    checkpoint: str
+    data: str
+    split: str
+    part: str  # the split, or what of it, in words
+    trained_on: bool | None
+    warning: str | None
+    images: int
+    unreadable: int
+    top1: float
+    balanced_accuracy: float
+    top5: float | None  # where there are ten classes or more
+    loss: float
+    zero_recall: list[str]  # classes that have images, none of which was found
+    classes: list[ClassScore]
+    confusion: list[list[int]]  # [true][predicted]
+    plot: str
+
+
+def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
+    """Evaluate and print. Raises UserError and DataError, each a sentence."""
+    inference.check_ranges(config.batch_size, config.max_pixels)
+    backend = chosen_backend(config.loader)
+    check_backend(backend, vars(config))
+    with start(config.device) as ranks:
+        precision = choose_precision(ranks.device, config.amp, "auto")
+        engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
+        check_classes(config.data, config.classes)
+        selection = select(config.data, config.split, engine.card.trained_on, config.classes)
+        dataset = selection.dataset
+        for remark in dataset.notes:
+            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+        inference.check_content(engine, dataset, config.data)
+        _same_classes(engine.card.classes, dataset, config)
+        if (dataset.labels < 0).any():
+            raise UserError(f"{config.data}: has samples without a label; convert it again with labels")
+        check_readable(backend, config.data, dataset)
+        workers = worker_count(config.workers, ranks)
+        loader = engine.loader(
+            dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices
+        )
+        if backend != "native" and engine.model.text is not None:
+            raise UsageError(f"--loader {backend}: reads images; texts are read by fastimg's own, leave it out")
+        if backend != "native":
+            err.print(f"loader: {loader.describe()}", markup=False, highlight=False, soft_wrap=True)
+        try:
+            truth, chosen, top5, losses = _answers(engine, loader, err)
+        finally:
+            loader.close()
+            dataset.close()
+        for index, reason in list(loader.unreadable.items())[:5]:
+            name = printable(dataset.sample_name(index))
+            err.print(f"left out {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    if len(truth) == 0:
+        raise UserError(
+            f"{config.data}: none of its {plural(len(loader.unreadable), singular(dataset.content))} could be decoded; "
+            "see the lines above"
+        )
+    names = engine.card.classes
+    labels = np.arange(len(names))
+    matrix = confusion_matrix(truth, chosen, labels=labels)
+    each = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=0.0)
+    there = [(name, float(recall)) for name, recall, count in zip(names, each[1], each[3], strict=True) if count]
+    file = checkpoint.find(config.checkpoint)
+    plot = config.plot or file.parent / f"confusion-{selection.split}.png"
+    result = Evaluation(
+        checkpoint=str(file),
+        data=str(config.data),
+        split=selection.split,
+        part=selection.origin,
+        trained_on=selection.trained_on,
+        warning=selection.warning,
+        images=len(truth),
+        unreadable=len(loader.unreadable),
+        top1=float((truth == chosen).mean()),
+        balanced_accuracy=float(np.mean([recall for _, recall in there])),
+        top5=float(top5.mean()) if shows_top5(len(names)) else None,
+        loss=float(losses.mean()),
+        zero_recall=[name for name, recall in there if recall == 0],
+        classes=[
+            ClassScore(name=name, precision=float(p), recall=float(r), images=int(n))
+            for name, p, r, n in zip(names, each[0], each[1], each[3], strict=True)
+        ],
+        confusion=matrix.tolist(),
+        plot=str(plot),
+    )
+    for remark in _draw(result, matrix):
+        err.print(f"{result.plot}: {remark}", markup=False, highlight=False, soft_wrap=True)
+    if config.json:
+        print(json.dumps(asdict(result)))
+    else:
+        _print(result, out)
+    return result
+
+
+def _draw(result: Evaluation, matrix: npt.NDArray[np.int64]) -> list[str]:
+    """Draw the confusion matrix; what the picture leaves out, in sentences. Raises UserError and UsageError."""
+    names = [score.name for score in result.classes]
+    title = f"{result.part}: top-1 {result.top1:.2%} of {result.images}"
+    try:
+        return plot_confusion(matrix, names, title, Path(result.plot))
+    except OSError as error:
+        raise UserError(f"--plot {result.plot}: {error.strerror}; give a place that can be written to") from error
+    except ValueError as error:  # matplotlib's own words: the formats that it can write
+        raise UsageError(f"--plot {result.plot}: {error}; give a name that ends in .png") from error
+
+
+def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+    if dataset.classes == classes:
+        return
+    extra = sorted(set(dataset.classes) - set(classes))
+    missing = sorted(set(classes) - set(dataset.classes))
+    parts = [
+        f"{what} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for what, names in (("it has also", extra), ("it lacks", missing))
+        if names
+    ]
+    raise UserError(
+        f"{config.data}: not the classes of {config.checkpoint} ({'; '.join(parts) or 'another order'}); "
+        "evaluate on data with the classes that the model was trained on"
+    )
+
+
+def _answers(
+    engine: inference.Inference, loader: BatchSource, err: Console
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """(true class, predicted class, whether it was among the first five, loss) of every image that could be read."""
+    truth, chosen, top5, losses = [], [], [], []
+    steps = track(
+        engine.answers(loader), "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal
+    )
+    for batch, shares in steps:
+        counted = batch.weight.cpu().numpy() > 0
+        targets, shares = batch.targets.cpu().numpy()[counted], shares[counted]
+        ranked = np.argsort(-shares, axis=1, kind="stable")[:, :5]
+        truth.append(targets)
+        chosen.append(ranked[:, 0])
+        top5.append((ranked == targets[:, None]).any(axis=1))
+        losses.append(-np.log(np.maximum(shares[np.arange(len(targets)), targets].astype(np.float64), 1e-38)))
+    return np.concatenate(truth), np.concatenate(chosen), np.concatenate(top5), np.concatenate(losses)
+
+
+def _print(result: Evaluation, out: Console) -> None:
+    table = Table()
+    table.add_column("class", overflow="fold")
+    for column in ("precision", "recall", "images"):
+        table.add_column(column, justify="right")
+    for score in result.classes[:100]:
+        table.add_row(Text(score.name), f"{score.precision:.2%}", f"{score.recall:.2%}", str(score.images))
+    if len(result.classes) > 100:
+        table.add_row(f"... {len(result.classes) - 100} more, see --json", "", "", "")
+    print_table(out, table, f"{result.data} ({result.part}), {plural(result.images, 'image')}")
+    top5 = f"  top-5 {result.top5:.2%}" if result.top5 is not None else ""
+    left_out = f"  ({result.unreadable} could not be decoded)" if result.unreadable else ""
+    balanced = f"balanced accuracy {result.balanced_accuracy:.2%}"
+    out.print(f"top-1 {result.top1:.2%}  {balanced}{top5}  loss {result.loss:.4f}{left_out}", highlight=False)
+    if result.zero_recall:
+        _say(out, zero_recall(result.zero_recall))
+    if result.warning is not None:
+        _say(out, f"warning: {result.warning}")
+    out.print(f"confusion matrix: {result.plot}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _say(out: Console, text: str) -> None:
+    out.print(printable(text), style="yellow", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,162 @@
+"""A model as a graph in one file, ONNX or torch.export's, and such a file at work."""
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from fastimg.loaders.containers.tar import replace_file, sync_folder, temporary
+
+from .export_interface import Subject
+
+Format = Literal["safetensors", "onnx", "pt2"]
+Run = Callable[[torch.Tensor], torch.Tensor]  # a loader's batch -> logits float32 [N, classes]
+
+OUTPUT = "logits"
+ONNX_LIMIT = 2**31  # bytes of a protobuf message, which an ONNX file is
+
+
+def trace(subject: Subject) -> ExportedProgram:
+    """The graph, for any size of the `axes`. Raises what torch.export does for a model that has none."""
+    names = {name for axes in subject.axes.values() for name in axes.values()}
+    dims = {name: Dim(name, max=subject.most.get(name)) for name in sorted(names)}
+    shapes = {at: {axis: dims[name] for axis, name in axes.items()} for at, axes in subject.axes.items()}
+    with torch.no_grad():
+        return torch.export.export(subject.module, tuple(subject.examples.values()), dynamic_shapes=shapes)
+
+
+def onnx_bytes(subject: Subject) -> bytes:
+    """An ONNX model, weights inside. Raises what the exporter does."""
+    program = torch.onnx.export(
+        trace(subject),
+        dynamo=True,
+        verbose=False,
+        input_names=list(subject.examples),
+        output_names=[OUTPUT],
+        dynamic_shapes=subject.axes,
+    )
+    assert program is not None  # with dynamo it is one
+    program.model.metadata_props.update(subject.metadata)
+    content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
+def write(format: Format, file: Path, source: Path, subject: Subject) -> None:
+    """Write `file`, which appears complete or not at all. `source` is the checkpoint's model.safetensors.
+
+    What stands beside it comes first. Raises OSError, and whatever the exporter of that format raises.
+    """
+    with quiet():
+        save = _saver(format, source, subject)
+        for name, content in subject.files.items():
+            beside = file.with_name(name)
+            if not beside.is_file() or beside.read_bytes() != content:
+                replace_file(beside, content)
+        with whole(file) as part:
+            save(part)
+
+
+def _saver(format: Format, source: Path, subject: Subject) -> Callable[[BinaryIO], object]:
+    """What puts the content into a file, once it stands."""
+    if format == "onnx":
+        content = onnx_bytes(subject)
+        return lambda part: part.write(content)
+    if format == "pt2":
+        program = trace(subject)
+        return lambda part: torch.export.save(program, part, extra_files=subject.metadata)
+
+    def copy(part: BinaryIO) -> None:
+        with source.open("rb") as model:
+            shutil.copyfileobj(model, part, 1 << 20)
+
+    return copy
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its name when the block ends without an error."""
+    part = temporary(path)
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def open_onnx(file: Path, subject: Subject) -> Run:
+    """The file in ONNX Runtime, on the CPU."""
+    with quiet():
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what goes wrong is raised
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = list(subject.examples)
+
+    def run(batch: torch.Tensor) -> torch.Tensor:
+        inputs = {name: tensor.contiguous().numpy() for name, tensor in zip(names, subject.feed(batch), strict=True)}
+        return torch.from_numpy(session.run([OUTPUT], inputs)[0])
+
+    return run
+
+
+def open_pt2(file: Path, subject: Subject) -> Run:
+    """The file in torch, on the CPU."""
+    with quiet():
+        return _runner(torch.export.load(file).module(), subject)
+
+
+def open_module(subject: Subject) -> Run:
+    """The subject as it is."""
+    return _runner(subject.module, subject)
+
+
+def _runner(module: nn.Module, subject: Subject) -> Run:
+    def run(batch: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = module(*subject.feed(batch))
+        return logits
+
+    return run
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an exporter's error that says anything, of the error at its root."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Constraints violated"):  # the next one says which
+        lines = lines[1:]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing that exporters warn of, log or print is seen: it is about their insides."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

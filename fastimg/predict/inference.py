@@ -1,0 +1,96 @@
+"""A checkpoint at work: the probabilities of every sample of a dataset, through the loader that training uses."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.augment import Policy
+from fastimg.data.augmentation import model_input
+from fastimg.data.datasets import Part, build_loader, center_crop
+from fastimg.embeddings.cache import array_loader
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig
+from fastimg.loaders.backends.selection import Backend
+from fastimg.models.precision import Precision
+from fastimg.models.registry import Model
+from fastimg.models.tokenizer import TextDecoder
+from fastimg.train.checkpoints.format import Card, load_model
+from fastimg.train.metrics import answer
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A model ready to answer on its device."""
+
+    model: Model
+    card: Card
+    policy: Policy
+    precision: Precision
+    device: torch.device
+    tta: bool = False  # answer with the mean over each image and its mirror image
+
+    def loader(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        workers: int,
+        max_pixels: int | None,
+        on_error: str | None,
+        backend: Backend = "native",
+        indices: npt.NDArray[np.int64] | None = None,
+    ) -> BatchSource:
+        """Every sample of `dataset`, or those of `indices`, once, in order, cut as in validation."""
+        part = Part(dataset, indices, "the data")
+        settings = LoaderConfig(
+            batch_size=min(batch_size, len(part)),
+            order="sequential",
+            workers=workers,
+            on_error="fail" if on_error == "fail" else "skip",
+        )
+        if self.model.text is not None:
+            return array_loader(part, TextDecoder(self.model.text.tokenizer), settings, self.device)
+        crop = center_crop(self.card.preprocessing)
+        return build_loader(part, crop, settings, max_pixels, self.device, backend)
+
+    def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
+        """(batch, probabilities [B, C]) in order; C is the number of the checkpoint's classes."""
+        with torch.inference_mode():
+            for batch in loader:
+                inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
+                with self.precision.autocast():
+                    logits = answer(self.model.module, inputs, self.tta)
+                scores = logits[:, : len(self.card.classes)]
+                yield batch, scores.softmax(dim=1).cpu().numpy()
+
+
+def check_ranges(batch_size: int, max_pixels: int | None) -> None:
+    """Raises UsageError for flags that no loader can take."""
+    for flag, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} {value}: give 1 or more")
+
+
+def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:
+    """Raises UserError where the checkpoint does not read such data."""
+    texts = dataset.content == "text"
+    if texts != (engine.model.text is not None):
+        held, read = ("texts", "images") if texts else ("images", "texts")
+        raise UserError(
+            f"{data}: holds {held}, and the checkpoint reads {read}; give other data, or another checkpoint"
+        )
+
+
+def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:
+    """The model of a checkpoint on a device. Raises UserError where there is none."""
+    model, card = load_model(path)
+    if tta and model.text is not None:
+        raise UsageError("--tta: a text has no mirror image; leave it out")
+    model.module.to(device)
+    if model.convolutional:
+        model.module.to(memory_format=torch.channels_last)
+    policy = Policy(mean=card.preprocessing.mean, std=card.preprocessing.std)
+    return Inference(model, card, policy, precision, device, tta)

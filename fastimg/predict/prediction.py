@@ -1,0 +1,222 @@
+"""`fastimg predict`: the likeliest classes of images or texts. What cannot be read gets its line, the rest go on."""
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fastimg.config.commands import Predict
+from fastimg.data.datasets import worker_count
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import BatchSource, Dataset, FilesDataset
+from fastimg.loaders.containers.content import Content
+from fastimg.loaders.folders.formats import undecodable_extensions
+from fastimg.loaders.folders.ignored import extension_of
+from fastimg.loaders.folders.walk import find_images, find_texts
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.models.precision import choose as choose_precision
+from fastimg.models.ranks import start
+from fastimg.system.terminal import print_table
+from fastimg.wording import plural, shortened
+
+from . import inference
+
+
+class GivenTexts:
+    """Texts of the command line as a dataset."""
+
+    content: Content = "text"
+    notes: Sequence[str] = ()
+    classes: tuple[str, ...] = ()
+    name, fingerprint = "--text", ""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.labels: npt.NDArray[np.int64] = np.full(len(texts), -1, np.int64)
+        self._texts = [text.encode("utf-8", "surrogateescape") for text in texts]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The text in UTF-8, if the command line was."""
+        return memoryview(self._texts[index])
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Nothing is to be fetched."""
+
+    def sample_name(self, index: int) -> str:
+        """Its beginning."""
+        return shortened(self._texts[index].decode("utf-8", "replace"), 60)
+
+    def sample_key(self, index: int) -> str:
+        """The same."""
+        return self.sample_name(index)
+
+    def files(self) -> Sequence[Path]:
+        """There are none."""
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One file or text: its likeliest classes, likeliest first, or the reason why there are none."""
+
+    file: str
+    classes: list[str]
+    probabilities: list[float]
+    error: str | None = None
+
+
+def predict(config: Predict, out: Console, err: Console) -> int:
+    """Classify and print. Returns the exit code: 1 where no file could be read. Raises UsageError and UserError."""
+    if config.topk < 1:
+        raise UsageError(f"--topk {config.topk}: give 1 or more")
+    if config.json and config.csv:
+        raise UsageError("--json and --csv: choose one of them")
+    if not config.sources and not config.text:
+        raise UsageError(
+            "no images given: name image files, or folders to search for images; of a checkpoint that reads texts .txt "
+            "files, or --text '...'"
+        )
+    inference.check_ranges(config.batch_size, config.max_pixels)
+    answers = classify(config, err)
+    if config.json:
+        for answer in answers:
+            print(printable(json.dumps(asdict(answer), ensure_ascii=False)))
+    elif config.csv is not None:
+        _write_csv(answers, config.csv)
+    else:
+        _print(answers, out)
+    failed = sum(answer.error is not None for answer in answers)
+    if failed:
+        given = f"{len(answers):,} files and texts"
+        if not (config.text and config.sources):
+            given = plural(len(answers), "text" if config.text else "file")
+        them = "it" if failed == 1 else "them"
+        what = f"{failed:,} of {given} could not be read; check {them}, or replace {them}"
+        err.print(what, style="yellow", highlight=False)
+    return 1 if failed == len(answers) else 0
+
+
+def find_files(
+    sources: tuple[Path, ...], content: Content = "images", undecodable: bool = False
+) -> tuple[list[Path], list[str]]:
+    """The files that are named, and the images or texts in the folders that are; and sentences on other files there.
+
+    A file that is not there stays in the list: it gets its line. `undecodable`: so do images of formats that cannot be
+    decoded here. Raises UserError for an empty folder.
+    """
+    files: list[Path] = []
+    notes: list[str] = []
+    for source in sources:
+        if source.is_dir():
+            found, others = find_images(source, undecodable) if content == "images" else find_texts(source)
+            if not found:
+                what = "images" if content == "images" else ".txt files"
+                told = f" (other files: {others.summary()})" if others.total else ""
+                raise UserError(f"{source}: no {what} in this folder{told}; give another, or files")
+            files += [Path(name) for name in found]
+            notes += others.note(str(source), len(found))
+        elif source.exists() and not source.is_file():
+            raise UserError(f"{source}: neither a file nor a folder; give files")  # a pipe would block for ever
+        else:
+            files.append(source)
+    return files, notes
+
+
+def classify(config: Predict, err: Console) -> list[Answer]:
+    """An answer for each file, in their order, then for each text."""
+    answers: list[Answer] = []
+    with start(config.device) as ranks:
+        precision = choose_precision(ranks.device, config.amp, "auto")
+        engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
+        content: Content = "images" if engine.model.text is None else "text"
+        if config.text and content == "images":
+            raise UsageError(f"--text: {config.checkpoint} reads images; give image files, or leave it out")
+        datasets: list[tuple[Dataset, list[str]]] = []
+        if config.sources:
+            found, notes = find_files(config.sources, content, undecodable=True)
+            for note in notes:
+                err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+            files = [str(file) for file in found]
+            datasets.append((FilesDataset(Path(), files, content=content), files))
+        if config.text:
+            datasets.append((GivenTexts(config.text), list(config.text)))
+        workers = worker_count(config.workers, ranks)
+        for dataset, names in datasets:
+            loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, "skip")
+            try:
+                answers += _answers(engine, loader, names, config.topk, err)
+            finally:
+                loader.close()
+    return answers
+
+
+def _answers(
+    engine: inference.Inference, loader: BatchSource, names: list[str], topk: int, err: Console
+) -> list[Answer]:
+    """An answer for each sample of a loader, which `names` names."""
+    answers: list[Answer] = []
+    classes = engine.card.classes
+    remedies = undecodable_extensions() if engine.model.text is None else {}
+    for batch, shares in track(
+        engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
+    ):
+        for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], shares, strict=False):
+            name, reason = names[index], loader.unreadable.get(index)
+            if reason is not None:
+                answers.append(Answer(name, [], [], _with_remedy(name, reason, remedies)))
+                continue
+            best = np.argsort(-row, kind="stable")[:topk]
+            answers.append(Answer(name, [classes[i] for i in best], [round(float(row[i]), 6) for i in best]))
+    return answers
+
+
+def _with_remedy(name: str, reason: str, remedies: Mapping[str, str]) -> str:
+    """The decoder's reason, which knows the content alone, and what helps with files of such a name."""
+    remedy = remedies.get(extension_of(name), "")
+    return f"{reason}: {remedy}" if remedy and remedy not in reason and os.path.isfile(name) else reason
+
+
+def _print(answers: list[Answer], out: Console) -> None:
+    table = Table()
+    table.add_column("file", overflow="fold")
+    table.add_column("classes", overflow="fold")
+    for answer in answers:
+        if answer.error is not None:
+            table.add_row(printable(answer.file), f"not read: {answer.error}", style="yellow")
+        else:
+            shares = zip(answer.classes, answer.probabilities, strict=True)
+            table.add_row(printable(answer.file), ", ".join(f"{name} {share:.1%}" for name, share in shares))
+    print_table(out, table)
+
+
+def _write_csv(answers: list[Answer], target: Path) -> None:
+    """A row per file: file, error, then class and probability by rank."""
+    ranks = max((len(answer.classes) for answer in answers), default=0)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))])
+    for answer in answers:
+        pairs = [value for pair in zip(answer.classes, answer.probabilities, strict=True) for value in pair]
+        writer.writerow([printable(answer.file), answer.error or "", *pairs])
+    if str(target) == "-":
+        sys.stdout.write(buffer.getvalue())
+        return
+    try:
+        target.write_text(buffer.getvalue(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--csv {target}: {error.strerror}; give a file that can be written") from error

@@ -1,0 +1,90 @@
+"""Whether the data is still what a run began with: in words of classes and samples, before anything is loaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fastimg.errors import UserError
+from fastimg.loaders import Dataset
+
+_MOST = 8  # names in a message
+
+
+def class_counts(dataset: Dataset) -> tuple[int, ...]:
+    """Samples of each class."""
+    return tuple(np.bincount(dataset.labels, minlength=len(dataset.classes)).tolist())
+
+
+def check(run: Path, data: Path, before: Sequence[str], counts_before: Sequence[int], dataset: Dataset) -> None:
+    """Raises UserError where the classes, or how many samples each has, are not those that the run was trained on.
+
+    `counts_before` is empty for checkpoints that do not state them.
+    """
+    now, counts = dataset.classes, class_counts(dataset)
+    if tuple(before) != now:
+        changes = "; ".join(_class_changes(before, now, counts_before, counts))
+        raise _refusal(run, f"{data} has other classes than {run} was trained on: {changes}", "class folders")
+    differing = [
+        f"{name} had {then:,} and has {present:,}"
+        for name, then, present in zip(now, counts_before or counts, counts, strict=True)
+        if then != present
+    ]
+    if differing:
+        raise _refusal(run, f"{data} has other samples than {run} was trained on: {_listed(differing)}", "samples")
+
+
+def not_the_same(run: Path, data: Path, cause: str) -> UserError:
+    """What to say of data with the classes and numbers of samples that the run had, which is not the same data."""
+    return _refusal(run, f"{data} is not the data that {run} was trained on: {cause}", "samples")
+
+
+def _refusal(run: Path, fault: str, what: str) -> UserError:
+    return UserError(
+        f"--resume: {fault}; restore the {what} to go on, or leave --resume out and give another --name or --output "
+        f"for a new run, which may start from these weights with --weights {run}"
+    )
+
+
+def _class_changes(
+    before: Sequence[str], now: Sequence[str], counts_before: Sequence[int], counts: Sequence[int]
+) -> list[str]:
+    gone = [name for name in before if name not in now]
+    new = [name for name in now if name not in before]
+    if not gone and not new:
+        return [f"the same {len(now)} in another order ({_listed(now)}, and were {_listed(before)})"]
+    renamed = _renamed(before, now, counts_before, counts)
+    changes = [f"renamed: {_listed([f'{old} -> {name}' for old, name in renamed.items()])}"] if renamed else []
+    gone = [name for name in gone if name not in renamed]
+    new = [name for name in new if name not in renamed.values()]
+    changes += [f"gone: {_listed(gone)}"] if gone else []
+    changes += [f"new: {_listed(new)}"] if new else []
+    return changes
+
+
+def _renamed(
+    before: Sequence[str], now: Sequence[str], counts_before: Sequence[int], counts: Sequence[int]
+) -> dict[str, str]:
+    """Old -> new name, of classes that have as many samples as before under another name.
+
+    Where several have, or numbers are not known, those that stand in the same place in lists of the same length.
+    """
+    then = dict(zip(before, counts_before or [0] * len(before), strict=True))
+    present = dict(zip(now, counts if counts_before else [0] * len(now), strict=True))
+    gone = [name for name in before if name not in present]
+    new = [name for name in now if name not in then]
+    places = dict(zip(before, now, strict=True)) if len(before) == len(now) else {}
+    renamed: dict[str, str] = {}
+    for old in gone:
+        alike = [name for name in new if present[name] == then[old]]
+        single = counts_before and len(alike) == 1 and [then[name] for name in gone].count(then[old]) == 1
+        if single:
+            renamed[old] = alike[0]
+        elif places.get(old) in alike:
+            renamed[old] = places[old]
+    return renamed
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST])
+    return shown if len(names) <= _MOST else f"{shown} and {len(names) - _MOST:,} more"

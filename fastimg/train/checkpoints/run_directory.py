@@ -1,0 +1,178 @@
+"""A run's directory: config.yaml, metrics.jsonl, curves.png, and the checkpoints with their links."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastimg.config.commands import Train
+from fastimg.config.yaml_file import dump, load
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.tar import replace_file
+from fastimg.train.patience import DEFAULT_METRIC
+from fastimg.wording import plural
+
+from . import format as checkpoint
+
+CONFIG, METRICS, CURVES = "config.yaml", "metrics.jsonl", "curves.png"
+
+# What may differ between the two halves of a resumed run: it changes neither the weights nor the order.
+_FREE = frozenset(
+    {
+        *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
+        *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
+        *("cache_dir", "augment_stream"),
+        *("batch_size", "grad_accum_steps"),  # their product is compared
+    }
+)
+
+
+def choose(output: Path, base: str, name: str | None, resume: str | None) -> tuple[Path, bool]:
+    """(run directory, whether to go on with it). Raises UsageError for a name that is taken, or nothing to resume."""
+    if resume is not None and resume != "auto":
+        run = Path(resume)
+        if not (run / CONFIG).exists():
+            raise UserError(f"--resume {resume}: no run there (no {CONFIG}); give a run directory, or auto")
+        return run, True
+    if name is not None:
+        run = output / name
+        if (run / CONFIG).exists() and resume is None:
+            raise UsageError(f"{run}: a run of that name is there; use --resume auto to go on, or another --name")
+        return run, (run / CONFIG).exists()
+    there = list(output.iterdir()) if output.is_dir() else []  # no glob: a name may hold brackets
+    taken = [run for run in there if _numbered(run.name, base) and (run / CONFIG).exists()]
+    if resume == "auto" and taken:
+        return max(taken, key=lambda run: (run / CONFIG).stat().st_mtime_ns), True
+    number = max((_numbered(run.name, base) for run in taken), default=0) + 1
+    return output / (base if number == 1 else f"{base}-{number}"), False
+
+
+def _numbered(name: str, base: str) -> int:
+    """1 for `base`, 2 for `base-2`, ...; 0 for another run's name."""
+    if name == base:
+        return 1
+    suffix = name.removeprefix(f"{base}-")
+    return int(suffix) if suffix != name and suffix.isdigit() else 0
+
+
+def begin(run: Path, config: Train) -> list[Path]:
+    """Make the directory and write down the effective configuration. Returns the folders that it made, innermost first.
+
+    Raises UserError where that is not possible.
+    """
+    made = [folder for folder in (run, *run.parents) if not folder.exists()]
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        replace_file(run / CONFIG, dump(config).encode())
+    except OSError as error:
+        withdraw(run, made)
+        raise UserError(f"{run}: {error.strerror or error}; give another --output or --name") from error
+    return made
+
+
+def withdraw(run: Path, made: list[Path]) -> None:
+    """Take back what `begin` and the log wrote, unless a checkpoint was saved: nothing could go on from it."""
+    if (run / "last").exists():
+        return
+    for name in (CONFIG, METRICS):
+        with contextlib.suppress(OSError):
+            (run / name).unlink()
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    for folder in made:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int]:
+    """(batch size, accumulated batches) with which `world_size` ranks go on with a run that others may have begun.
+
+    A step keeps its number of images: the fewest accumulated batches of at most the images asked for. As many
+    ranks as at first, or a run without a checkpoint, get what they ask for, and the run's batch for `auto`. Raises
+    UsageError where the ranks cannot share a step evenly.
+    """
+    before = load(run / CONFIG, Train)
+    assert before.batch_size != "auto"  # `begin` was given what it became
+    asked = before.batch_size if config.batch_size == "auto" else config.batch_size
+    if not (run / "last").exists():
+        return asked, config.grad_accum_steps
+    total: int = checkpoint.load_training((run / "last").resolve())["global_batch"]
+    ranks_at_first = total // (before.batch_size * before.grad_accum_steps)
+    if world_size == ranks_at_first or world_size * asked * config.grad_accum_steps == total:
+        return asked, config.grad_accum_steps
+    if total % world_size:
+        even = [ranks for ranks in range(1, total + 1) if total % ranks == 0]
+        near = [max(ranks for ranks in even if ranks < world_size), *(ranks for ranks in even if ranks > world_size)]
+        raise UsageError(
+            f"--resume: {run} trained with {plural(total, 'image')} per optimiser step over all ranks, which "
+            f"{plural(world_size, 'rank')} "
+            f"cannot share evenly; start {' or '.join(map(str, near[:2]))} of them"
+        )
+    share = total // world_size
+    accumulated = next(n for n in range(-(-share // asked), share + 1) if share % n == 0)
+    return share // accumulated, accumulated
+
+
+def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to go on from, None where the run was killed before its first.
+
+    Raises UsageError where `effective` would train something else than the run did.
+    """
+    before = load(run / CONFIG, Train)
+    names = [field.name for field in dataclasses.fields(Train) if field.name not in _FREE]
+    differing = [n for n in names if _setting(before, n) != _setting(effective, n)]
+    if differing:
+        changes = ", ".join(f"{n} was {getattr(before, n)} and is {getattr(effective, n)}" for n in differing)
+        raise UsageError(f"--resume: {run} was another training: {changes}; give the same flags, or start a new run")
+    if not (run / "last").exists():
+        return None
+    training = checkpoint.load_training((run / "last").resolve())
+    if training["global_batch"] != global_batch:
+        raise UsageError(
+            f"--resume: {run} trained with {plural(training['global_batch'], 'image')} per optimiser step over "
+            "all ranks, "
+            f"this would be {global_batch}; choose --batch-size and --grad-accum-steps to match"
+        )
+    return (run / "last").resolve(), training
+
+
+def _setting(config: Train, name: str) -> Any:
+    """One setting, as it is compared: one process alone and DDP save the same, FSDP something else."""
+    value = getattr(config, name)
+    if name == "patience_metric":  # runs from before there was this flag resume
+        return value or (None if config.patience is None else DEFAULT_METRIC)
+    return value == "fsdp" if name == "strategy" else value
+
+
+class Log:
+    """metrics.jsonl: a record a line, in the order of steps. What came after `step` is cut off: it will come again."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        self._path = run / METRICS
+        kept = [record for record in read_log(run) if record["step"] <= step]
+        replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+    def add(self, kind: str, **values: float | str) -> None:
+        """Append a record."""
+        self.add_all(kind, [values])
+
+    def add_all(self, kind: str, records: Sequence[Mapping[str, float | str]]) -> None:
+        """Append records of one kind."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
+
+
+def train_records(run: Path) -> list[dict[str, Any]]:
+    """Those of the progress lines."""
+    return [record for record in read_log(run) if record["kind"] == "train"]
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line that was cut off by a kill is left out."""
+    try:
+        lines = (run / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,155 @@
+"""`--batch-size auto`: batches are doubled, with the real loader and whole steps, as long as that is faster."""
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from rich.console import Console
+
+from fastimg.errors import UserError
+from fastimg.loaders import Batch, BatchSource
+from fastimg.models.ranks import Ranks
+from fastimg.models.registry import train_mode
+from fastimg.system.memory import advice, available, ran_out, release
+from fastimg.train.augment_stream import Beside
+from fastimg.train.run import Run
+from fastimg.train.step import whole_step
+from fastimg.wording import plural
+
+START, SHARE = 8, 0.2  # the first batch; the largest, as a share of the dataset (Ludwig's)
+WARM, STEPS, SECONDS = 2, 8, 4.0  # steps before the clock runs; steps on the clock, fewer where they take longer
+GAIN = 1.03  # a doubled batch has to be so much faster: larger batches learn less from an image
+_HOST_SHARE = 0.8  # of the memory that is left, which the next batch may need
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch size that was tried: images per second over all ranks, 0 where memory ran out."""
+
+    batch_size: int
+    rate: float
+    host_bytes: int  # that the process grew by
+
+
+def find_batch_size(
+    trial: Callable[[int], Run], samples: int, multiple: int | None, ranks: Ranks, console: Console
+) -> int:
+    """The smallest batch per rank that is about as fast as the fastest. `trial` makes a run with a batch size.
+
+    From 8 images, or `multiple`, up to a fifth of the dataset; it stops where memory runs out, or would, and where a
+    doubled batch is no faster. The weights are as they were afterwards. All ranks try the same sizes, each alone, and
+    agree on what they found. Raises UserError where not even one image fits.
+    """
+    most = max(1, int(SHARE * samples / ranks.world_size))
+    size = min(multiple or START, most)
+    done: list[Trial] = []
+    why = ""
+    while not why:
+        tried = _agreed(_try(trial, size), ranks)
+        done.append(tried)
+        console.print(f"batch size {size:>6}   {_shown(tried)}", highlight=False)
+        before = max((other.rate for other in done[:-1]), default=0.0)
+        if tried.rate == 0 and len(done) == 1 and size > 1 and multiple is None:
+            done, size = [], size // 2  # smaller than the start
+        elif tried.rate == 0:
+            why = "memory ran out"
+        elif tried.rate < before * GAIN:
+            why = "a doubled batch is no faster"
+        elif 2 * size > most:
+            why = f"more would be over {SHARE:.0%} of the {plural(samples, 'image')}"
+        elif _would_not_fit(tried, ranks):
+            why = "the next would not fit into the host's memory"
+        else:
+            size *= 2
+    fitting = [one for one in done if one.rate > 0]
+    if not fitting:
+        run = trial(size)
+        _close(run)
+        raise UserError(f"--batch-size auto: not even a batch of {size} fits into memory; {advice(run.config)}")
+    fastest = max(one.rate for one in fitting)
+    best = next(one for one in fitting if one.rate * GAIN >= fastest)
+    console.print(f"batch size {best.batch_size:>6}   chosen: {why}", highlight=False)
+    return best.batch_size
+
+
+def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
+    """Train a few steps, and undo them."""
+    run = trial(batch_size)
+    kept = {name: tensor.clone() for name, tensor in run.model.module.state_dict().items()}
+    before = _resident()
+    try:
+        rate = _rate(run)
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        rate = 0.0
+    finally:
+        _close(run)
+        run.optimizer.zero_grad(set_to_none=True)
+        run.model.module.load_state_dict(kept)
+    device, grown = run.ranks.device, max(0, _resident() - before)
+    del run, kept
+    release(device)
+    return Trial(batch_size, rate, grown)
+
+
+def _rate(run: Run) -> float:
+    """Images per second of whole steps, after a few that warm up. The clock waits for the device."""
+    train_mode(run.trained)
+    beside, began, timed = Beside(run.ranks.device, run.config.augment_stream), 0.0, 0
+    for step, batch in enumerate(batches(run.loader), start=-WARM):
+        if step == 0:
+            _synchronise(run.ranks)
+            began = time.perf_counter()
+        whole_step(run, batch, beside, step + WARM)
+        if step >= 0:
+            timed += 1
+            if timed >= 2 and (timed == STEPS or time.perf_counter() - began > SECONDS):
+                break
+    _synchronise(run.ranks)
+    return timed * run.batch_size / (time.perf_counter() - began)
+
+
+def batches(loader: BatchSource) -> Iterator[Batch]:
+    """Epoch after epoch."""
+    for epoch in count():
+        loader.set_epoch(epoch)
+        yield from loader
+
+
+def _synchronise(ranks: Ranks) -> None:
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+
+
+def _agreed(tried: Trial, ranks: Ranks) -> Trial:
+    """What all ranks found together: their rates added, none where one of them had no memory; the largest growth."""
+    found = [tuple(map(float, line.split())) for line in ranks.gather(f"{tried.rate} {tried.host_bytes}")]
+    rates = [rate for rate, _ in found]
+    rate = sum(rates) if min(rates) > 0 else 0.0
+    return Trial(tried.batch_size, rate, int(max(grown for _, grown in found)))
+
+
+def _would_not_fit(tried: Trial, ranks: Ranks) -> bool:
+    """Whether a doubled batch would take more of the host's memory than there is. Linux ends what takes too much."""
+    if ranks.device.type != "cpu":
+        return False
+    left = [int(line) for line in ranks.gather(str(available()))]
+    return 2 * tried.host_bytes * ranks.local_world_size > _HOST_SHARE * min(left)
+
+
+def _resident() -> int:
+    """The most memory that this process had at a time, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _close(run: Run) -> None:
+    for loader in run.loaders:
+        loader.close()
+
+
+def _shown(tried: Trial) -> str:
+    return f"{tried.rate:,.1f} img/s" if tried.rate else "out of memory"

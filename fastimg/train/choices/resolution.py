@@ -1,0 +1,286 @@
+"""From what the user asked for to what is done: open choices are made.
+
+The result is a `Train` without open choices: it is printed, written to config.yaml, and runs again to the same end.
+"""
+
+import dataclasses
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastimg.config import spans as duration
+from fastimg.config.commands import Train
+from fastimg.data import augmentation
+from fastimg.data.datasets import Part, chosen_backend
+from fastimg.errors import UsageError
+from fastimg.loaders import LoaderConfig
+from fastimg.loaders.backends.selection import IDLE
+from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.order import WINDOW
+from fastimg.models.ema import DECAY
+from fastimg.models.ranks import Ranks
+from fastimg.models.registry import Model, Preprocessing
+from fastimg.models.text_encoder import PREFIX
+from fastimg.train.optimisers import Schedule
+from fastimg.train.patience import DEFAULT_METRIC
+from fastimg.wording import plural
+
+from .progressive import Progressive
+from .progressive import parse as parse_progressive
+
+ARCH = "resnet50"  # where nothing is said, nor stated by weights
+EPOCHS = 10  # the same
+_BASE = 256  # the batch that a learning rate is for, as timm has it
+
+
+# Fields of Train that are about pixels.
+OF_IMAGES = (
+    *("decode", "dct_scaling", "max_pixels", "img_size", "train_crop_size", "val_crop_size", "val_resize_size"),
+    *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
+)
+
+
+def scales(config: Train) -> bool:
+    """Whether training crops may be decoded smaller than they are."""
+    native = "dct_scaling" not in IDLE[chosen_backend(config.loader)]
+    return native and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
+
+
+def plain(config: Train) -> bool:
+    """Whether training sees what validation sees: texts, as told, or with a frozen backbone and no augmentation."""
+    return config.no_aug or reads_text(config) or (head_alone(config) and not augmentation.asked(config))
+
+
+def reads_text(config: Train) -> bool:
+    """Whether the model is a text encoder."""
+    return architecture(config).startswith(PREFIX)
+
+
+def architecture(config: Train) -> str:
+    """The model's name, where what its weights state was adopted."""
+    return config.arch or ARCH
+
+
+def tuned(config: Train) -> bool:
+    """Whether training starts from trained weights."""
+    return config.pretrained or config.weights is not None or reads_text(config)
+
+
+def head_alone(config: Train) -> bool:
+    """Whether nothing but the classifier ever trains."""
+    return config.freeze == "backbone" and config.freeze_epochs is None
+
+
+def progressive(config: Train, epochs: int | None = None) -> Progressive:
+    """What --progressive says, for a run of so many epochs; --duration's are not known at first. Raises UsageError."""
+    assert config.progressive is not None
+    if epochs is None and config.duration is None:
+        epochs = config.epochs or EPOCHS
+    return parse_progressive(config.progressive, config.progressive_epochs, epochs)
+
+
+def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
+    """The model's own preprocessing with what the user set. Raises UsageError for sizes that do not fit together."""
+    size = config.img_size
+    val_size = config.val_crop_size or size or own.val_size
+    share = config.crop_pct or own.val_size / own.val_resize
+    val_resize = config.val_resize_size or max(val_size, int(val_size / share))
+    if val_resize < val_size:
+        raise UsageError(
+            f"--val-resize-size {val_resize} is smaller than the crop of {val_size}; raise it to that at least"
+        )
+    train_size = config.train_crop_size or size or own.train_size
+    if config.progressive is not None:
+        train_size = progressive(config).large
+    if plain(config):
+        if config.train_crop_size not in (None, val_size):
+            raise UsageError(
+                f"--train-crop-size {train_size} has no effect without augmentation: training sees validation's crops "
+                f"of {val_size}; leave it out, or give --img-size"
+            )
+        train_size = val_size
+    return Preprocessing(
+        train_size=train_size,
+        val_size=val_size,
+        val_resize=val_resize,
+        interpolation=config.interpolation or own.interpolation,
+        mean=config.mean or own.mean,
+        std=config.std or own.std,
+    )
+
+
+def resolve(
+    config: Train,
+    data: Path,
+    model: Model,
+    pre: Preprocessing,
+    validation: Part | None,
+    ranks: Ranks,
+    searched: bool = False,
+    samples: int | None = None,
+) -> Train:
+    """`config` with every open choice made; its batch size is a number, which was `searched` for or given.
+
+    `samples` are those of the training split: no step has more.
+    """
+    trained = tuned(config)
+    opt, sched = config.opt, config.sched or ("linear" if trained else "cosine")
+    loader = chosen_backend(config.loader)
+    cropped: dict[str, Any] = augmentation.effective(config, plain(config))
+    cropped |= {name: None for name in ("scale", "ratio") if name in IDLE[loader]}
+    chosen = replace(
+        config,
+        data=data.resolve(),
+        weights=config.weights.resolve() if config.weights else None,
+        output=config.output.resolve(),
+        val_split=validation.split if validation else None,
+        val_fraction=validation.held_out if validation else 0.0,
+        order_window=(config.order_window or WINDOW) if config.order == "quasi-random" else None,
+        decode="auto" if "decode" in IDLE[loader] else "gpu" if config.decode == "gpu" else "cpu",
+        train_crop_size=None if config.progressive else pre.train_size,
+        val_crop_size=pre.val_size,
+        val_resize_size=pre.val_resize,
+        img_size=None,
+        crop_pct=None,
+        interpolation=pre.interpolation,
+        mean=pre.mean,
+        std=pre.std,
+        **cropped,
+        loader=loader,
+        prefetch=None if "prefetch" in IDLE[loader] else config.prefetch or LoaderConfig.prefetch,
+        on_error=None if "on_error" in IDLE[loader] else config.on_error or "skip",
+        max_pixels=None if "max_pixels" in IDLE[loader] else config.max_pixels or MAX_PIXELS,
+        epochs=(config.epochs or EPOCHS) if config.duration is None else None,
+        lr=_learning_rate(config, model, true_batch(config, ranks, samples), searched)[0],
+        lr_scale=None,
+        lr_base_size=None,
+        head_init=model.new_head,
+        momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
+        weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
+        norm_weight_decay=config.norm_weight_decay or 0.0,
+        sched=sched,
+        warmup=_warmup(config, trained),
+        warmup_epochs=None,
+        warmup_fraction=None,
+        min_lr=(config.min_lr or 0.0) if sched in ("cosine", "linear") else None,
+        decay=_decay(config) if sched == "step" else None,
+        decay_epochs=None,
+        decay_rate=(config.decay_rate or 0.1) if sched == "step" else None,
+        model_ema_decay=(DECAY if config.model_ema_decay is None else config.model_ema_decay)
+        if config.model_ema
+        else None,
+        strategy="auto" if ranks.backend is None else "fsdp" if config.strategy == "fsdp" else "ddp",
+        recipe=None,
+        config=None,
+        resume=None,
+        dry_run=False,
+        device=ranks.device.type,
+        head_hidden=model.head_hidden or None,
+        cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
+        cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
+        max_length=model.text.tokenizer.length if model.text else None,
+        patience_metric=None if config.patience is None else config.patience_metric or DEFAULT_METRIC,
+    )
+    if model.text is None:
+        return chosen
+    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
+    idle = {name: fields[name] for name in (*OF_IMAGES, *augmentation.FIELDS)}
+    return replace(chosen, **idle)
+
+
+def views(config: Train) -> int:
+    """How many embeddings are kept of a sample, by a choice that was made; 0: none."""
+    return 0 if config.cache_embeddings in (None, "off") else int(config.cache_embeddings)
+
+
+def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
+    """The schedule of a resolved configuration, and with it the length of the run."""
+    assert config.lr != "auto" and config.sched is not None and config.warmup is not None
+    batch, whole = true_batch(config, ranks, samples), config.duration or f"{config.epochs}ep"
+    steps = max(1, math.ceil(duration.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
+    drops = math.inf
+    if config.decay is not None:
+        drops = duration.parse(config.decay, "--decay").steps(steps_per_epoch, batch, steps)
+    warmup = round(duration.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps))
+    if warmup > steps:
+        raise UsageError(
+            f"--warmup {config.warmup}: would be {plural(warmup, 'step')} of a run that has {steps}; give less, "
+            "such as 0.2dur"
+        )
+    return Schedule(
+        kind=config.sched,
+        lr=config.lr,
+        steps=steps,
+        warmup_steps=warmup,
+        min_lr=config.min_lr or 0.0,
+        decay_steps=drops,
+        decay_rate=config.decay_rate or 1.0,
+    )
+
+
+def rate_words(config: Train, model: Model, batch: int, searched: bool) -> str:
+    """Where the learning rate comes from, empty where it was given as it is. `batch` is the true one."""
+    return _learning_rate(config, model, batch, searched)[1]
+
+
+def true_batch(config: Train, ranks: Ranks, samples: int | None) -> int:
+    """Samples in an optimiser step over all ranks: no more than the training split has."""
+    assert config.batch_size != "auto"
+    asked = config.batch_size * config.grad_accum_steps * ranks.world_size
+    return asked if samples is None else max(1, min(asked, samples))
+
+
+def _warmup(config: Train, tuned: bool) -> str:
+    if config.warmup is not None:
+        return duration.parse(config.warmup, "--warmup").text
+    if config.warmup_epochs is not None:
+        return f"{config.warmup_epochs!r}ep"
+    if config.warmup_fraction is not None:
+        return f"{config.warmup_fraction!r}dur"
+    return "0.2dur" if tuned else "0.05dur"
+
+
+def _decay(config: Train) -> str:
+    if config.decay is not None:
+        return duration.parse(config.decay, "--decay").text
+    return f"{1 / 3!r}dur" if config.decay_epochs is None else f"{config.decay_epochs!r}ep"
+
+
+def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> tuple[float, str]:
+    """The peak learning rate, and in words how it was found.
+
+    A rate that was given is taken as it is, unless the batch was searched for or --lr-scale asks for more. `auto` is
+    what was shown to work, at a batch that goes with it.
+    """
+    if config.lr == "auto":
+        rate, base = _shown_to_work(config, model)
+    else:
+        rate, base = config.lr, config.lr_base_size or _BASE
+    rule = config.lr_scale
+    if rule is None:
+        rule = "none" if config.lr != "auto" and not searched else "linear" if config.opt == "sgd" else "sqrt"
+    if rule == "none":
+        return rate, "auto" if config.lr == "auto" else ""
+    factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
+    found = "auto" if config.lr == "auto" else ""
+    if batch != base:
+        found = f"{rate:g} at batch {base}, {rule} to {batch}"
+    return float(f"{rate * factor:.3g}"), found
+
+
+def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
+    """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
+
+    A new head on a frozen trunk: 1e-3 (benchmarks/heads.py), but 1e-2 for a linear one on sentence embeddings, which
+    are smaller numbers. Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD takes more: its steps are not
+    normalised.
+    """
+    adam = config.opt == "adamw"
+    if head_alone(config):
+        rate = 1e-2 if reads_text(config) and config.head == "linear" else 1e-3
+        return (rate if adam else rate * 3, 64)
+    if tuned(config):
+        rate = 3e-4 if model.convolutional else 5e-5
+        return (rate if adam else rate * 50, 64)
+    return (1e-3, 256) if adam else (0.5, 1024)

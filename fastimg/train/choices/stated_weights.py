@@ -1,0 +1,149 @@
+"""What a weights file states about its model: architecture, arguments, preprocessing. Flags win; what is taken is said.
+
+A checkpoint of fastimg states all of it in its card. Any other safetensors file may have `arch`, `model_kwargs`, `mean`
+and `std` entries in its metadata, as text: `model_kwargs` is a JSON object, or name=value pairs.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastimg.config.commands import Embed, Train
+from fastimg.errors import UserError
+from fastimg.models.registry import Preprocessing, TextSide, parse_kwargs, read_metadata, weights_file
+from fastimg.models.text_encoder import PREFIX
+from fastimg.models.tokenizer import read_tokenizer
+from fastimg.train.checkpoints import format as checkpoint
+from fastimg.train.checkpoints.format import Card
+from fastimg.train.reporting.report import shown
+
+from .resolution import ARCH
+
+_Config = TypeVar("_Config", bound=Train | Embed)
+
+_OURS = ("num_classes", "pretrained")  # the dataset and flags say these
+_OF_THE_RUN = ("img_size", "drop_path_rate")  # arguments that a run's own flags made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What is taken from a weights file; nothing where it states nothing."""
+
+    arch: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    blurpool: bool = False
+    preprocessing: Preprocessing | None = None  # of a checkpoint
+    text: TextSide | None = None
+
+    def image_size(self) -> int | None:
+        """The side that the model was trained with."""
+        return None if self.preprocessing is None or self.text is not None else self.preprocessing.train_size
+
+
+def adopted(config: _Config) -> tuple[_Config, Stated, str]:
+    """`config` with the architecture and arguments that its weights state, these, and what is taken, in words.
+
+    Raises UserError for weights that cannot be read, or whose metadata is not what it should be.
+    """
+    if config.weights is None or config.pretrained:  # both are refused, by name
+        return replace(config, arch=config.arch or ARCH), Stated(), ""
+    stated = _read(config.weights, config.max_length)
+    name = shown(config.weights)
+    if stated.arch is None:
+        return replace(config, arch=config.arch or ARCH), Stated(), ""
+    if config.arch is not None and _base(config.arch) != _base(stated.arch):
+        words = f"{name} states --arch {stated.arch}, which --arch {config.arch} overrules"
+        return config, Stated(), words
+    given = parse_kwargs(config.model_kwargs)
+    taken: dict[str, Any] = {key: value for key, value in stated.kwargs.items() if key not in given}
+    said: list[str] = [] if config.arch is not None else [f"--arch {stated.arch}"]
+    said += [f"--model-kwargs {' '.join(map(_pair, taken.items()))}"] if taken else []
+    blurpool = stated.blurpool and not getattr(config, "blurpool", False)
+    said += ["--blurpool"] if blurpool else []
+    if (size := stated.image_size()) is not None and not _sized(config):
+        said.append(f"images of {size} pixels")
+    words = f"{name} states {', '.join(said)}" if said else ""
+    for key in given.keys() & stated.kwargs.keys():
+        if given[key] != stated.kwargs[key]:
+            overruled = f"--model-kwargs {_pair((key, given[key]))} overrules its {_pair((key, stated.kwargs[key]))}"
+            words = f"{words or name}; {overruled}"
+    kwargs = (*map(_pair, taken.items()), *config.model_kwargs)
+    arch = config.arch or stated.arch
+    if stated.text is not None and given:  # the encoder is loaded by its name, with what was asked for
+        stated = replace(stated, text=None)
+    changes: dict[str, Any] = {"blurpool": True} if blurpool and isinstance(config, Train) else {}
+    return replace(config, arch=arch, model_kwargs=kwargs, **changes), stated, words
+
+
+def _sized(config: Train | Embed) -> bool:
+    """Whether flags say how large images are."""
+    names = ("img_size", "train_crop_size", "val_crop_size", "progressive")
+    return any(getattr(config, name, None) is not None for name in names)
+
+
+def _base(arch: str) -> str:
+    """An architecture without the tag that timm puts after it to name published weights."""
+    return arch if arch.startswith((PREFIX, "torchvision/")) else arch.split(".")[0]
+
+
+def _pair(item: tuple[str, Any]) -> str:
+    """As --model-kwargs reads it back."""
+    key, value = item
+    plain = f"{key}={value}"
+    return plain if parse_kwargs([plain]) == {key: value} else f"{key}={value!r}"
+
+
+def _read(path: Path, max_length: int | None) -> Stated:
+    file = weights_file(path)
+    metadata = read_metadata(file)
+    if "fastimg" in metadata:
+        return _of_card(checkpoint.read_card(file), file, max_length)
+    arch = metadata.get("arch")
+    kwargs = _arguments(file, metadata["model_kwargs"]) if metadata.get("model_kwargs") else {}
+    if kwargs and arch is None:
+        raise UserError(f"--weights {file}: its metadata has model_kwargs, but no arch that they are for; add arch")
+    return Stated(arch=arch, kwargs=kwargs)
+
+
+def _of_card(card: Card, file: Path, max_length: int | None) -> Stated:
+    kwargs = {key: value for key, value in card.kwargs.items() if key not in _OF_THE_RUN}
+    text = None
+    if card.text is not None:
+        length = max_length or card.text["length"]
+        settings = {**card.text, "length": length}
+        text = TextSide(tokenizer=read_tokenizer(file.parent, length), settings=settings)
+    return Stated(arch=card.arch, kwargs=kwargs, blurpool=card.blurpool, preprocessing=card.preprocessing, text=text)
+
+
+def _arguments(file: Path, text: str) -> dict[str, Any]:
+    """`model_kwargs` of a file's metadata. Raises UserError where it is neither JSON nor name=value pairs."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = _python(text) or parse_kwargs(re.split(r"[\s,]+(?=[A-Za-z_]\w*=)", text.strip()))
+        except UserError:
+            found = None
+    if not isinstance(found, dict) or not all(str(key).isidentifier() for key in found):
+        raise UserError(
+            f"--weights {file}: model_kwargs {text!r} in its metadata is neither a JSON object nor name=value pairs; "
+            "correct the metadata"
+        )
+    if found.get("in_chans", 3) != 3:
+        raise UserError(
+            f"--weights {file}: its metadata says in_chans={found['in_chans']}, images always have 3 channels here; "
+            "give other weights"
+        )
+    return {key: value for key, value in found.items() if key not in _OURS}
+
+
+def _python(text: str) -> Any:
+    """A dict as Python writes it; None for anything else."""
+    try:
+        return ast.literal_eval(text) if text.lstrip().startswith("{") else None
+    except (ValueError, SyntaxError):
+        return None

@@ -1,0 +1,201 @@
+"""The first things that a run opens: its data, its model, and a loader of a part."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+
+from fastimg.config.commands import Train
+from fastimg.data.datasets import (
+    Part,
+    build_loader,
+    check_readable,
+    chosen_backend,
+    find_dataset,
+    open_parts,
+    worker_count,
+)
+from fastimg.embeddings.cache import array_loader
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders import BatchSource, LoaderConfig
+from fastimg.loaders.containers.arrays import ArrayDataset, ArrayDecoder, TokenDecoder
+from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.epochs import Padding
+from fastimg.loaders.order import WINDOW, Order
+from fastimg.models.ghost_norm import ghost_norms
+from fastimg.models.input_size import check_input
+from fastimg.models.ranks import Ranks
+from fastimg.models.recompute import checkpoint_blocks
+from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
+from fastimg.models.tokenizer import TextDecoder
+from fastimg.train.choices.stated_weights import Stated
+from fastimg.wording import plural
+
+from .choices import resolution as effective
+
+
+def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
+    with ranks.first_goes_first():  # it may write the digits, or an index, for all
+        data, note = (config.data, "") if config.data else find_dataset()
+        part, val_part = open_parts(
+            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes
+        )
+    opened = [part.dataset] if val_part is None else [part.dataset, val_part.dataset]
+    for dataset in opened:
+        stack.callback(dataset.close)
+    for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
+        console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
+    if config.order == "quasi-random" and is_plain_folder(data):
+        raise UsageError(
+            f"--order quasi-random: {data} is a plain folder, whose files do not lie together; leave it out, or train "
+            f"on the shards that `fastimg convert {data} DST` makes"
+        )
+    check_readable(chosen_backend(config.loader), data, part.dataset)
+    if note:
+        console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+    elif is_plain_folder(data):
+        console.print(
+            f"{data} is a plain folder: {plural(len(part.dataset), 'file', 'is')} opened one by one; `fastimg "
+            f"convert {data} DST` "
+            "checks every image once and stores them in a few large files that disks read fast",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+    return part, val_part, data.resolve()
+
+
+def check_content(config: Train, data: Path, part: Part) -> None:
+    """Raises UsageError where the model does not read such data."""
+    texts = part.dataset.content == "text"
+    arch, reader = effective.architecture(config), effective.reads_text(config)
+    if texts and not reader:
+        raise UsageError(
+            f"--arch {arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
+            "such as --arch hf:FOLDER"
+        )
+    if reader and not texts:
+        raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a model of timm's, say")
+
+
+def check_classes(data: Path, part: Part) -> None:
+    """Raises UserError where all samples are of one class."""
+    labels = part.dataset.labels
+    if len(labels) and (labels == labels[0]).all():
+        what = "text" if part.dataset.content == "text" else "image"
+        name = printable(part.dataset.classes[labels[0]])
+        raise UserError(
+            f"{data}: every {what} of the training split is of one class, {name!r}, so there is nothing to learn; add "
+            f"{what}s of another class"
+        )
+
+
+def build_model(
+    config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
+) -> tuple[Model, Preprocessing]:
+    """The model and the preprocessing of its images; `stated` is what its weights state.
+
+    Raises UsageError and UserError.
+    """
+    stated, arch = stated or Stated(), effective.architecture(config)
+    num_classes = config.num_classes or len(classes)
+    if num_classes < len(classes):
+        raise UsageError(
+            f"--num-classes {num_classes}: the dataset has {plural(len(classes), 'class')}; give that many or more"
+        )
+    kwargs = parse_kwargs(config.model_kwargs)
+    size, size_flag = config.train_crop_size or config.img_size, _size_flag(config)
+    check_kwargs(kwargs, size, size_flag)
+    if config.drop_path is not None:
+        kwargs["drop_path_rate"] = config.drop_path
+    torch.manual_seed(config.seed)
+    with ranks.first_goes_first():  # it may download weights for all
+        model = build(
+            arch,
+            num_classes,
+            pretrained=config.pretrained,
+            weights=config.weights,
+            kwargs=kwargs,
+            img_size=size or stated.image_size(),
+            size_flag=size_flag,
+            classes=classes,
+            blurpool=config.blurpool,
+            head_init=config.head_init or "zeros",
+            head=config.head,
+            head_hidden=config.head_hidden or 0,
+            max_length=config.max_length,
+            text=stated.text,
+        )
+    if config.head_init is not None and model.new_head is None and config.resume is None:
+        raise UsageError(
+            f"--head-init {config.head_init} has no effect: the weights come with a classifier for these classes, "
+            "which is kept; leave it out"
+        )
+    preprocessing = _sizes(config, model, num_classes) if model.text is None else model.preprocessing
+    if config.freeze is not None:
+        freeze(model, config.freeze)
+    if config.ghost_bn is not None and not ghost_norms(model.module, config.ghost_bn):
+        raise UsageError(f"--ghost-bn has no effect: {arch} has no batch norm; leave it out")
+    if config.grad_checkpointing and not checkpoint_blocks(model.module):
+        raise UsageError(f"--grad-checkpointing has no effect: {arch} has no repeated blocks; leave it out")
+    return model, preprocessing
+
+
+def _size_flag(config: Train) -> str:
+    """The flag that says how large training images are."""
+    if config.progressive is not None:
+        return "--progressive"
+    return "--train-crop-size" if config.train_crop_size is not None else "--img-size"
+
+
+def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
+    """The preprocessing of images, for which the model was tried at every size."""
+    preprocessing = effective.preprocessing(config, model.preprocessing)
+    check_input(model, preprocessing.train_size, num_classes, _size_flag(config))
+    if preprocessing.val_size != preprocessing.train_size:
+        check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
+    if config.progressive is not None:
+        for size in effective.progressive(config).possible:
+            check_input(model, size, num_classes, "--progressive")
+    return preprocessing
+
+
+def open_loader(
+    config: Train,
+    ranks: Ranks | None,
+    part: Part,
+    crop: Crop,
+    order: Order,
+    padding: Padding,
+    model: Model,
+    arrays: ArrayDecoder | None = None,
+    scaling: bool = False,
+) -> BatchSource:
+    """The loader of a part: of embeddings where there are `arrays`; without `ranks`, of all of it."""
+    assert config.batch_size != "auto"
+    tokenised = isinstance(part.dataset, ArrayDataset) and arrays is None  # not in a dry run, which keeps nothing
+    settings = LoaderConfig(
+        batch_size=config.batch_size,
+        order="length" if tokenised and order == "sequential" and ranks is not None else order,
+        window=config.order_window or WINDOW,
+        together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),
+        padding=padding,
+        seed=config.seed,
+        workers=worker_count(config.workers, ranks) if ranks else int(config.workers),
+        prefetch=config.prefetch or LoaderConfig.prefetch,
+        on_error=config.on_error or "skip",
+        rank=ranks.rank if ranks else 0,
+        world_size=ranks.world_size if ranks else 1,
+    )
+    device = next(model.module.parameters()).device
+    if arrays is not None:
+        return array_loader(part, arrays, settings, device)
+    if model.text is not None:
+        tokens = TokenDecoder(model.text.tokenizer.length) if tokenised else TextDecoder(model.text.tokenizer)
+        return array_loader(part, tokens, settings, device)
+    backend = chosen_backend(config.loader)
+    decode: Literal["cpu", "gpu"] = "gpu" if config.decode == "gpu" else "cpu"
+    return build_loader(part, crop, settings, config.max_pixels, device, backend, decode, scaling)

@@ -1,0 +1,113 @@
+"""Optimisers and schedules: what is updated, by how much, at which step."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fastimg.errors import UsageError
+from fastimg.models.blocks import blocks
+
+
+def parameter_groups(
+    model: nn.Module,
+    weight_decay: float,
+    norm_weight_decay: float = 0.0,
+    layer_decay: float | None = None,
+    *,
+    frozen_too: bool = False,
+) -> list[dict[str, Any]]:
+    """Trainable parameters (`frozen_too`: all) in groups with a `weight_decay` and an `lr_scale`.
+
+    Matrices and filters decay by `weight_decay`; norms, biases and other vectors by `norm_weight_decay`; what timm's
+    models exempt, position embeddings and tokens, never does. With `layer_decay` each block of the model learns at that
+    share of the rate of the block above it, the head at the whole (Howard and Ruder, 2018; Bao et al., 2021).
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad or frozen_too}
+    named = getattr(model, "no_weight_decay", None)
+    exempt: set[str] = set(named()) if callable(named) else set()
+    never = exempt if norm_weight_decay else set()  # else they are vectors like others
+    parts: list[tuple[float, Iterable[str]]] = [(1.0, parameters)]
+    if layer_decay is not None:
+        cut = blocks(model)
+        parts = [(layer_decay ** (len(cut) - 1 - place), block.parameters) for place, block in enumerate(cut)]
+    groups = []
+    for scale, names in parts:
+        own = [(name, parameters[name]) for name in names if name in parameters]
+        decayed = [p for name, p in own if p.ndim > 1 and name not in exempt]
+        vectors = [p for name, p in own if (p.ndim <= 1 or name in exempt) and name not in never]
+        others = [p for name, p in own if name in never]
+        kinds = [(decayed, weight_decay), (vectors, norm_weight_decay), (others, 0.0)]
+        groups += [{"params": params, "weight_decay": decay, "lr_scale": scale} for params, decay in kinds if params]
+    return groups
+
+
+def build_optimizer(
+    model: nn.Module,
+    opt: Literal["adamw", "sgd"],
+    lr: float,
+    weight_decay: float,
+    momentum: float | None,
+    *,
+    impl: Literal["auto", "fused", "foreach"] = "auto",
+    norm_weight_decay: float = 0.0,
+    layer_decay: float | None = None,
+    frozen_too: bool = False,
+) -> torch.optim.Optimizer:
+    """AdamW or Nesterov SGD over `parameter_groups`; `auto` is fused where torch has that.
+
+    Fused is the fastest on CPUs too: ResNet-50's step took 41 ms of processor time with AdamW and 30 with SGD, foreach
+    144 and 103, a loop 149 and 110. Raises UsageError where fused is asked for and torch has no such kernel.
+    """
+    groups = parameter_groups(model, weight_decay, norm_weight_decay, layer_decay, frozen_too=frozen_too)
+    sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    if opt == "sgd" and sharded and impl == "fused":
+        raise UsageError("--opt-impl fused: torch has no fused SGD for sharded weights; use foreach, or --opt adamw")
+    fused = impl != "foreach" and not (opt == "sgd" and sharded)
+    how: dict[str, Any] = {"fused": fused, "foreach": not fused}
+    if opt == "sgd":
+        nesterov = momentum is not None and momentum > 0
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum or 0.0, nesterov=nesterov, **how)
+    return torch.optim.AdamW(groups, lr=lr, **how)
+
+
+def implementation(optimizer: torch.optim.Optimizer) -> Literal["fused", "foreach", "for-loop"]:
+    """What a step of the optimiser runs."""
+    group = optimizer.param_groups[0]
+    return "fused" if group["fused"] else "foreach" if group["foreach"] else "for-loop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate as a pure function of the step: linear warmup, then a fall over the steps that are left."""
+
+    kind: Literal["cosine", "linear", "step", "constant"]
+    lr: float  # at the end of warmup
+    steps: int  # of the whole run
+    warmup_steps: int
+    min_lr: float = 0.0
+    decay_steps: float = math.inf  # step schedule: between drops, counted from the start
+    decay_rate: float = 0.1
+
+    def __call__(self, step: int) -> float:
+        """Learning rate of step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        falls: dict[str, Callable[[], float]] = {
+            "cosine": lambda: self.min_lr + (self.lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * share)),
+            "linear": lambda: self.lr + (self.min_lr - self.lr) * share,
+            "step": lambda: self.lr * self.decay_rate ** math.floor(step / self.decay_steps),
+            "constant": lambda: self.lr,
+        }
+        return falls[self.kind]()
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group its share of this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)

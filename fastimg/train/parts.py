@@ -1,0 +1,110 @@
+"""What a run reads: samples as they are, tokens of texts, or the embeddings of a frozen encoder."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fastimg.config.commands import Train
+from fastimg.data import augmentation
+from fastimg.data.datasets import Part, center_crop, chosen_backend, train_crop
+from fastimg.embeddings import eligibility as caching
+from fastimg.embeddings.cache import BATCH, Encoding, Keeper, pixels_of, views
+from fastimg.loaders import BatchSource
+from fastimg.loaders.containers.arrays import ArrayDataset
+from fastimg.models.precision import Precision
+from fastimg.models.registry import Model, Preprocessing, TextSide
+from fastimg.train.reporting.report import shown
+from fastimg.wording import plural
+
+from .choices import resolution as effective
+from .opening import open_loader
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run reads; `embedding` is the shape where that is embeddings, of which `words` tell."""
+
+    train: Part
+    val: Part | None
+    evaluated: Part | None  # the training split, cut like validation's
+    embedding: tuple[int, ...] | None = None
+    words: str | None = None
+    made: int = 0  # embeddings, just now
+    seconds: float = 0.0  # that it took to have them all
+
+
+def tokenised(
+    text: TextSide, keeper: Keeper, part: Part, val_part: Part | None, stack: ExitStack
+) -> tuple[Part, Part | None]:
+    """The parts as tokens, which are made where they are not kept yet."""
+
+    def one(each: Part) -> Part:
+        dataset = keeper.tokens(each.dataset, text.tokenizer)
+        stack.callback(dataset.close)
+        return replace(each, dataset=dataset)
+
+    return one(part), None if val_part is None else one(val_part)
+
+
+def embedded(
+    config: Train,
+    model: Model,
+    preprocessing: Preprocessing,
+    precision: Precision,
+    keeper: Keeper,
+    parts: Parts,
+    stack: ExitStack,
+) -> Parts:
+    """The parts as embeddings, which are made where they are not kept yet: the encoder runs once."""
+    ranks = keeper.ranks
+    model.module.to(ranks.device)
+    if config.channels_last and model.convolutional:
+        model.module.to(memory_format=torch.channels_last)
+    alone = replace(
+        config,
+        batch_size=BATCH[ranks.device.type],
+        workers=config.workers if config.workers != "auto" else str(ranks.cpus),
+    )
+    policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
+    folders: dict[Path, int] = {}
+    scales = effective.scales(config)
+
+    def one(each: Part, view: int | None) -> ArrayDataset:
+        crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config.scale, config.ratio)
+
+        def open_(some: Part) -> BatchSource:
+            return open_loader(
+                alone, None, some, crop, "sequential", "zeros", model, scaling=view is not None and scales
+            )
+
+        reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
+        reads["scaled"] = scales and view is not None
+        encoding = Encoding(
+            model=model,
+            ranks=ranks,
+            precision=precision,
+            policy=policy,
+            dtype={"fp16": "float16", "fp32": "float32"}[config.cache_dtype or "fp16"],
+            reads=reads,
+            open_=open_,
+            view=view,
+            seed=config.seed,
+        )
+        dataset, folder, made = keeper.embeddings(each, encoding)
+        folders[folder] = folders.get(folder, 0) + made
+        stack.callback(dataset.close)
+        return dataset
+
+    count, began = effective.views(config), time.perf_counter()
+    augmented = not effective.plain(config)
+    train = replace(parts.train, dataset=views([one(parts.train, v if augmented else None) for v in range(count)]))
+    val = None if parts.val is None else replace(parts.val, dataset=one(parts.val, None))
+    evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=one(parts.evaluated, None))
+    shape = caching.shape(model, preprocessing)
+    seen = f"{plural(count, 'augmented view')} of each" if augmented else "each sample once"
+    made, where = sum(folders.values()), ", ".join(shown(folder) for folder in folders)
+    words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
+    return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)

@@ -1,0 +1,206 @@
+"""Where the time of training goes, counted all the time: waiting for data, copying it, computing; and the loader's.
+
+    begin() ... add(samples) per batch ... read() -> TrainingTime per progress line  overall(records) -> the run's
+
+Nothing but sums of seconds that the loader counts (`loaders.spent`); the clock is read once a line.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fastimg.loaders.runtime.times import Spent
+
+SETTLED = 2.0  # seconds: what is judged by less may be chance
+BATCHES = 5  # the same
+STARTS = 3  # epochs after the first whose beginning was seen: what is judged by fewer may be chance
+LONG = 20.0  # seconds of these epochs: a shorter run gains nothing by knowing why it started slowly
+_FILLING = 2  # batches at the beginning of an epoch: the loader begins with nothing
+
+
+@dataclass(frozen=True)
+class TrainingTime:
+    """A stretch of training, in seconds. None: not told apart.
+
+    Waiting and computing add up to the whole. Copies to a GPU run beside both, on a stream of their own; computing is
+    all that is not waiting: augmentation, the step, arrays taken from memory, a checkpoint in the middle of an epoch.
+    """
+
+    seconds: float = 0.0
+    samples: int = 0
+    wait: float = 0.0
+    copy: float | None = 0.0
+    read: float | None = 0.0  # of the loader's threads together
+    busy: float | None = 0.0
+    threads: float = 0.0  # seconds that these had
+    batches: int = 0
+
+    def __add__(self, other: "TrainingTime") -> "TrainingTime":
+        return TrainingTime(
+            self.seconds + other.seconds,
+            self.samples + other.samples,
+            self.wait + other.wait,
+            _sum(self.copy, other.copy),
+            _sum(self.read, other.read),
+            _sum(self.busy, other.busy),
+            self.threads + other.threads,
+            self.batches + other.batches,
+        )
+
+    @property
+    def speed(self) -> float:
+        """Samples per second."""
+        return self.samples / max(self.seconds, 1e-9)
+
+    @property
+    def wait_share(self) -> float:
+        """Of the time, in which there was no batch to compute on."""
+        return _share(self.wait, self.seconds)
+
+    @property
+    def copy_share(self) -> float | None:
+        """Of the time, in which a copy to the device was under way."""
+        return None if self.copy is None else _share(self.copy, self.seconds)
+
+    @property
+    def compute_share(self) -> float:
+        """Of the time: what is not waiting."""
+        return 1.0 - self.wait_share
+
+    @property
+    def busy_share(self) -> float | None:
+        """Of the time of the loader's threads: they worked."""
+        return None if self.busy is None else _share(self.busy, self.threads)
+
+    @property
+    def read_share(self) -> float | None:
+        """Of the time of the loader's threads: they read."""
+        return None if self.read is None else _share(self.read, self.threads)
+
+    def record(self) -> dict[str, float]:
+        """For metrics.jsonl: its length and its shares, as far as they are known."""
+        values = {
+            "seconds": self.seconds,
+            "wait_share": self.wait_share,
+            "copy_share": self.copy_share,
+            "compute_share": self.compute_share,
+            "loader_busy_share": self.busy_share,
+            "loader_read_share": self.read_share,
+        }
+        return {name: round(value, 4) for name, value in values.items() if value is not None}
+
+
+def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
+    """What the "train" records of a run's metrics.jsonl add up to, those of before a --resume among them.
+
+    Its threads are one, and its samples are not counted.
+    """
+    total = TrainingTime()
+    for record in records:
+        if "seconds" not in record:  # an older version wrote it
+            continue
+        seconds, wait = record["seconds"], record["wait_share"]
+        copy, busy, read = (
+            record[name] * seconds if name in record else None
+            for name in ("copy_share", "loader_busy_share", "loader_read_share")
+        )
+        total += TrainingTime(seconds, 0, wait * seconds, copy, read, busy, seconds)
+    return total
+
+
+class _Mark(NamedTuple):
+    at: float
+    samples: int
+    batches: int
+    spent: Spent
+
+
+class Account:
+    """Counts a training run, window by window. `spent` and `workers` are the loader's.
+
+    `steady` is the run without the first batches of each epoch, which no loader has ready. `starting` are these, of all
+    epochs but the first, in which code is compiled and files are read for the first time; `starts` counts them.
+    """
+
+    def __init__(
+        self, spent: Callable[[], Spent], workers: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.steady = self.starting = TrainingTime()
+        self.starts = self._epochs = 0
+        self._spent, self._workers, self._clock = spent, workers, clock
+        self._samples = self._batches = self._filling = 0
+        self._last = self._since = self._mark()  # where the window began; and what is steady in it
+        self._unseen = TrainingTime()  # of what is steady
+
+    def begin(self) -> None:
+        """An epoch begins, or goes on: its batches come from here on. What was since the last window is forgotten."""
+        self._filling = _FILLING
+        self._epochs += 1
+        self.skip()
+
+    def skip(self) -> None:
+        """What was since the last window is nobody's: the window begins here."""
+        self._last = self._since = self._mark()
+
+    def add(self, samples: int) -> None:
+        """A batch was worked on."""
+        self._samples += samples
+        self._batches += 1
+        if self._filling:
+            self._filling -= 1
+            now = self._mark()
+            if self._epochs > 1:
+                self.starting += self._between(self._since, now)
+                self.starts += self._filling == _FILLING - 1
+            self._since = now
+
+    def read(self) -> TrainingTime:
+        """What was since the window before."""
+        now = self._mark()
+        window = self._between(self._last, now)
+        if not self._filling:
+            steady = self._between(self._since, now)
+            self.steady, self._unseen = self.steady + steady, self._unseen + steady
+        self._last = self._since = now
+        return window
+
+    def evidence(self) -> TrainingTime | None:
+        """What was steady and is new since this was asked last, once it is long enough to judge by; until then None."""
+        if not settled(self._unseen):
+            return None
+        found, self._unseen = self._unseen, TrainingTime()
+        return found
+
+    def _mark(self) -> _Mark:
+        return _Mark(self._clock(), self._samples, self._batches, self._spent())
+
+    def _between(self, before: _Mark, now: _Mark) -> TrainingTime:
+        seconds, then, spent = now.at - before.at, before.spent, now.spent
+        return TrainingTime(
+            seconds,
+            now.samples - before.samples,
+            spent.wait - then.wait,
+            _difference(spent.copy, then.copy),
+            _difference(spent.read, then.read),
+            _difference(spent.busy, then.busy),
+            seconds * self._workers,
+            now.batches - before.batches,
+        )
+
+
+def settled(window: TrainingTime) -> bool:
+    """Whether what was steady is long enough to judge by."""
+    return window.seconds >= SETTLED and window.batches >= BATCHES
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, part / max(whole, 1e-9))
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def _difference(now: float | None, then: float | None) -> float | None:
+    return None if now is None or then is None else now - then

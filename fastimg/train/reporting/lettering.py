@@ -1,0 +1,139 @@
+"""Letters in pictures: which installed fonts have them, and what is drawn where none has."""
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastimg.errors import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontEntry
+    from matplotlib.ft2font import FT2Font
+
+_NAMED = 5  # characters that a note names
+_PLACEHOLDERS = "Last Resort"  # its glyphs are boxes that name a script, for every character there is
+
+
+@dataclass(frozen=True)
+class Lettering:
+    """Font families for some texts, in order of preference, and the characters that no installed font has."""
+
+    families: tuple[str, ...]
+    missing: frozenset[str] = frozenset()
+
+    def text(self, text: str, length: int | None = None) -> str:
+        """`text` as it is drawn: characters that no font has as their code points, `\\u72ac`.
+
+        With a `length`, what is longer is cut, not within a code point, and ends in an ellipsis.
+        """
+        pieces = [_code_point(char) if char in self.missing else char for char in _plain(text)]
+        if length is None or sum(map(len, pieces)) <= length:
+            return "".join(pieces)
+        drawn = ""
+        for piece in pieces:
+            if len(drawn) + len(piece) >= length:
+                break
+            drawn += piece
+        return f"{drawn.rstrip()}…"
+
+    def apply(self, figure: "Figure") -> None:
+        """Give all texts of a figure the fonts."""
+        from matplotlib.text import Text
+
+        for artist in figure.findobj(Text):
+            artist.set_fontfamily(list(self.families))
+
+    def note(self) -> str | None:
+        """For the person: which characters are drawn as code points, and the remedy. None where all are drawn."""
+        if not self.missing:
+            return None
+        some = sorted(self.missing)
+        shown = ", ".join(f"{char} as {_code_point(char)}" for char in some[:_NAMED])
+        more = f" and {len(some) - _NAMED:,} more" if len(some) > _NAMED else ""
+        return (
+            f"no installed font has all characters of the names: pictures show {shown}{more}; install a font that has "
+            "them, such as Noto Sans CJK or Noto Emoji"
+        )
+
+
+def lettering(texts: Iterable[str]) -> Lettering:
+    """Fonts that have the characters of `texts`: matplotlib's default first, then as few others as are needed."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties, findfont
+
+    families = list(rcParams["font.family"])
+    missing = {char for text in texts for char in _plain(text) if not char.isascii()}
+    if missing:
+        missing -= _drawable(findfont(FontProperties(family=families)), missing)
+    fallbacks = dict(_fallbacks(missing)) if missing else {}
+    while missing:
+        best = max(sorted(fallbacks), key=lambda name: len(fallbacks[name] & missing), default=None)
+        if best is None or not fallbacks[best] & missing:
+            break
+        families.append(best)
+        missing -= fallbacks.pop(best)
+    return Lettering(tuple(families), frozenset(missing))
+
+
+def _fallbacks(wanted: set[str]) -> Iterator[tuple[str, set[str]]]:
+    """Each installed family, and those of the `wanted` characters that it draws."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    known = {str(entry.fname) for entry in fontManager.ttflist}
+    for file in sorted(set(map(str, findSystemFonts())) - known):  # installed since matplotlib made its list
+        try:
+            fontManager.addfont(file)
+        except (OSError, RuntimeError, ValueError):  # not a font, or one that FreeType cannot open
+            continue
+    regular: dict[str, FontEntry] = {}
+    for entry in sorted(fontManager.ttflist, key=_distance_from_regular, reverse=True):
+        regular[entry.name] = entry
+    for name, entry in sorted(regular.items()):
+        if not name.startswith(_PLACEHOLDERS):
+            yield name, _drawable(str(entry.fname), wanted)
+
+
+def _distance_from_regular(entry: "FontEntry") -> tuple[bool, int]:
+    """How a face differs from its family's upright one of normal weight."""
+    return entry.style != "normal", abs(int(entry.weight) - 400) if str(entry.weight).isdigit() else 0
+
+
+def _drawable(file: str, wanted: set[str]) -> set[str]:
+    """Those of the `wanted` characters for which a font has an outline: bitmap emoji have none."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        font = FT2Font(file)
+        characters = font.get_charmap()
+        present = {char for char in wanted if ord(char) in characters}
+        if not present or not font.scalable:
+            return set()
+        font.set_size(12, 72)
+        return {char for char in present if _has_outline(font, char)}
+    except (OSError, RuntimeError):  # the file is gone, or FreeType cannot use it
+        return set()
+
+
+def _has_outline(font: "FT2Font", char: str) -> bool:
+    font.load_char(ord(char))
+    return len(font.get_path()[0]) > 0
+
+
+def _plain(text: str) -> str:
+    """Composed, white space as single characters, control characters as code points, without what is invisible."""
+    drawn = ""
+    for char in unicodedata.normalize("NFC", printable(text)):
+        category = unicodedata.category(char)
+        if char.isspace():
+            drawn += " "
+        elif category == "Cc":
+            drawn += _code_point(char)
+        elif category != "Cf" and not "\ufe00" <= char <= "\ufe0f":  # joiners, directions, variation selectors
+            drawn += char
+    return drawn
+
+
+def _code_point(char: str) -> str:
+    return char.encode("ascii", "backslashreplace").decode() if not char.isascii() else f"\\x{ord(char):02x}"

@@ -1,0 +1,113 @@
+"""Another library's decoder behind our face: our ids in our order, its pixels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.batch import Batch
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import Crop, Size, shape_of, sized
+from fastimg.loaders.epochs import Epochs, LoaderConfig, Reading
+from fastimg.loaders.runtime.cpus import available_cpus
+
+
+class DecodedBatch(NamedTuple):
+    """What a library made of one batch."""
+
+    images: torch.Tensor  # uint8 [B, H, W, 3], on the host or on the device; zeros where there is no image
+    failed: Mapping[int, str] = {}  # row -> reason
+    rerouted: Mapping[int, str] = {}  # row -> reason: it was decoded by other means
+
+
+class Foreign(Epochs, ABC):
+    """A loader whose `_decode` is another library's. Batches, order, padding and state are those of the native one.
+
+    It is used and closed by one thread.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None,
+        workers: int | None = None,
+    ) -> None:
+        if device.type == "cuda" and device.index is None:  # as tensors name it
+            device = torch.device("cuda", torch.cuda.current_device())
+        super().__init__(dataset, config, indices, workers or config.workers or available_cpus(), device)
+        self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
+        height, width = shape_of(crop)
+        self.slot_bytes = config.batch_size * (3 * height * width + 20)  # pixels, target, id, weight
+        self._reading: Reading | None = None
+        self._decoded: Generator[DecodedBatch, None, None] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._end()
+        self.crop = self._next
+        reading = self._reading = self.begin()
+        decoded = self._decoded = self._decode(reading)
+        try:
+            for step in range(reading.steps):
+                self.waits.begin()
+                made = next(decoded)
+                ids, weight, _ = reading.rows(step)
+                for row, reason in made.failed.items():
+                    self.faults.add(int(ids[row]), reason)
+                    weight[row] = 0
+                self.rerouted.update({int(ids[row]): reason for row, reason in made.rerouted.items()})
+                batch = Batch(
+                    inputs=self._moved(made.images).permute(0, 3, 1, 2),
+                    targets=self._moved(torch.from_numpy(self.dataset.labels[ids])),
+                    ids=torch.from_numpy(ids),
+                    weight=self._moved(torch.from_numpy(weight)),
+                    samples=int(weight.sum()),
+                )
+                self.waits.end()  # on a GPU with the copies: they are the consumer's stream's own
+                self.passed(reading, step)
+                yield batch
+                if self._reading is not reading:
+                    raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+        finally:
+            decoded.close()
+
+    def set_size(self, size: Size) -> None:
+        """See `BatchSource`."""
+        self._next = sized(self._largest, size)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """See `BatchSource`."""
+
+    def close(self) -> None:
+        """End what runs, and the iteration that is under way. Iterating again starts anew."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+        """Every batch of the reading, each valid until the next. Closing it leaves the library ready for another."""
+
+    def _end(self) -> None:
+        self._reading = None
+        if self._decoded is not None:
+            self._decoded.close()
+            self._decoded = None
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device, by a copy that the consumer's stream waits for."""
+        if tensor.device == self.device:
+            return tensor
+        if self.device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)

@@ -1,0 +1,286 @@
+"""NVIDIA DALI (extra `dali`): its decoders and resize, on the CPU, or on a GPU and its hardware engine.
+
+    our order -> a thread reads the bytes -> external_source -> decoders.image(_random_crop) -> resize -> Batch
+
+DALI draws the boxes of random crops itself, from a seed of its own: they are not the native loader's, and a resumed
+run draws others. What it does not decode as we do is told by the header and decoded by fastimg; a batch in which it
+finds damage is decoded by fastimg too, which names the image.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from nvidia.dali import Pipeline, fn, types
+
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, shape_of
+from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
+from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.epochs import LoaderConfig, Reading, Rows
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
+
+from .adapter import DecodedBatch, Foreign
+
+_HARDWARE_LOAD = 0.65  # share of a batch for the hardware engine, on GPUs that have one: DALI's own default
+_FORMATS = frozenset({"jpeg", "png", "bmp", "ppm"})  # of which DALI gives the pixels that we do
+_FILTERS = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The bytes of a batch, and what DALI does not get."""
+
+    rows: Rows
+    draws: list[list[float]]  # of boxes that we draw
+    encoded: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)  # row -> what DALI decodes
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # row -> width, height of the upright image
+    others: dict[int, Pixels] = field(default_factory=dict)  # row -> decoded by us
+    failed: dict[int, str] = field(default_factory=dict)
+    rerouted: dict[int, str] = field(default_factory=dict)
+
+
+class DaliLoader(Foreign):
+    """A DALI pipeline that is fed in our order."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        super().__init__(dataset, crop, config, device, indices)
+        if not isinstance(crop, RandomResizedCrop | CenterCrop):
+            raise ValueError(f"{crop}: DALI is told of RandomResizedCrop and CenterCrop")
+        self._images = ImageDecoder(crop, max_pixels)  # of this iteration
+        self._refused: dict[int, str] = {}  # id -> why DALI does not see it again
+        self._pipe: Any = None  # for pictures of one size
+        self._feed: _Feed | None = None
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        boxes = ", crop boxes drawn by DALI" if isinstance(self.crop, RandomResizedCrop) else ""
+        where = "mixed decoding on the GPU" if self.device.type == "cuda" else "decoding on the CPU"
+        return f"dali, {where}, {plural(self.workers, 'thread')}{boxes}"
+
+    def close(self) -> None:
+        """End the pipeline, and the iteration that is under way. Iterating again starts new ones."""
+        super().close()
+        self._pipe = None
+
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+        if self._images.crop != self.crop:
+            self._images, self._pipe = replace(self._images, crop=self.crop), None
+        with ThreadPoolExecutor(1, "fastimg-loader-dali") as reader:
+            self._feed = feed = _Feed(reader, self, reading)
+            if self._pipe is None:
+                self._pipe = self._build(reading.epoch)
+            try:
+                for _ in range(reading.steps):
+                    if not feed.scheduled:
+                        self._pipe.schedule_run()  # sync point: the first bytes are read
+                    read = feed.scheduled.popleft()
+                    images = None
+                    if read.encoded:
+                        try:
+                            images = self._outputs()
+                        except RuntimeError as error:  # it found damage, and cannot go on
+                            read = self._by_ourselves(read, f"DALI refused its batch: {_gist(error)}")
+                            feed.begin_again()
+                            self._pipe = self._build(reading.epoch)
+                    yield DecodedBatch(self._whole(read, images), read.failed, read.rerouted)
+                    if images is not None:
+                        del images
+                        self._pipe.release_outputs()
+                        self._pipe.schedule_run()
+                self._drain()
+            except GeneratorExit:
+                feed.stop()
+                self._drain()
+                raise
+            except BaseException:
+                feed.stop()
+                self._pipe = None  # whatever state it is in
+                raise
+
+    def _outputs(self) -> torch.Tensor:
+        """Of the batch that was scheduled first: [n, H, W, 3], valid until the next."""
+        if self.device.type == "cpu":
+            (images,) = self._pipe.share_outputs()
+        else:  # sync point: the consumer's stream waits for them; in its order DALI's memory is given back
+            (images,) = self._pipe.share_outputs(cuda_stream=torch.cuda.current_stream(self.device))
+        return torch.utils.dlpack.from_dlpack(images.as_tensor())
+
+    def _whole(self, read: _Read, images: torch.Tensor | None) -> torch.Tensor:
+        """All rows of the batch [B, H, W, 3]: DALI's, ours, and zeros."""
+        count = len(read.rows.ids)
+        if images is not None and len(images) == count:
+            return images
+        whole = torch.zeros((count, *shape_of(self.crop), 3), dtype=torch.uint8, device=self.device)
+        if images is not None:
+            whole[list(read.encoded)] = images
+        for row, pixels in read.others.items():
+            whole[row] = torch.from_numpy(pixels).to(self.device)
+        return whole
+
+    def _drain(self) -> None:
+        """Leave the pipeline as if nothing had been scheduled."""
+        try:
+            while True:
+                self._pipe.share_outputs()
+                self._pipe.release_outputs()
+        except StopIteration:
+            self._pipe.schedule_run()  # hears from the feed that there is no more: only then it can be reset
+            self._pipe.reset()
+        except RuntimeError:  # damage in what nobody wants any more
+            self._pipe = None
+
+    def _build(self, epoch: int) -> Any:
+        c, crop, cuda = self.config, self.crop, self.device.type == "cuda"
+        device, load = ("mixed", {"hw_decoder_load": _HARDWARE_LOAD}) if cuda else ("cpu", {})
+        pipe = Pipeline(
+            batch_size=c.batch_size,
+            num_threads=self.workers,
+            device_id=self.device.index if cuda else None,
+            seed=(c.seed * 1_000_003 + epoch * 4099 + c.rank) & 0x7FFFFFFF,
+            prefetch_queue_depth=c.prefetch,
+            exec_dynamic=True,  # outputs live as long as they are held
+        )
+        kernel = {"interp_type": _FILTERS[crop.interpolation], "antialias": True}
+        with pipe:
+            if isinstance(crop, RandomResizedCrop):
+                data = fn.external_source(source=self._take, ndim=1, dtype=types.UINT8)
+                images = fn.decoders.image_random_crop(
+                    data,
+                    device=device,
+                    output_type=types.RGB,
+                    random_area=list(crop.scale),
+                    random_aspect_ratio=list(crop.ratio),
+                    num_attempts=10,
+                    **load,
+                )
+                images = fn.resize(images, size=list(shape_of(crop)), **kernel)
+            else:  # told the exact window: DALI's own resize_shorter and crop round otherwise, which moves whole images
+                kinds = [types.UINT8, types.FLOAT, types.INT32]
+                data, size, at = fn.external_source(source=self._take_windows, num_outputs=3, ndim=1, dtype=kinds)
+                images = fn.decoders.image(data, device=device, output_type=types.RGB, **load)
+                images = fn.resize(images, size=size, **kernel)
+                images = fn.slice(images, at, list(shape_of(crop)), axis_names="HW", normalized_anchor=False)
+            pipe.set_outputs(images)
+        pipe.build()
+        return pipe
+
+    def _take(self) -> list[npt.NDArray[np.uint8]]:
+        assert self._feed is not None
+        return list(self._feed.take().encoded.values())
+
+    def _take_windows(self) -> tuple[list[npt.NDArray[Any]], ...]:
+        """Encoded images, sizes after the resize (height, width), and where the output begins in it (y, x)."""
+        assert self._feed is not None
+        read = self._feed.take()
+        windows = [self.crop.window(*read.sizes[row], ()) for row in read.encoded]
+        sizes = [np.array(window.size[::-1], np.float32) for window in windows]
+        return list(read.encoded.values()), sizes, [np.array(window.at[::-1], np.int32) for window in windows]
+
+    def _read(self, reading: Reading, step: int) -> _Read:
+        """Read a batch, and decode what DALI shall not see. Runs in the reader's thread."""
+        rows = reading.rows(step)
+        for ids in reading.soon(step):
+            self.dataset.will_need(ids)
+        read = _Read(rows, self._images.draw(self.config.seed, reading.epoch, rows.ids).tolist())
+        scratch = Scratch()
+        for row, index in enumerate(rows.ids[: rows.decoded].tolist()):
+            try:
+                data = self.dataset.read(index, scratch)
+                header = read_header(data, self._images.max_pixels)
+                if index in self._refused:
+                    self._fill(read, row, data, self._refused[index], scratch)
+                elif header.turbo or (header.format in _FORMATS and header.format != "jpeg"):
+                    read.encoded[row], read.sizes[row] = np.frombuffer(data, np.uint8).copy(), header.size
+                else:
+                    self._fill(read, row, data, f"DALI is not given this kind of {header.format}", scratch)
+            except ImageError as error:
+                read.failed[row] = str(error)
+        return read
+
+    def _by_ourselves(self, read: _Read, reason: str) -> _Read:
+        """What DALI refused, decoded by fastimg: it names the images that are damaged, and shows the others.
+
+        The damaged do not go to DALI again; where none is, none of the batch does.
+        """
+        read, encoded, scratch = replace(read, encoded={}), read.encoded, Scratch()
+        for row, data in encoded.items():
+            try:
+                self._fill(read, row, memoryview(data.data), reason, scratch)
+            except ImageError as error:
+                read.failed[row] = str(error)
+        guilty = read.failed or encoded
+        self._refused.update({int(read.rows.ids[row]): reason for row in guilty})
+        return read
+
+    def _fill(self, read: _Read, row: int, data: memoryview, reason: str, scratch: Scratch) -> None:
+        pixels = np.empty((*shape_of(self.crop), 3), np.uint8)
+        self._images.fill(data, read.draws[row], {"inputs": pixels}, scratch)
+        read.others[row], read.rerouted[row] = pixels, reason
+
+
+def _gist(error: RuntimeError) -> str:
+    """What DALI says, without where in its code it says so."""
+    lines = [line.strip() for line in str(error).splitlines() if "rror" in line and "[/" not in line]
+    return lines[-1].rstrip(",") if lines else type(error).__name__
+
+
+class _Feed:
+    """Batches from the reader's thread to DALI: a few are read ahead, and it is known which were scheduled."""
+
+    def __init__(self, reader: ThreadPoolExecutor, loader: DaliLoader, reading: Reading) -> None:
+        self.scheduled: deque[_Read] = deque()
+        self._again: deque[_Read] = deque()
+        self._ahead: deque[Future[_Read]] = deque()
+        self._work: Iterator[Future[_Read]] = (
+            reader.submit(loader._read, reading, step) for step in range(reading.steps)
+        )
+        for _ in range(loader.config.prefetch):
+            self._submit()
+
+    def take(self) -> _Read:
+        """The next batch that has something for DALI. Raises StopIteration at the end, and what reading raised."""
+        while True:
+            if self._again:
+                read = self._again.popleft()
+            elif self._ahead:
+                read = self._ahead.popleft().result()
+                self._submit()
+            else:
+                raise StopIteration
+            self.scheduled.append(read)
+            if read.encoded:
+                return read
+
+    def begin_again(self) -> None:
+        """What was scheduled comes once more, to a new pipeline."""
+        self._again.extendleft(reversed(self.scheduled))
+        self.scheduled.clear()
+
+    def stop(self) -> None:
+        """There is no more."""
+        self._work = iter(())
+        for future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+        self._again.clear()
+
+    def _submit(self) -> None:
+        future = next(self._work, None)
+        if future is not None:
+            self._ahead.append(future)

@@ -1,0 +1,140 @@
+"""FFCV (extra `ffcv`): its loader over a .beton, anybody's, in our order.
+
+FFCV draws the boxes of random crops itself, without a seed, resizes by OpenCV's INTER_AREA, and ignores EXIF
+orientations. It tells nobody of an image that it cannot decode, so there is no skipping.
+"""
+
+import contextlib
+import time
+from collections.abc import Generator
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from ffcv.fields.rgb_image import CenterCropRGBImageDecoder, RandomResizedCropRGBImageDecoder
+from ffcv.loader import Loader as Library
+from ffcv.transforms import ToDevice, ToTensor
+from ffcv.traversal_order.base import TraversalOrder
+
+from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, pair, sized, told
+from fastimg.loaders.epochs import LoaderConfig, Reading
+from fastimg.loaders.errors import WorkerError
+from fastimg.loaders.wording import plural
+
+from .adapter import DecodedBatch, Foreign
+
+_POLL = 0.0005  # seconds between two looks whether a batch is there, or its thread has died
+
+
+class FfcvLoader(Foreign):
+    """FFCV's Loader, whose order is ours. Compiled when it is made: that takes seconds."""
+
+    def __init__(
+        self,
+        dataset: BetonDataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(dataset, crop, config, device, indices)
+        side = _side(crop)
+        size = (side, side)
+        if isinstance(crop, RandomResizedCrop):
+            decoder = RandomResizedCropRGBImageDecoder(size, scale=crop.scale, ratio=crop.ratio)
+        elif isinstance(crop, CenterCrop):
+            decoder = CenterCropRGBImageDecoder(size, ratio=side / pair(crop.resize)[0])
+        else:
+            raise ValueError(f"{crop}: FFCV is told of RandomResizedCrop and CenterCrop")
+        to_device = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
+        pipelines: dict[str, list[Any] | None] = dict.fromkeys(dataset.reader.fields)
+        pipelines[dataset.image_field] = [decoder, ToTensor(), *to_device]
+        self._decoder = decoder
+        self._traversal = _Order(len(self) * config.batch_size)
+        self._library = Library(
+            str(dataset.reader.path),
+            batch_size=config.batch_size,
+            num_workers=self.workers,
+            os_cache=True,
+            order=self._traversal,
+            drop_last=False,
+            batches_ahead=config.prefetch,
+            pipelines=pipelines,
+        )
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        boxes = "crop boxes drawn by FFCV, " if isinstance(self.crop, RandomResizedCrop) else ""
+        return f"ffcv, {plural(self.workers, 'thread')}, {boxes}resized by INTER_AREA"
+
+    def set_size(self, size: Size) -> None:
+        """See `BatchSource`. Raises ValueError for a rectangle too."""
+        smaller = sized(self._largest, size)
+        _side(smaller)
+        self._next = smaller
+
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+        side = _side(self.crop)
+        self._decoder.output_size = (side, side)  # its memory is allocated epoch by epoch
+        rows = [reading.rows(step) for step in range(reading.steps)]
+        self._traversal.ids = np.concatenate([ids[:decoded] for ids, _, decoded in rows]).astype(np.uint64)
+        epoch = iter(self._library)
+        try:
+            for ids, _, decoded in rows:
+                if decoded == len(ids):
+                    yield DecodedBatch(_next(epoch))
+                    continue
+                images = torch.zeros((len(ids), side, side, 3), dtype=torch.uint8)
+                images = images.to(self.device)  # the end of an evaluation, or a rank that has nothing left to do there
+                if decoded:
+                    images[:decoded] = _next(epoch)
+                yield DecodedBatch(images)
+        finally:
+            _end(epoch)
+
+
+def _side(crop: Crop) -> int:
+    """The side of a crop's square output. Raises ValueError for a rectangle."""
+    resize = pair(crop.resize) if isinstance(crop, CenterCrop) else (1, 1)
+    if not isinstance(crop.size, int) or resize[0] != resize[1]:
+        raise ValueError(
+            f"crop {told(crop.size)}: this loader has FFCV make squares; give one side, or use the native, "
+            "torch or dali loader for a rectangle"
+        )
+    return crop.size
+
+
+class _Order(TraversalOrder):  # type: ignore[misc]
+    """Our order. FFCV calls it with its loader, to make one of a class; this one is made."""
+
+    def __init__(self, count: int) -> None:
+        self.ids = np.zeros(count, np.uint64)  # FFCV tells the number of batches by its first order
+
+    def __call__(self, loader: object) -> "_Order":
+        return self
+
+    def sample_order(self, epoch: int) -> npt.NDArray[np.uint64]:
+        """Ids of this rank, for the reading that begins."""
+        return self.ids
+
+
+def _next(epoch: Any) -> torch.Tensor:
+    """The next batch; FFCV itself would wait for ever for a thread that has died."""
+    while epoch.output_queue.empty():
+        if not epoch.is_alive() and epoch.output_queue.empty():
+            raise WorkerError("FFCV's thread died; what it says stands above")
+        time.sleep(_POLL)
+    (images,) = next(epoch)
+    return images  # type: ignore[no-any-return]
+
+
+def _end(epoch: Any) -> None:
+    """Stop FFCV's thread, which may be waiting for room in its queue, and let go of its memory."""
+    epoch.terminate_event.set()
+    while epoch.is_alive():
+        with contextlib.suppress(Empty):
+            epoch.output_queue.get(timeout=0.01)
+    epoch.close()

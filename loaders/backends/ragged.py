@@ -1,0 +1,172 @@
+"""Images of different sizes, cropped and resized on the device: the bits of `resample`, a batch in one Triton kernel.
+
+Where the taps of each output row and column lie, and their weights, is computed on the host, per image, by `filters`:
+in float64, as torch does it for uint8, then rounded to int16 with as many fractional bits as fit. So the kernel knows
+nothing but integers, and its bits cannot depend on the device: sums along rows, rounded and clamped to a byte, then
+sums of those along columns. An image is an address and three strides: mirrored and transposed (EXIF), interleaved and
+planar pixels are read where they are.
+
+A program makes ROWS output rows of BLOCK values (3 a pixel). It walks the source rows that these need, once: what
+neighbouring programs share is computed by both, (2 * support) source rows for ROWS * scale, and nothing is written
+between the two passes. `tests/loaders/backends/test_ragged.py` holds it equal to `resample` under Triton's interpreter, and
+compiles it for an H200 (sm_90) without spills. It has not been run or measured on a GPU yet.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from fastimg.loaders.crop import Interpolation, Window
+from fastimg.loaders.jpeg.decoding.exif import turn_of
+from fastimg.loaders.jpeg.decoding.filters import fill_weights
+from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
+from fastimg.loaders.runtime.compiled import compiled
+
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
+ROWS, BLOCK = (16, 128) if _INTERPRETED else (8, 256)
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # there are no floats
+
+PLACE = 4  # int64 of an image: the address of the box's upper left, bytes to the next column, row and channel
+# A table (int32): taps across and down, their fractional bits, the box's width and height, two for alignment; where
+# the taps of each output column and row begin, in the box; their weights, [taps across, size] and [taps down, size].
+HEADER = 8
+LEFT_ALONE = -1  # as the number of taps: the kernel does not write this image
+
+Table = npt.NDArray[np.int32]
+Place = tuple[int, int, int, int]
+Box = tuple[int, int, int, int]
+
+
+def table_words(size: int, taps: int) -> int:
+    """The int32 of a table with `taps`, across and down together, for an output of `size` pixels."""
+    return HEADER + (2 + taps) * size
+
+
+def fill_table(window: Window, size: int, interpolation: Interpolation, table: Table) -> bool:
+    """Write the table of `window` for an output of `size` pixels. False, and nothing of use, where it has no room."""
+    _, _, width, height = window.box
+    cubic = interpolation == "bicubic"
+    return bool(_fill(width, height, *window.size, *window.at, size, cubic, table))
+
+
+def place(address: int, strides: tuple[int, int, int], box: Box, orientation: int) -> Place:
+    """Where the kernel finds `box` of pixels of any layout, turned upright.
+
+    `address` is that of the first byte, `strides` are the bytes from a column, row and channel to the next. They and
+    `box` (x, y, width, height) are as stored: before `orientation` (EXIF, 1 to 8) is undone.
+    """
+    (across, down, channel), (x, y, width, height) = strides, box
+    address += x * across + y * down
+    turn = turn_of(orientation)
+    if turn.transposed:
+        width, height, across, down = height, width, down, across
+    if turn.flip_x:
+        address, across = address + (width - 1) * across, -across
+    if turn.flip_y:
+        address, down = address + (height - 1) * down, -down
+    return address, across, down, channel
+
+
+def resize(places: torch.Tensor, tables: torch.Tensor, out: torch.Tensor) -> None:
+    """Make `out` uint8 [B, S, S, 3], contiguous, of the images at `places` int64 [B, 4], by `tables` int32 [B, words].
+
+    All on one device, on the current stream; nothing waits. A row of a table that is all zeros makes an image of
+    zeros, one that begins with LEFT_ALONE leaves what is there. The addresses are not checked.
+    """
+    assert places.dtype == torch.int64 and tables.dtype == torch.int32 and out.dtype == torch.uint8
+    batch, size, _, channels = out.shape
+    assert places.shape == (batch, PLACE) and len(tables) == batch and channels == 3
+    assert out.is_contiguous() and places.is_contiguous() and tables.stride(1) == 1
+    if not batch:
+        return
+    grid = (triton.cdiv(3 * size, BLOCK), triton.cdiv(size, ROWS), batch)
+    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
+        _resize[grid](out, places, tables, tables.stride(0), SIZE=size, ROWS=ROWS, BLOCK=BLOCK, **OPTIONS)
+
+
+@compiled
+def _fill(
+    width: Any, height: Any, to_width: Any, to_height: Any, left: Any, top: Any, size: Any, cubic: bool, table: Any
+) -> bool:
+    starts = HEADER + 2 * size
+    table[:HEADER] = 0
+    table[4], table[5] = width, height
+    across = _taps(width, to_width, left, size, cubic, table, HEADER, starts)
+    if across[0] == 0:
+        return False
+    down = _taps(height, to_height, top, size, cubic, table, HEADER + size, starts + across[0] * size)
+    table[0], table[1], table[2], table[3] = across[0], down[0], across[1], down[1]
+    return bool(down[0] > 0)
+
+
+@compiled
+def _taps(n: Any, to: Any, first: Any, size: Any, cubic: bool, table: Any, starts: Any, weights: Any) -> Any:
+    """One axis, `n` pixels made `to`: taps and fractional bits for outputs `first` to `first + size`; 0 taps: no room.
+
+    A tap that an output has not got weighs nothing.
+    """
+    most = most_taps(float(n), to, cubic)
+    begins, counts = np.empty(size, np.int64), np.empty(size, np.int64)
+    found = np.zeros((size, most), np.int32)
+    bits = fill_weights(0.0, float(n), to, cubic, first, begins, counts, found, np.empty(most))
+    taps = counts.max()
+    if weights + taps * size > table.size:
+        return 0, 0
+    table[starts : starts + size] = begins
+    for k in range(taps):
+        table[weights + k * size : weights + (k + 1) * size] = found[:, k]
+    return taps, bits
+
+
+def _kernel(function: Callable[..., Any]) -> Any:
+    return triton.jit(function)
+
+
+_HEADER, _PLACE, _LEFT_ALONE = tl.constexpr(HEADER), tl.constexpr(PLACE), tl.constexpr(LEFT_ALONE)
+
+
+@_kernel
+def _resize(out, places, tables, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid: blocks of values of a row, blocks of rows, images."""
+    b = tl.program_id(2).to(tl.int64)
+    table, at = tables + b * stride, places + b * _PLACE
+    taps_x = tl.load(table)
+    if taps_x != _LEFT_ALONE:
+        taps_y, bits_x, bits_y = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
+        width, height = tl.load(table + 4), tl.load(table + 5)
+        across, down, channel = tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+        value = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK] of a row of output
+        inside = value < 3 * SIZE
+        x = tl.minimum(value // 3, SIZE - 1)
+        y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        row_of = tl.minimum(y, SIZE - 1)
+        start_x = tl.load(table + _HEADER + x)
+        start_y = tl.load(table + _HEADER + SIZE + row_of)  # [ROWS]
+        weights_x = table + _HEADER + 2 * SIZE + x
+        weights_y = table + _HEADER + (2 + taps_x) * SIZE + row_of
+        pixels = tl.load(at).to(tl.pointer_type(tl.uint8)) + (start_x * across + (value % 3) * channel)
+        total = tl.zeros((ROWS, BLOCK), tl.int32)
+        half_x, half_y = (1 << bits_x) >> 1, (1 << bits_y) >> 1
+        first = tl.min(start_y, axis=0)
+        last = tl.minimum(tl.max(start_y, axis=0) + taps_y, height)
+        for source in range(first, last):
+            line = pixels + source * down
+            sums = tl.zeros((BLOCK,), tl.int32)
+            for k in range(taps_x):
+                # Beyond the box the weights are 0; what lies there may not be the image's any more.
+                pixel = tl.load(line + k * across, mask=inside & (start_x + k < width), other=0)
+                sums += tl.load(weights_x + k * SIZE) * pixel.to(tl.int32)
+            level = tl.minimum(tl.maximum((sums + half_x) >> bits_x, 0), 255)
+            k_y = source - start_y
+            weight = tl.load(weights_y + k_y * SIZE, mask=(k_y >= 0) & (k_y < taps_y), other=0)
+            total += weight[:, None] * level[None, :]
+        result = tl.minimum(tl.maximum((total + half_y) >> bits_y, 0), 255)
+        target = out + b * (SIZE * SIZE * 3) + y[:, None] * (SIZE * 3) + value[None, :]
+        tl.store(target, result.to(tl.uint8), mask=(y < SIZE)[:, None] & inside[None, :])

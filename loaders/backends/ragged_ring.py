@@ -1,0 +1,295 @@
+"""The ring of decoders that leave the resize to the device, and the decoding too where they have a codec for that.
+
+    slot full -> thread: [codec: decode the batch] -> side stream: copy, `ragged.resize` -> event -> consumer's stream
+
+A thread of its own, so that decoding goes on while the consumer computes: a codec's call returns when the batch is
+decoded or nearly so. What is allocated, is allocated at the first batch of each slot; the images that a codec makes are
+its own.
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.crop import Window
+from fastimg.loaders.errors import ImageError, WorkerError
+from fastimg.loaders.ring import Layout, Slot
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.loaders.runtime.times import Spans
+
+from .nvcodec import BatchDecoder, DecodedImage
+from .ragged import LEFT_ALONE, Box, place, resize
+
+_OWN = frozenset({"pixels", "place", "table"})  # fields of a slot that are the ring's, and no batch's
+
+
+class Cut(NamedTuple):
+    """An image that the codec shall decode: a JPEG, and which of its pixels are wanted."""
+
+    jpeg: bytes
+    parsed: object | None  # by the codec; None: it does not know it
+    box: Box  # of stored pixels
+    orientation: int  # EXIF, still to be undone
+    window: Window
+
+
+class Codec(NamedTuple):
+    """What decodes on the device, and what does where that refuses: `on_host` writes a row [S, S, 3].
+
+    `on_host` is called by any thread, and raises ImageError.
+    """
+
+    device: BatchDecoder
+    on_host: Callable[[Cut, npt.NDArray[np.uint8]], None]
+
+
+class SideStream:
+    """A CUDA stream beside the consumer's. On the CPU, where tests interpret the kernel, all happens at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.copies = Spans()  # the ring's thread begins and settles them
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def handle(self) -> int:
+        """As libraries take it."""
+        return 0 if self._stream is None else int(self._stream.cuda_stream)
+
+    def event(self) -> Any:
+        """An event that has happened, until it is recorded."""
+        return None if self._stream is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def enter(self) -> AbstractContextManager[Any]:
+        """What is enqueued in this context goes to the stream."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """What is enqueued in this context counts as copying."""
+        if self._stream is None:
+            yield
+            return
+        self.copies.begin(self._stream)
+        yield
+        self.copies.end(self._stream)
+
+    def wait(self, event: Any) -> None:
+        """What is enqueued from now on comes after the event."""
+        if self._stream is not None:
+            self._stream.wait_event(event)
+
+    def record(self, event: Any) -> None:
+        """The event is when all that was enqueued is done."""
+        if self._stream is not None:
+            event.record(self._stream)
+
+    def finish(self) -> None:
+        """Wait, on the host, for all that was enqueued."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def consumer(self) -> Any:
+        """The calling thread's own stream."""
+        return None if self._stream is None else torch.cuda.current_stream(self._device)
+
+
+@dataclass
+class _Lane:
+    """The device's side of a slot."""
+
+    fields: torch.Tensor  # the slot's bytes, or their end
+    out: torch.Tensor  # bytes of the batch [B, S, S, 3]
+    ready: Any  # event: `out` and the fields stand
+    consumed: Any  # event: the consumer has read them
+
+
+class RaggedRing:
+    """Makes batches [B, S, S, 3] of slots whose fields begin with pixels, then `place` and `table`.
+
+    With a codec the first field is `inputs` [S, S, 3], for rows that the host has to make: those whose table begins
+    with LEFT_ALONE, and those that the codec refuses. Without one it is `pixels` [n, S, S, 3]: as many bytes for a
+    row's ragged crop, at which its `place` begins.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, codec: Codec | None) -> None:
+        self.ready: torch.cuda.Event | None = None
+        self._device, self._codec = device, codec
+        self.view(layout)
+        self._room = layout.nbytes - self._sent, math.prod(self._shape)  # bytes of a lane's memory
+        self._side = SideStream(device)
+        self._lanes: dict[int, _Lane] = {}  # by the slot's id; slots live as long as their loader
+        self._made: dict[int, BaseException | None] = {}  # slots whose batch stands or has failed, and why
+        self._queue: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._held: tuple[_Lane, Any] | None = None  # what the consumer has, and its stream
+        self._hosts: ThreadPoolExecutor | None = None
+
+    @property
+    def copy_seconds(self) -> float:
+        """See `Ring`."""
+        return self._side.copies.seconds
+
+    def begin(self, slot: Slot) -> None:
+        """See `Ring`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="fastimg-loader-ring", daemon=True)
+            self._thread.start()
+        self._queue.put(slot)
+
+    def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
+        """See `Ring`. Raises WorkerError for what went wrong on the device."""
+        with self._changed:
+            while id(slot) not in self._made:
+                if self._thread is None:
+                    raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+                self._changed.wait()
+            failure = self._made.pop(id(slot))
+        if failure is not None:
+            raise WorkerError(f"a batch could not be made on {self._device}: {failure!r}") from failure
+        lane = self._lanes[id(slot)]
+        consumer = self._side.consumer()
+        if consumer is not None:
+            consumer.wait_event(lane.ready)  # sync point: the step waits for its data
+        self._held, self.ready = (lane, consumer), lane.ready
+        further = {name: tensor for name, tensor in self._tensors(lane).items() if name not in _OWN}
+        return {**further, "inputs": self._batch(lane)}
+
+    def reclaim(self) -> None:
+        """See `Ring`."""
+        if self._held is not None:
+            lane, _ = self._held
+            self._settle(lane, self._side.consumer())
+
+    def release(self) -> None:
+        """See `Ring`."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            if thread is threading.current_thread():  # a forgotten loader, collected while this made a batch
+                return
+            thread.join()
+        if self._held is not None:
+            self._settle(*self._held)
+        while not self._queue.empty():
+            self._queue.get()
+        self._side.finish()  # copies of slots that nobody asked for: the slots will be written to
+        for lane in self._lanes.values():  # whoever gets the memory after this ring, gets it on the side stream
+            self._side.wait(lane.consumed)
+        with self._changed:
+            self._made.clear()
+            self._changed.notify_all()
+        if self._hosts is not None:
+            self._hosts.shutdown()
+            self._hosts = None
+
+    def view(self, layout: Layout) -> None:
+        """See `Ring`."""
+        (*_, size, _) = next(iter(layout.fields.values()))[2]
+        self._layout, self._shape = layout, (layout.rows, size, size, 3)
+        self._sent = 0 if self._codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
+
+    def _settle(self, lane: _Lane, stream: Any) -> None:
+        self._held = None
+        if stream is not None:
+            lane.consumed.record(stream)
+            lane.ready.synchronize()  # sync point: the slot's bytes have left; a wait only if the device lags
+
+    def _work(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        while (slot := self._queue.get()) is not None:
+            failure: BaseException | None = None
+            try:
+                self._make(slot, self._lanes.get(id(slot)) or self._lane(slot))
+            except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+                failure = error
+            with self._changed:
+                self._made[id(slot)] = failure
+                self._changed.notify_all()
+            del slot, failure
+
+    def _lane(self, slot: Slot) -> _Lane:
+        with self._side.enter():  # the allocator then knows these as the side stream's
+            fields, out = (torch.empty(size, dtype=torch.uint8, device=self._device) for size in self._room)
+        lane = _Lane(fields, out, self._side.event(), self._side.event())
+        self._lanes[id(slot)] = lane
+        return lane
+
+    def _tensors(self, lane: _Lane) -> dict[str, torch.Tensor]:
+        return self._layout.tensors(lane.fields, self._sent)
+
+    def _batch(self, lane: _Lane) -> torch.Tensor:
+        return lane.out[: math.prod(self._shape)].view(self._shape)
+
+    def _make(self, slot: Slot, lane: _Lane) -> None:
+        """Decode where there is a codec; enqueue the copy and the resize."""
+        tensors, out, used = self._tensors(lane), self._batch(lane), self._layout.nbytes
+        places = slot.arrays["place"]
+        if self._codec is None:
+            at, nbytes, _, _ = self._layout.fields["pixels"]
+            places[:, 0] = lane.fields.data_ptr() + at + nbytes // len(places) * np.arange(len(places))
+        else:
+            self._decode(slot, self._codec)
+        with self._side.enter():
+            self._side.wait(lane.consumed)  # the step that read these buffers last is over
+            with self._side.copying():
+                lane.fields[: used - self._sent].copy_(slot.buffer[self._sent : used], non_blocking=True)
+                if self._codec is not None:
+                    made = self._layout.tensors(slot.buffer)["inputs"]
+                    for start, stop in _runs(slot.arrays["table"][:, 0] == LEFT_ALONE):
+                        out[start:stop].copy_(made[start:stop], non_blocking=True)
+            resize(tensors["place"], tensors["table"], out)
+            self._side.record(lane.ready)
+
+    def _decode(self, slot: Slot, codec: Codec) -> None:
+        """Decode what the slot carries, and write where it lies; what is refused is made on the host."""
+        cuts = [(row, cut) for row, cut in enumerate(slot.carried) if isinstance(cut, Cut)]
+        self._side.finish()  # the images of the batch before have been read; the engine would not wait for it
+        found = iter(codec.device.decode([cut.parsed for _, cut in cuts if cut.parsed is not None], self._side.handle))
+        refused = []
+        for row, cut in cuts:
+            image = None if cut.parsed is None else next(found)
+            if image is None or not _holds(image, cut.box):
+                refused.append((row, cut))
+            else:
+                slot.arrays["place"][row] = place(image.address, image.strides, cut.box, cut.orientation)
+        slot.carried[:] = [None] * len(slot.carried)
+        if refused:
+            self._hosts = self._hosts or ThreadPoolExecutor(available_cpus(), "fastimg-loader-host")
+            for _ in self._hosts.map(lambda one: _make_on_host(slot, codec, *one), refused):
+                pass
+
+
+def _holds(image: DecodedImage, box: Box) -> bool:
+    return box[0] + box[2] <= image.width and box[1] + box[3] <= image.height
+
+
+def _runs(chosen: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Stretches of consecutive True: [(first, one behind the last)]."""
+    edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _make_on_host(slot: Slot, codec: Codec, row: int, cut: Cut) -> None:
+    slot.rerouted[row] = "the GPU's decoder refused it"
+    table = slot.arrays["table"][row]
+    try:
+        codec.on_host(cut, slot.arrays["inputs"][row])
+        table[0] = LEFT_ALONE
+    except ImageError as error:
+        slot.failed[row] = str(error)
+        slot.arrays["weight"][row] = 0
+        table[:] = 0  # its pixels become zeros

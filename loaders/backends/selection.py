@@ -1,0 +1,113 @@
+"""Which loader decodes: ours, or another library's behind the same face."""
+
+import importlib.util
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.containers.beton_dataset import BetonDataset
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import Crop
+from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.epochs import BatchSource, LoaderConfig
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.loader import Loader
+from fastimg.loaders.ring import RingDecoder
+
+from . import nvcodec
+
+Backend = Literal["native", "torch", "dali", "ffcv", "synthetic"]
+
+_MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
+_INSTALLS = {
+    "dali": "`pip install '.[dali]'` in a clone of fastimg",
+    "ffcv": "`apt-get install libopencv-dev libturbojpeg0-dev pkg-config`, then `pip install '.[ffcv]'` in a clone of "
+    "fastimg",
+}
+
+# Settings that change nothing, by backend.
+IDLE: dict[Backend, frozenset[str]] = {
+    "native": frozenset(),
+    "torch": frozenset({"decode", "dct_scaling"}),
+    "dali": frozenset({"decode", "dct_scaling"}),
+    "ffcv": frozenset({"decode", "dct_scaling", "on_error", "max_pixels"}),
+    "synthetic": frozenset(
+        {"decode", "dct_scaling", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"}
+    ),
+}
+
+
+class MissingBackend(Exception):
+    """A backend's library is not installed. Its text says how it is."""
+
+
+def check_installed(backend: Backend) -> None:
+    """Raises MissingBackend, naming the command that installs it."""
+    name = _MODULES.get(backend)
+    if name is None:
+        return
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        found = False
+    if not found:
+        raise MissingBackend(f"{name} is not installed; {_INSTALLS[backend]}")
+
+
+def reads(backend: Backend, dataset: Dataset) -> bool:
+    """Whether a backend takes such data: FFCV reads its own container alone."""
+    return backend != "ffcv" or isinstance(dataset, BetonDataset)
+
+
+def _on_gpu(images: ImageDecoder, device: torch.device) -> RingDecoder:
+    if not nvcodec.installed():
+        raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
+    from .gpu_decode import DeviceDecode  # it needs Triton
+
+    return DeviceDecode.on(device, images)
+
+
+def open_source(
+    backend: Backend,
+    dataset: Dataset,
+    crop: Crop,
+    config: LoaderConfig,
+    device: torch.device | str = "cpu",
+    indices: npt.NDArray[np.int64] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    decode: Literal["cpu", "gpu"] = "cpu",
+    dct_scaling: bool = False,
+) -> BatchSource:
+    """The loader of that name over a dataset; `decode` and `dct_scaling` are for the native one.
+
+    Raises MissingBackend, and DataError for data that it does not read.
+    """
+    check_installed(backend)
+    device = torch.device(device)
+    match backend:
+        case "native":
+            images = ImageDecoder(crop, max_pixels, dct_scaling)
+            return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
+        case "torch":
+            from .torch_loader import TorchLoader
+
+            return TorchLoader(dataset, crop, config, device, indices, max_pixels)
+        case "dali":
+            from .dali import DaliLoader
+
+            return DaliLoader(dataset, crop, config, device, indices, max_pixels)
+        case "ffcv":
+            if not isinstance(dataset, BetonDataset):
+                raise DataError(
+                    f"{dataset.name}: FFCV reads .beton files alone; `fastimg convert SRC DST --format beton` makes one"
+                )
+            from .ffcv import FfcvLoader
+
+            return FfcvLoader(dataset, crop, config, device, indices)
+        case "synthetic":
+            from .synthetic import SyntheticLoader
+
+            return SyntheticLoader(dataset, crop, config, device, indices)

@@ -1,0 +1,47 @@
+"""No data at all: random pixels that lie on the device already. What a training can reach at best."""
+
+import math
+from collections.abc import Generator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import Crop, shape_of
+from fastimg.loaders.epochs import LoaderConfig, Reading
+
+from .adapter import DecodedBatch, Foreign
+
+
+class SyntheticLoader(Foreign):
+    """Ids, targets and weights of the dataset, over and over the same random pixels. Nothing is read."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(dataset, crop, config, device, indices, workers=1)
+        self.workers = self.slot_bytes = 0  # on the host
+        generator = torch.Generator(device).manual_seed(config.seed)
+        shape = (config.batch_size, *shape_of(crop), 3)
+        self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
+
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+        shape = (self.config.batch_size, *shape_of(self.crop), 3)
+        whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
+        for step in range(reading.steps):
+            decoded = reading.rows(step).decoded
+            pixels = whole
+            if decoded < len(pixels):  # an evaluation's last batch
+                pixels = pixels.clone()
+                pixels[decoded:] = 0
+            yield DecodedBatch(pixels)

@@ -1,0 +1,200 @@
+"""PyTorch's DataLoader: processes that decode by Pillow and resize by torchvision, over any dataset of ours.
+
+The boxes are the native loader's. The pixels differ from its only where Pillow's libjpeg differs from ours.
+"""
+
+import contextlib
+import dataclasses
+import signal
+import warnings
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import Crop, Size, shape_of
+from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
+from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.epochs import LoaderConfig, Reading
+from fastimg.loaders.errors import DataError, ImageError, WorkerError
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
+
+from .adapter import DecodedBatch, Foreign
+
+_AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
+_HELD = (signal.SIGINT, signal.SIGTERM)
+_FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+
+
+class _Request(NamedTuple):
+    epoch: int
+    size: Size  # of the pictures
+    ids: npt.NDArray[np.int64]  # [B]
+    decoded: int  # the first so many are
+
+
+class _Answer(NamedTuple):
+    images: torch.Tensor  # uint8 [B, H, W, 3]
+    failed: dict[int, str]  # row -> reason
+    fault: DataError | None  # the end of the run, in words for a person
+
+
+class TorchLoader(Foreign):
+    """A DataLoader with persistent workers; each decodes whole batches."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        config: LoaderConfig,
+        device: torch.device,
+        indices: npt.NDArray[np.int64] | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        super().__init__(dataset, crop, config, device, indices)
+        self._ahead = max(_AHEAD, -(-config.prefetch // self.workers))
+        self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels), config.seed)
+        self._requests = _Requests(dataset)
+        self._torch: DataLoader[_Answer] | None = None
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        return (
+            f"torch: DataLoader, {plural(self.workers, 'process')}, "
+            f"{plural(self.workers * self._ahead, 'batch')} ahead, "
+            "Pillow, torchvision's antialiased resize"
+        )
+
+    def close(self) -> None:
+        """End the processes, and the iteration that is under way. Iterating again starts new ones."""
+        super().close()
+        self._stop()
+
+    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+        self._requests.reading, self._requests.size = reading, self.crop.size
+        try:
+            for answer in self._start() if self._torch is None else self._torch:
+                if answer.fault is not None:
+                    raise answer.fault
+                yield DecodedBatch(answer.images, answer.failed)
+        except (DataError, GeneratorExit):
+            raise
+        except Exception as error:
+            self._stop()  # what is left of it cannot go on
+            raise WorkerError(f"a worker process of torch's DataLoader failed: {error}") from error
+
+    def _stop(self) -> None:
+        iterator, self._torch = getattr(self._torch, "_iterator", None), None
+        if iterator is not None:  # not left to the garbage collector: an exception's traceback may hold it
+            with contextlib.suppress(RuntimeError):  # torch's, where one of them ended by a signal
+                iterator._shutdown_workers()
+            for process in iterator._workers:  # torch sends SIGTERM alone, which one that hangs does not heed
+                process.kill()
+
+    def _start(self) -> Iterator[_Answer]:
+        self._torch = DataLoader(
+            self._rows,
+            batch_size=None,  # a worker makes whole batches: nothing is collated
+            sampler=self._requests,
+            num_workers=self.workers,
+            prefetch_factor=self._ahead,
+            persistent_workers=True,
+            pin_memory=self.device.type == "cuda",
+            collate_fn=_as_it_is,
+            worker_init_fn=_leave_signals_to_the_parent,
+            multiprocessing_context="fork",  # open shards and their tables are shared as they are
+        )
+        with warnings.catch_warnings(), _signals_held():
+            # Python 3.12 warns: the children run no code that could wait for our threads
+            warnings.filterwarnings("ignore", "(?s).*use of fork", DeprecationWarning)
+            return iter(self._torch)
+
+
+class _Requests:
+    """The batches of the reading that is under way, for a DataLoader that outlives it."""
+
+    reading: Reading | None = None
+    size: Size = 0
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[_Request]:
+        reading = self.reading
+        assert reading is not None
+        for step in range(reading.steps):
+            for ids in reading.soon(step):
+                self._dataset.will_need(ids)
+            ids, _, decoded = reading.rows(step)
+            yield _Request(reading.epoch, self.size, ids, decoded)
+
+    def __len__(self) -> int:
+        return 0 if self.reading is None else self.reading.steps
+
+
+class _Rows(TorchDataset[_Answer]):
+    """What a worker process knows: how to decode a batch."""
+
+    def __init__(self, dataset: Dataset, images: ImageDecoder, seed: int) -> None:
+        self._dataset, self._images, self._seed = dataset, images, seed
+
+    def __getitem__(self, request: _Request) -> _Answer:
+        epoch, size, ids, decoded = request
+        scratch, decoder = Scratch(), self._images.sized(size)
+        images = torch.zeros((len(ids), *shape_of(decoder.crop), 3), dtype=torch.uint8)
+        failed: dict[int, str] = {}
+        draws = decoder.draw(self._seed, epoch, ids).tolist()
+        for row, index in enumerate(ids[:decoded].tolist()):
+            try:
+                images[row] = _image(decoder, self._dataset.read(index, scratch), draws[row])
+            except ImageError as error:
+                failed[row] = str(error)
+            except DataError as error:
+                return _Answer(images, {}, error)
+        return _Answer(images, failed, None)
+
+
+def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.Tensor:
+    """[H, W, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
+    header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # Pillow decodes it all
+    window = images.crop.window(*header.size, draws)
+    if window.size[0] * window.size[1] > images.max_pixels:
+        raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+    x, y, width, height = window.box
+    box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
+    size = [window.size[1], window.size[0]]
+    resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
+    (left, top), (tall, wide) = window.at, shape_of(images.crop)
+    return resized[:, top : top + tall, left : left + wide].permute(1, 2, 0)
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
+
+
+@contextlib.contextmanager
+def _signals_held() -> Generator[None, None, None]:
+    """What is forked here gets no signal of `_HELD` before it can say what becomes of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C, `timeout` and batch systems send theirs to every process; the parent needs data until it has saved.
+
+    The second SIGTERM is heeded: at the parent's end it is multiprocessing's, which waits for it to do so.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)

@@ -1,0 +1,145 @@
+"""A .beton as a dataset of labelled images or texts."""
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
+
+from .beton import BetonReader
+from .beton_fields import RAW
+from .content import TEXT_FIELDS, Content
+from .readahead import pieces
+from .watch import State, Watch
+
+MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
+# Names of the fields to train on, where there are several of a kind.
+USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
+
+
+class BetonDataset:
+    """The rgb field's images and the int field's labels, which may be any 64-bit numbers from -1 (unknown) on.
+
+    Of several fields of a kind the one that has a usual name is taken. A raw image is read as a PPM: its pixels behind
+    a line that tells their size, lossless and known to every decoder. Without an rgb field it is a dataset of texts:
+    the field of bytes that is called txt or text. Raises ShardError, or DataError where no field can be chosen.
+    """
+
+    notes: Sequence[str] = ()
+    content: Content
+
+    def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
+        self.name = str(path)
+        self.reader = reader = BetonReader(path)
+        self._watch = Watch([path], [State.of(reader.status)])
+        try:
+            image = _choose(reader, "rgb")
+            self.content = "text" if image is None else "images"
+            image = _text_field(reader) if image is None else image
+            label = _choose(reader, "int")
+            self.image_field, self.label_field = image, label
+            self._offsets, self._sizes = reader.extents(image)
+            column = reader.column(image)
+            if self.content == "images":
+                self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
+            else:
+                self._raw = np.zeros(len(reader), np.bool_)
+            self.labels = np.full(len(reader), -1, np.int64)
+            if label is not None:
+                self.labels[:] = reader.column(label)
+            top = int(self.labels.max(initial=-1))
+            if self.labels.min(initial=0) < -1 or top >= (MAX_CLASSES if classes is None else len(classes)):
+                among = (
+                    "are no class indices"
+                    if classes is None
+                    else f"are not all among its {plural(len(classes), 'class')}"
+                )
+                raise ShardError(f"{path}: the numbers in {label}, up to {top}, {among}; convert it again")
+            self.classes = tuple(map(str, range(top + 1)) if classes is None else classes)
+            stat = path.stat()
+            stamp = checksum or f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+            self.fingerprint = hashlib.sha256(stamp.encode()).hexdigest()
+        except BaseException:
+            reader.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The JPEG's bytes, a PPM, or a text's bytes. Raises ShardError where the file is not what it was."""
+        head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
+        view = scratch.encoded(len(head) + int(self._sizes[index]))
+        view[: len(head)] = head
+        try:
+            self.reader.fill(view[len(head) :], int(self._offsets[index]))
+        except ShardError:
+            self._watch.look(0)  # it may tell more
+            raise
+        self._watch.read(0)
+        return view
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Ask the system to read these samples ahead."""
+        offsets, sizes = self._offsets[indices].astype(np.int64), self._sizes[indices].astype(np.int64)
+        for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets, sizes):
+            self.reader.will_need(offset, size)
+
+    def sample_name(self, index: int) -> str:
+        """`train.beton: sample 17 (cats/a.jpg)`, the last where a json field has kept its original path."""
+        path = self._path(index)
+        return f"{self.name}: sample {index}" + (f" ({path})" if path else "")
+
+    def sample_key(self, index: int) -> str:
+        """See Dataset."""
+        return self._path(index) or str(index)
+
+    def _path(self, index: int) -> str:
+        """What a json field has kept, empty where none has."""
+        for name, field in self.reader.fields.items():
+            if field.kind == "json":
+                with contextlib.suppress(ShardError, KeyError, TypeError):
+                    return str(self.reader.value(name, index)["path"])
+        return ""
+
+    def files(self) -> Sequence[Path]:
+        """The file."""
+        return [self.reader.path]
+
+    def close(self) -> None:
+        """Close the file."""
+        self.reader.close()
+
+
+def _text_field(reader: BetonReader) -> str:
+    names = [name for name, field in reader.fields.items() if field.kind == "bytes" and name.lower() in TEXT_FIELDS]
+    if len(names) != 1:
+        what = (
+            f"{', '.join(names)} are both texts; rename one"
+            if names
+            else (
+                f"none of its fields ({', '.join(reader.fields)}) holds images, and none of bytes is called "
+                f"{' or '.join(TEXT_FIELDS)}"
+            )
+        )
+        raise DataError(f"{reader.path}: {what}")
+    return names[0]
+
+
+def _choose(reader: BetonReader, kind: str) -> str | None:
+    """The field of a kind, None where there is none. Raises DataError where it could be several."""
+    names = [name for name, field in reader.fields.items() if field.kind == kind]
+    if len(names) > 1:
+        usual = [name for name in names if name.lower() in USUAL[kind]]
+        if len(usual) != 1:
+            raise DataError(
+                f"{reader.path}: {', '.join(names)} are all {kind} fields; name the one to train on {USUAL[kind][0]}"
+            )
+        return usual[0]
+    return names[0] if names else None

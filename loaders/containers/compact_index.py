@@ -1,0 +1,224 @@
+"""The compact index of tar shards, which makes opening instant: 32 bytes a sample, derived, never the only copy.
+
+`<split>.fidx` is a head, a record per sample, and notes as lines of text. It is stamped with what it was derived from,
+made anew where it is missing, stale or damaged, and kept in the user's cache where the data is read-only. Texts have
+no width and height, and a stamp of their own.
+"""
+
+import hashlib
+import os
+import re
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import BinaryIO, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.decode import read_header
+from fastimg.loaders.errors import ImageError, ShardError
+from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
+from fastimg.loaders.folders.ignored import extension_of
+
+from .beton_dataset import MAX_CLASSES
+from .content import TEXT_EXTENSIONS, Content, singular
+from .tar import Member, Sample, index_path, parse_index, replace_file, scan
+
+RECORD = np.dtype(
+    [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
+)
+
+_MAGIC = b"FIMGIDX2"
+_HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), records, checksum of what follows
+_JPEG_BYTES = 32 * 1024  # of a JPEG, read first; few have longer metadata
+_LABEL_BYTES = 64
+_LABEL = re.compile(rb"-1|[0-9]{1,9}")
+_KINDS: tuple[Content, ...] = get_args(Content)
+
+
+def records(
+    shards: list[Path],
+    fingerprint: str,
+    cache_name: str,
+    checksums: list[str] | None,
+    content: Content | None = None,
+) -> tuple[npt.NDArray[np.void], list[str], Content]:
+    """Records [N] of `shards`, notes: sentences on indexes that were not believed, and what the samples are.
+
+    With `checksums`, those of each shard and of its index in one, the shards are ours and their indexes hold; without,
+    they are scanned, and `content` None is found out: text, where samples have a .txt and none has an image. Raises
+    ShardError.
+    """
+    if not shards:
+        return np.zeros(0, RECORD), [], content or "images"
+    stamp = bytes.fromhex(fingerprint)
+    if checksums is None:  # the notes depend on the indexes
+        stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
+    beside = shards[0].parent / f"{cache_name}.fidx"
+    key = hashlib.sha256(os.fsencode(shards[0].resolve().parent)).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key / beside.name
+    for path in (beside, cache):
+        for kind in _KINDS if content is None else (content,):
+            if (kept := _read_records(path, _stamp(stamp, kind))) is not None:
+                return *kept, kind
+    notes: list[str] = []
+    parts = []
+    for number, shard in enumerate(shards):
+        samples = _own_samples(shard, checksums[number][64:]) if checksums else _foreign_samples(shard, notes)
+        if content is None and samples:
+            content = _content(samples, shards)
+        parts.append(_shard_records(number, shard, samples, content or "images", ours=bool(checksums)))
+    made = np.concatenate(parts)
+    content = content or "images"
+    body = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
+    body = _HEAD.pack(_MAGIC, _stamp(stamp, content), len(made), zlib.crc32(body)) + body
+    for path in (beside, cache):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, body)
+            break
+        except OSError:  # read-only data, then a read-only home: the index is derived again next time
+            continue
+    return made, notes, content
+
+
+def _stamp(stamp: bytes, content: Content) -> bytes:
+    return stamp if content == "images" else hashlib.sha256(stamp + content.encode()).digest()
+
+
+def _content(samples: list[Sample], shards: list[Path]) -> Content:
+    """What somebody's samples are; all shards are looked at only where the first sample has no image."""
+    images = image_extensions()
+    if _of(samples[0], images):
+        return "images"
+    texts = False
+    for found in map(scan, shards):
+        if any(_of(sample, images) for sample in found):
+            return "images"
+        texts = texts or any(_of(sample, TEXT_EXTENSIONS) for sample in found)
+    return "text" if texts else "images"
+
+
+def _of(sample: Sample, extensions: frozenset[str]) -> list[Member]:
+    """The members that have one of these extensions."""
+    return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
+
+
+def _read_records(path: Path, stamp: bytes) -> tuple[npt.NDArray[np.void], list[str]] | None:
+    try:
+        with path.open("rb") as file:
+            magic, stamped, count, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != _MAGIC or stamped != stamp:
+                return None
+            content = bytearray(file.read())
+    except (OSError, struct.error):
+        return None
+    end = count * RECORD.itemsize
+    if end > len(content) or zlib.crc32(content) != checksum:
+        return None
+    notes = content[end:].decode("utf-8", "surrogateescape")
+    return np.frombuffer(content, RECORD, count), notes.split("\n") if notes else []
+
+
+def _index_state(shard: Path) -> tuple[int, int] | None:
+    try:
+        status = index_path(shard).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
+    check_index(index_path(shard), index_sha256)
+    return parse_index(index_path(shard), shard.stat().st_size)
+
+
+def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
+    """What a scan finds; adds to `notes` where an index says something else."""
+    samples, index = scan(shard), index_path(shard)
+    if index.exists():
+        try:
+            stated = parse_index(index, shard.stat().st_size)
+        except ShardError:
+            stated = None
+        if stated is None or not _fits(stated, samples):
+            notes.append(f"{index} does not fit {shard.name}: the tar was scanned; delete the index, or make it again")
+    return samples
+
+
+def _fits(stated: list[Sample], found: list[Sample]) -> bool:
+    """Whether an index says what a scan found; it may leave out names (v1.1), and order a sample as it likes."""
+    if [len(sample) for sample in stated] != [len(sample) for sample in found]:
+        return False
+    pairs = (pair for s, f in zip(stated, found, strict=True) for pair in zip(sorted(s), sorted(f), strict=True))
+    return all(s == f or (not s.name and s == f._replace(name="")) for s, f in pairs)
+
+
+def _shard_records(
+    number: int, shard: Path, samples: list[Sample], content: Content, ours: bool
+) -> npt.NDArray[np.void]:
+    extensions = image_extensions() if content == "images" else TEXT_EXTENSIONS
+    records = np.zeros(len(samples), RECORD)
+    with shard.open("rb") as file:
+        for record, sample in zip(records, samples, strict=True):
+            name = sample[0].name or f"the sample at byte {sample[0].offset}"
+            image = _main(f"{shard}: {name}", sample, extensions, content, ours)
+            width, height = _size(file, image) if content == "images" else (0, 0)
+            record["offset"], record["size"], record["shard"] = image.offset, image.size, number
+            record["label"] = next((_label(f"{shard}: {name}", file, m) for m in sample if m.ext.lower() == "cls"), -1)
+            record["width"], record["height"] = width, height
+    return records
+
+
+def _main(name: str, sample: Sample, extensions: frozenset[str], content: Content, ours: bool) -> Member:
+    """The member that is the sample's image or text: ours stands first; of others it is `jpg` and not `depth.png`."""
+    images = _of(sample, extensions)
+    if not ours:
+        images = [m for m in images if "." not in m.ext] or images
+    if not images or (len(images) > 1 and not ours):
+        kind = singular(content)
+        what = f"several {kind}s" if images else f"a sample without {'an' if kind == 'image' else 'a'} {kind}"
+        found = ", ".join(m.ext for m in images or sample)
+        undecodable = undecodable_extensions() if kind == "image" and not images else {}
+        if reason := next((undecodable[ext] for m in sample if (ext := extension_of(f"x.{m.ext}")) in undecodable), ""):
+            raise ShardError(f"{name}: {what} that can be decoded ({found}): {reason}")
+        raise ShardError(f"{name}: {what} ({found}); make the shard again with one in each sample")
+    return images[0]
+
+
+def _label(name: str, file: BinaryIO, member: Member) -> int:
+    file.seek(member.offset)
+    text = file.read(min(member.size, _LABEL_BYTES + 1)).strip()
+    if member.size > _LABEL_BYTES or not _LABEL.fullmatch(text) or int(text) >= MAX_CLASSES:
+        raise ShardError(
+            f"{name}: the label {text[:20]!r} is no class index; `fastimg convert` takes shards whose labels are names"
+        )
+    return int(text)
+
+
+def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
+    """(width, height) of an image in a tar, (0, 0) where it has no header: the loader names it when it gets there."""
+    file.seek(image.offset)
+    data = file.read(min(image.size, _JPEG_BYTES))
+    try:
+        if data[:2] == b"\xff\xd8":  # a JPEG's header comes before its pixels
+            return read_header(data, sys.maxsize).size
+    except ImageError:  # or goes on after what was read
+        pass
+    data += file.read(image.size - len(data))
+    try:
+        return read_header(data, sys.maxsize).size
+    except ImageError:
+        return 0, 0
+
+
+def check_index(index: Path, sha256: str) -> None:
+    """Raises ShardError unless an index is the one with this checksum."""
+    try:
+        content = index.read_bytes()
+    except OSError as error:
+        raise ShardError(f"{index}: {error.strerror}; copy it again, or convert again with --overwrite") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ShardError(f"{index}: cut short or altered; copy it again, or convert again with --overwrite")

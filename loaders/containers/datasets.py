@@ -1,0 +1,408 @@
+"""Datasets: what the loader reads from, and how a path becomes one.
+
+A dataset directory holds `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`:
+classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived
+(compact.py). Tars without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.errors import DataError, ShardError
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, FilesDataset, Level, is_class_folder, list_folder
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
+
+from . import compact_index as compact
+from .beton_dataset import BetonDataset
+from .content import Content
+from .handles import Handles
+from .readahead import ask, pieces
+from .tar import index_path, split_name
+from .ustar import BLOCK, stated_size
+from .watch import Watch, fill
+
+_T = TypeVar("_T")
+
+FORMAT = "fastimg dataset"
+FORMAT_VERSION = 1
+SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
+_BETON_KEYS = SHARD_KEYS[:4]
+
+_NOTE_BYTES = 1 << 20  # of a sample's json, to name it
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class Dataset(Protocol):
+    """Random access to labelled, encoded samples. Every method may be called from any thread."""
+
+    name: str
+    content: Content  # what `read` gives: encoded images, or texts in UTF-8
+    classes: tuple[str, ...]
+    labels: npt.NDArray[np.int64]  # [N], -1: unknown
+    notes: Sequence[str]  # sentences for the person who owns the data: what was not believed
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The encoded sample, in `scratch` until the next call with it. Raises DataError."""
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """These samples are read soon: let the system fetch them."""
+
+    def sample_name(self, index: int) -> str:
+        """What a person calls the sample."""
+
+    def sample_key(self, index: int) -> str:
+        """The path or key that the sample had where it came from, where that was kept; else what names it here."""
+
+    def files(self) -> Sequence[Path]:
+        """The files that hold the samples."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the samples, their order or their labels do."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
+
+
+def open_dataset(path: str | Path, split: str = "train", classes: Level | None = None) -> Dataset:
+    """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
+
+    `classes`: which folders name the classes of a class folder, as `folder.list_folder` has it.
+    Raises DataError naming what is missing, cut short or altered, ValueError for `classes` of anything but a class
+    folder.
+    """
+    path = Path(path)
+    if classes is not None and not is_plain_folder(path):
+        raise ValueError(f"{path}: its classes are not named by folders; leave out classes={classes!r}")
+    if is_beton(path):
+        return BetonDataset(_pick(path, {"train": path}, split))
+    _refuse_no_folder(path)
+    if (path / "dataset.json").exists():
+        return _open_converted(path, split)
+    _refuse_unfinished(path)  # before its finished shards pass for somebody else's
+    if shards := foreign_shards(path):
+        refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
+        return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
+    if betons := foreign_betons(path):
+        refuse_class_folder(path, list(betons.values()))
+        return BetonDataset(_pick(path, betons, split))
+    listing = list_folder(path, classes)
+    files = _pick(path, listing.files, split)
+    names, labels = [name for name, _ in files], [label for _, label in files]
+    return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
+
+
+def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int]:
+    """Split names and their numbers of samples; -1 where counting means opening."""
+    path = Path(path)
+    if is_beton(path):
+        return {"train": -1}
+    _refuse_no_folder(path)
+    if (path / "dataset.json").exists():
+        return {name: split["samples"] for name, split in read_description(path)["splits"].items()}
+    _refuse_unfinished(path)
+    if others := foreign_shards(path) or foreign_betons(path):
+        return dict.fromkeys(others, -1)
+    return {name: len(files) for name, files in list_folder(path, classes).files.items()}
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Whether a path is that of a folder of image or text files, not of shards."""
+    known = (path / "dataset.json").exists() or is_beton(path) or foreign_shards(path) or foreign_betons(path)
+    return not known
+
+
+def refuse_class_folder(path: Path, shards: list[Path]) -> None:
+    """A class folder with the archive beside it that it came from: neither is silently left out. Raises DataError."""
+    if is_class_folder(path):
+        raise DataError(
+            f"{path}: holds both subfolders of images and shards ({shards[0].name}); move one of them away, or give "
+            "the shard itself"
+        )
+
+
+def unfinished(path: Path) -> bool:
+    """Whether `path` holds a conversion that was interrupted: its journal is there and dataset.json is not."""
+    return (path / "convert.json").exists() and not (path / "dataset.json").exists()
+
+
+def _refuse_no_folder(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.exists():
+        raise DataError(
+            f"{path}: a file, not a folder; `fastimg convert {path} DST` makes shards of a manifest or a tar"
+        )
+    raise DataError(f"{path}: no such folder; check the path, and give a folder of shards or of images")
+
+
+def _refuse_unfinished(path: Path) -> None:
+    if unfinished(path):
+        raise DataError(f"{path}: a conversion that did not finish; run the same `fastimg convert` with --resume")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """dataset.json of a converted dataset. Raises ShardError where it is not one."""
+    file = path / "dataset.json"
+    try:
+        description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if description["format"] != FORMAT:
+            raise KeyError("format")
+        if description["version"] > FORMAT_VERSION:
+            raise ShardError(f"{file}: written by a newer fastimg; update this one")
+        if not all(type(name) is str for name in [*description["splits"], *description["classes"]]):
+            raise TypeError("classes")
+        if description.setdefault("content", "images") not in get_args(Content):
+            raise ValueError(f"content {description['content']!r}")
+        for name, split in description["splits"].items():
+            if not _is_plain(name):
+                raise ValueError(f"split {name!r}")
+            _check_entries(description["container"], split["samples"], split["shards"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"{file}: not a dataset description ({error!r}); convert again") from error
+    return description
+
+
+def _check_entries(container: Any, samples: Any, shards: Any) -> None:
+    """Raises LookupError, TypeError or ValueError where a split is not described as it has to be."""
+    keys = {"tar": SHARD_KEYS, "beton": _BETON_KEYS}[container]
+    counts = [samples] + [shard[key] for shard in shards for key in keys if key in ("samples", "bytes", "index_bytes")]
+    if not all(type(count) is int for count in counts) or samples != sum(shard["samples"] for shard in shards):
+        raise ValueError(f"samples: {samples!r}")
+    if container == "beton" and len(shards) != 1:
+        raise ValueError(f"{len(shards)} files of one split")
+    for shard in shards:
+        if not _is_plain(shard["name"]) or not all(
+            _SHA256.fullmatch(shard[key]) for key in keys if key.endswith("sha256")
+        ):
+            raise ValueError(f"shard {shard['name']!r}")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name, put behind a folder, names a file in it: nothing outside is read or written."""
+    return b"\0" not in os.fsencode(name) and os.path.basename(name) == name and name not in ("", ".", "..")
+
+
+def foreign_shards(path: Path) -> dict[str, list[Path]]:
+    """Tars that somebody else made, by split: the name before the shard number."""
+    named: dict[str, list[Path]] = {}
+    for tar in sorted(path.glob("*.tar")):
+        if not tar.name.startswith("."):
+            named.setdefault(tar.stem.rstrip("0123456789").rstrip("-_.") or "train", []).append(tar)
+    shards = {split: named[name] for name, split in split_names(path, named).items()}
+    if len(shards) == 1 and "train" not in shards:
+        return {"train": next(iter(shards.values()))}
+    return shards
+
+
+def is_beton(path: Path) -> bool:
+    """Whether a path is a file of FFCV's container, by its name."""
+    return path.suffix == ".beton" and path.is_file()
+
+
+def foreign_betons(path: Path) -> dict[str, Path]:
+    """The .beton files of a folder, by split: their names."""
+    named = {file.stem: file for file in sorted(path.glob("*.beton"))}
+    return {split: named[name] for name, split in split_names(path, named).items()}
+
+
+def split_names(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """The split that each name in a folder of shards means; what is none of the usual names means itself.
+
+    Raises DataError where two mean the same.
+    """
+    splits: dict[str, str] = {}
+    for name in names:
+        split = SPLIT_FOLDERS.get(name.lower(), name)
+        if other := next((other for other, known in splits.items() if known == split), None):
+            raise DataError(
+                f"{path}: {other} and {name} are both names of the split {split}; rename one, or move it away"
+            )
+        splits[name] = split
+    return splits
+
+
+def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
+    if split not in splits:
+        raise DataError(f"{path}: no split {split!r} in it; it has {', '.join(splits)}")
+    return splits[split]
+
+
+def _open_converted(path: Path, split: str) -> "Dataset":
+    description = read_description(path)
+    shards, classes = _pick(path, description["splits"], split)["shards"], tuple(description["classes"])
+    if description["container"] == "beton":
+        (shard,) = shards
+        _check_size(path / shard["name"], shard["bytes"])
+        beton = BetonDataset(path / shard["name"], classes, checksum=shard["sha256"])
+        _check_count(path / shard["name"], len(beton), shard["samples"])
+        if beton.content != description["content"]:
+            beton.close()
+            raise ShardError(
+                f"{path / shard['name']}: holds {beton.content} where dataset.json says {description['content']}; copy "
+                "both again"
+            )
+        return beton
+    for shard in shards:
+        tar = path / shard["name"]
+        _check_size(tar, shard["bytes"])
+        _check_size(index_path(tar), shard["index_bytes"])
+    dataset = TarDataset(
+        f"{path} ({split})",
+        [path / shard["name"] for shard in shards],
+        classes,
+        cache_name=split,
+        checksums=[shard["sha256"] + shard["index_sha256"] for shard in shards],
+        content=description["content"],
+    )
+    counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
+    for shard, count in zip(shards, counts, strict=True):
+        _check_count(index_path(path / shard["name"]), count, shard["samples"])
+    return dataset
+
+
+def _check_size(file: Path, size: int) -> None:
+    try:
+        found = file.stat().st_size
+    except OSError:
+        found = None
+    if found != size:
+        state = "missing" if found is None else f"{found} bytes where dataset.json says {size}: cut short or altered"
+        raise ShardError(f"{file}: {state}; copy it again, or convert again with --overwrite")
+
+
+def _check_count(file: Path, found: int, stated: int) -> None:
+    if found != stated:
+        raise ShardError(
+            f"{file}: {plural(found, 'sample')} where dataset.json says {stated}: "
+            "cut short or altered; copy it again, or convert again with --overwrite"
+        )
+
+
+class TarDataset:
+    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS."""
+
+    def __init__(
+        self,
+        name: str,
+        shards: list[Path],
+        classes: tuple[str, ...] | None,
+        cache_name: str,
+        checksums: list[str] | None = None,
+        content: Content | None = None,
+    ) -> None:
+        self.name = name
+        self._shards = shards
+        self.fingerprint = _fingerprint(shards, checksums)
+        self._watch = Watch(shards)  # before their indexes are read
+        self._handles = Handles(shards, self._watch, "copy it again, or convert again")
+        self.notes: Sequence[str]
+        self.records, self.notes, self.content = compact.records(
+            shards, self.fingerprint, cache_name, checksums, content
+        )
+        self.labels = self.records["label"].astype(np.int64)
+        if classes is None:
+            classes = tuple(str(i) for i in range(int(self.labels.max(initial=-1)) + 1))
+        if self.labels.max(initial=-1) >= len(classes):
+            raise ShardError(
+                f"{name}: label {self.labels.max()} is not among its {plural(len(classes), 'class')}; convert again"
+            )
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The image's or text's bytes. Raises ShardError where the tar no longer fits its index, or is another."""
+        offset, size, shard, *_ = self.records[index].item()
+        view = scratch.encoded(BLOCK + size)
+        try:
+            fill(self._handles.file(shard), view, offset - BLOCK)
+        except (OSError, EOFError) as error:
+            self._watch.look(shard)  # it may tell more
+            raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); copy it again and --resume") from error
+        self._watch.read(shard)
+        if stated_size(view[:BLOCK]) != size:
+            self._watch.look(shard)
+            raise ShardError(
+                f"{self._shards[shard]}: byte {offset} is no member of {size} bytes: the shard was altered "
+                "while it was in use, or its index belongs to another one; copy both again"
+            )
+        return view[BLOCK:]
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Ask the system to read these samples ahead."""
+        chosen = self.records[indices]
+        shards, offsets, sizes = (chosen[name].astype(np.int64) for name in ("shard", "offset", "size"))
+        for shard, offset, size in pieces(shards, offsets - BLOCK, sizes + BLOCK):
+            ask(self._handles.file(shard), offset, size)
+
+    def sample_name(self, index: int) -> str:
+        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path.
+
+        Where the tar can no longer be read, its place in it.
+        """
+        shard = self._shards[self.records[index]["shard"]]
+        try:
+            member, path = self._member(index)
+        except (OSError, ShardError):
+            return f"{shard}: byte {self.records[index]['offset']}"
+        return f"{shard}: {member}" + (f" ({path})" if path else "")
+
+    def sample_key(self, index: int) -> str:
+        """See Dataset."""
+        member, path = self._member(index)
+        return path or member
+
+    def _member(self, index: int) -> tuple[str, str]:
+        """The name of the sample's member, and the path in its note, empty where there is none."""
+        shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
+        file = self._handles.file(shard)
+        name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
+        for _ in range(4):  # the members after it, while they are of the same stem
+            at += size + -size % BLOCK + BLOCK
+            header = os.pread(file, BLOCK, at - BLOCK)
+            member = header[:100].split(b"\0")[0].decode("utf-8", "replace")
+            size = stated_size(header) if len(header) == BLOCK else -1
+            if not 0 <= size <= _NOTE_BYTES or split_name(member)[0] != split_name(name)[0]:
+                break
+            if member.endswith(".json"):
+                try:
+                    return name, str(json.loads(os.pread(file, size, at))["path"])
+                except (ValueError, LookupError, TypeError, RecursionError):
+                    break
+        return name, ""
+
+    def files(self) -> Sequence[Path]:
+        """The shards."""
+        return self._shards
+
+    def close(self) -> None:
+        """Close the shards. Reading on opens them anew."""
+        self._handles.close()
+
+
+def _fingerprint(shards: list[Path], checksums: list[str] | None) -> str:
+    if checksums is None:
+        checksums = []
+        for shard in shards:
+            try:
+                status = shard.stat()
+            except OSError as error:
+                raise ShardError(f"{shard}: {error.strerror}; copy it again, or take it away") from error
+            if not stat.S_ISREG(status.st_mode):
+                raise ShardError(f"{shard}: not a file; rename it, or take it away")
+            checksums.append(f"{shard.name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256(os.fsencode("\n".join(checksums))).hexdigest()

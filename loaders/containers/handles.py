@@ -1,0 +1,55 @@
+"""Open files of a dataset: each is opened when it is read first, checked, and held until all are closed."""
+
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastimg.loaders.errors import ShardError
+
+from .watch import Watch
+
+
+class Handles:
+    """`paths` as descriptors, from any thread. `remedy` is what helps where one cannot be opened.
+
+    They are closed by `close`, after which they open anew, and when this is forgotten.
+    """
+
+    def __init__(self, paths: Sequence[Path], watch: Watch, remedy: str) -> None:
+        self._paths, self._watch, self._remedy = paths, watch, remedy
+        self._files: dict[int, int] = {}
+        self._close = weakref.finalize(self, _close_all, self._files)
+        self._lock = threading.Lock()
+
+    def file(self, number: int) -> int:
+        """The descriptor of file `number`. Raises ShardError where it is gone, or another one by now."""
+        file = self._files.get(number)
+        if file is not None:
+            return file
+        with self._lock:
+            if number not in self._files:
+                try:
+                    file = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    remedy = "raise `ulimit -n`" if error.errno == errno.EMFILE else self._remedy
+                    raise ShardError(f"{self._paths[number]}: {error.strerror}; {remedy}") from error
+                try:
+                    self._watch.opened(number, file)
+                except BaseException:
+                    os.close(file)
+                    raise
+                self._files[number] = file
+            return self._files[number]
+
+    def close(self) -> None:
+        """Close them all."""
+        with self._lock:
+            _close_all(self._files)
+
+
+def _close_all(files: dict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])

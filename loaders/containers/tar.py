@@ -1,0 +1,277 @@
+"""Tar shards and DALI's index, written and read in one place.
+
+A shard is a plain ustar archive whose members come in runs of one stem: `000000017.jpg`, `000000017.cls`,
+`000000017.json`. Its index (DALI's readers.webdataset, v1.2) is text: `v1.2 <samples>`, then a line per sample with
+`<ext> <offset> <size> <filename>` per member, joined by spaces; `offset` is where the member's data starts. v1.1 is the
+same without `<filename>`. A foreign tar is scanned; ustar.py reads its headers.
+"""
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import re
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+from fastimg.loaders.errors import ShardError
+from fastimg.loaders.wording import plural
+
+from .ustar import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, Entry, entries, member_header
+
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
+class Member(NamedTuple):
+    """One file of a sample: `data = tar[offset : offset + size]`. `name` is empty where a v1.1 index did not say."""
+
+    ext: str
+    offset: int
+    size: int
+    name: str
+
+
+Sample = tuple[Member, ...]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(stem, extension): the extension starts at the first dot after the last slash."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, ext = base.partition(".")
+    return folder + slash + stem, ext
+
+
+def temporary(path: Path) -> Path:
+    """Where a file is written before it is complete: same folder, a hidden name."""
+    return path.with_name(f".{path.name}.part")
+
+
+def replace_file(path: Path, content: bytes | bytearray) -> None:
+    """Write a whole file so that it appears complete or not at all."""
+    part = temporary(path)
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def give_usual_mode(path: Path) -> None:
+    """Let a file have the mode of any new file in its folder: some libraries make theirs for their owner alone.
+
+    The umask, or the folder's default access list, is asked by making a file: to read the umask is to set it.
+    """
+    probe = path.with_name(f".{path.name}.mode")
+    probe.unlink(missing_ok=True)
+    try:
+        with probe.open("xb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        path.chmod(mode)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class WholeFile(ABC):
+    """A file that appears under its name when its `with` block ends without an error, and else not at all."""
+
+    path: Path
+    _file: BinaryIO  # open at `temporary(path)`
+
+    @abstractmethod
+    def _publish(self) -> None:
+        """Finish the temporary file and rename it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._publish()
+        finally:  # gone already where all went well
+            temporary(self.path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
+                self._file.close()
+
+
+class ShardWriter(WholeFile):
+    """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
+
+    Both files appear under their names when the block ends without an error, the tar last; before that, and after an
+    error, nothing does. Afterwards `count`, `bytes`, `sha256`, `index_bytes`, `index_sha256` say what was written.
+    Held in memory: the index's text.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0  # samples
+        self.bytes = self.index_bytes = 0
+        self.sha256 = self.index_sha256 = ""
+        self._hash = hashlib.sha256()
+        self._index = bytearray()
+        self._file = temporary(path).open("wb")
+
+    def add(self, stem: str, fields: Mapping[str, bytes]) -> None:
+        """Append one sample, its members in the order given."""
+        members: list[Member] = []
+        pieces: list[bytes] = []
+        end = self.bytes
+        for ext, data in fields.items():
+            name = f"{stem}.{ext}"
+            if name.split() != [name]:
+                raise ValueError(f"{name!r}: an index holds no name with spaces")
+            padding = bytes(-len(data) % BLOCK)
+            pieces += (member_header(name, len(data)), data, padding)
+            members.append(Member(ext, end + BLOCK, len(data), name))
+            end += BLOCK + len(data) + len(padding)
+        self._write(b"".join(pieces))  # at once: either call lets other threads run, and waits for its turn again
+        self._index += _index_line(tuple(members)).encode()
+        self.count += 1
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def _publish(self) -> None:
+        self._write(bytes(2 * BLOCK))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self.sha256 = self._hash.hexdigest()
+        self._index[:0] = _index_head(self.count).encode()
+        self.index_bytes = len(self._index)
+        self.index_sha256 = hashlib.sha256(self._index).hexdigest()
+        replace_file(index_path(self.path), self._index)
+        temporary(self.path).replace(self.path)
+        sync_folder(self.path.parent)
+
+
+def index_path(shard: Path) -> Path:
+    """The index that stands beside a shard."""
+    return shard.with_suffix(".idx")
+
+
+def _index_head(count: int) -> str:
+    return f"v1.2 {count}\n"
+
+
+def _index_line(sample: Sample) -> str:
+    return " ".join(f"{m.ext} {m.offset} {m.size} {m.name}" for m in sample) + "\n"
+
+
+def parse_index(path: Path, tar_size: int) -> list[Sample]:
+    """Samples of a DALI v1.1 or v1.2 index. Raises ShardError unless every member lies in a tar of `tar_size` bytes."""
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShardError(f"{path}: the index cannot be read ({error}); delete it to have the shard scanned") from error
+    version, _, count = lines[0].partition(" ")
+    width = {"v1.1": 3, "v1.2": 4}.get(version)
+    if width is None or not _NUMBER.fullmatch(count):
+        raise ShardError(f"{path}: not a DALI index of version 1.1 or 1.2; delete it to have the shard scanned")
+    if len(lines) - 1 != int(count):
+        raise ShardError(
+            f"{path}: cut short: {plural(int(count), 'sample')} announced, {len(lines) - 1} found; convert again, or "
+            "delete it"
+        )
+    samples = []
+    for number, line in enumerate(lines[1:], start=2):
+        words = line.split(" ")
+        try:
+            numbers, names = words[1::width] + words[2::width], words[3::4] if width == 4 else ()
+            if len(words) % width or not all(map(_NUMBER.fullmatch, numbers)) or not all(names):
+                raise ValueError
+            sample = tuple(
+                Member(words[i], int(words[i + 1]), int(words[i + 2]), words[i + 3] if width == 4 else "")
+                for i in range(0, len(words), width)
+            )
+            if any(m.offset % BLOCK or m.offset < BLOCK or m.offset + m.size > tar_size for m in sample):
+                raise ValueError
+        except ValueError:
+            raise ShardError(
+                f"{path}: line {number} does not fit the shard beside it: one of them was cut short or altered; "
+                "convert again, or delete the index to have the shard scanned"
+            ) from None
+        samples.append(sample)
+    return samples
+
+
+def scan(path: Path) -> list[Sample]:
+    """Samples of a tar that anybody made, by reading its headers. A hard link is the data that it links to.
+
+    Folders, hidden files (as DALI and webdataset do) and links or devices without an extension are passed over. Raises
+    ShardError for whatever else is not plain data, for two members of a sample with one extension, and for a tar that
+    is damaged, cut short, or followed by another.
+    """
+    samples: list[Sample] = []
+    members: list[Member] = []
+    stem = ""
+    places: dict[str, tuple[int, int]] | None = None  # (offset, size) by name, once there is a hard link
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is an error, not a wait
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror}; check the path and its permissions") from error
+    try:
+        for entry in entries(file):
+            this, ext = split_name(entry.name)
+            if entry.kind in (FOLDER, VOLUME) or not this or this.endswith("/"):
+                continue
+            offset, size = entry.offset, entry.size
+            if entry.kind == HARD_LINK:
+                if places is None:
+                    places = {posixpath.normpath(m.name): m[1:3] for sample in [*samples, members] for m in sample}
+                if (place := places.get(posixpath.normpath(entry.link))) is None:
+                    raise ShardError(f"{path}: {_unusable(entry)}")
+                offset, size = place
+            elif entry.kind != FILE or entry.sparse:
+                if ext or entry.sparse:
+                    raise ShardError(f"{path}: {_unusable(entry)}")
+                continue
+            if this != stem and members:
+                samples.append(tuple(members))
+                members = []
+            stem = this
+            if any(m.ext.lower() == ext.lower() for m in members):
+                raise ShardError(f"{path}: {entry.name}: the second .{ext} of one sample; keep one of them")
+            members.append(Member(ext, offset, size, entry.name))
+            if places is not None:
+                places[posixpath.normpath(entry.name)] = offset, size
+    except (ValueError, OSError) as error:
+        raise ShardError(f"{path}: not a complete tar: {error}; copy or make it again") from error
+    finally:
+        os.close(file)
+    if members:
+        samples.append(tuple(members))
+    return samples
+
+
+def _unusable(entry: Entry) -> str:
+    """Why a member is no data, and the remedy."""
+    if entry.kind == HARD_LINK:
+        return f"{entry.name}: a hard link to {entry.link}, which is not before it in the tar; make the tar again"
+    if entry.kind == SYMLINK:
+        return f"{entry.name}: a symbolic link to {entry.link}; make the tar again with --dereference"
+    if entry.sparse:
+        return f"{entry.name}: a sparse file; make the tar again without --sparse"
+    return f"{entry.name}: neither a file nor a link (type {entry.kind!r}); take it out of the tar"

@@ -1,0 +1,291 @@
+"""A folder of images or of texts, one subfolder per class, with or without train/ val/ test/ above them."""
+
+import errno
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.containers.content import Content
+from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.runtime.scratch import Scratch
+
+from .ignored import Ignored
+from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
+
+Level = Literal["top", "leaf"]  # which folder names the class of a file: the topmost, or the one that it lies in
+
+_NOT_THE_FILES = frozenset({errno.EMFILE, errno.ENFILE})  # too many open files
+
+# Names of splits, in lower case -> what the split is called.
+SPLIT_FOLDERS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing", "eval"), "test"),
+}
+_SPLITS = tuple(dict.fromkeys(SPLIT_FOLDERS.values()))
+
+_LOOSE = "beside the class folders, not in one"
+_LOOSE_ABOVE = "beside the split folders, not in a class folder"
+_SHOWN = 6  # names of folders or classes in a sentence
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder holds. `files[split]` is sorted by path and holds (path relative to the root, class index)."""
+
+    root: Path
+    classes: tuple[str, ...]
+    files: dict[str, list[tuple[str, int]]]
+    ignored: Ignored  # every other file under the root
+    content: Content = "images"
+    notes: tuple[str, ...] = ()  # sentences on how the folders are read, where they can be read in another way
+
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, and a sentence on the files that are ignored."""
+        return (*self.notes, *self.ignored.note(str(self.root), sum(map(len, self.files.values()))))
+
+
+def list_folder(root: Path, classes: Level | None = None) -> Listing:
+    """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
+
+    `classes`: "top" (None: the same, and a note tells of the other where it differs), the subfolder of the split; or
+    "leaf", the folder that a file lies in, of whatever name; folders of one name are one class.
+    An unsplit folder is one split, `train`. It is one of texts where there are .txt files in classes and no image in
+    any. Raises DataError for no classes, an empty class, a class that only some other split has, or two folders of one
+    split.
+    """
+    splits, notes = _split_folders(root)
+    try:
+        return _list(root, splits, "images", classes, notes)
+    except DataError:
+        if not _holds_text_alone(splits):
+            raise
+    return _list(root, splits, "text", classes, notes)
+
+
+def _holds_text_alone(splits: dict[str, Path]) -> bool:
+    """Whether class folders have texts and not one image."""
+    folders = [folder / name for folder in splits.values() for name in _subfolders(folder)]
+    if any(find_images(folder)[0] for folder in folders):
+        return False
+    return any(find_texts(folder)[0] for folder in folders)
+
+
+def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folder of each split, and sentences on names that are not the split's own."""
+    folders = _subfolders(root)
+    named: dict[str, list[str]] = {}
+    for name in folders:
+        if name.lower() in SPLIT_FOLDERS:
+            named.setdefault(SPLIT_FOLDERS[name.lower()], []).append(name)
+    in_splits = [name for names in named.values() for name in names]
+    if "train" not in named:
+        if in_splits and len(in_splits) == len(folders):
+            raise DataError(
+                f"{root}: has {', '.join(folders)} but no train/; add it, or name one of them as the source"
+            )
+        notes = [f"{root}: there is no train/ in it, so that {_folders(in_splits)} and the other folders are classes"]
+        return {"train": root}, notes if in_splits else []
+    for split, names in named.items():
+        if len(names) > 1:
+            which = "both" if len(names) == 2 else "all"
+            raise DataError(f"{root}: {_folders(names)} are {which} names of the split {split}; keep one of them")
+    if len(in_splits) < len(folders):
+        extra = sorted(set(folders) - set(in_splits))
+        verb = "is not a split and lies" if len(extra) == 1 else "are not splits and lie"
+        raise DataError(f"{root}: {_folders(extra)} {verb} beside {_folders(in_splits)}; move what is no split away")
+    renamed = [f"{named[split][0]}/ as {split}" for split in _SPLITS if split in named and named[split] != [split]]
+    notes = [f"{root}: folders are read as splits: {', '.join(renamed)}"] if renamed else []
+    return {split: root / name for split, (name,) in named.items()}, notes
+
+
+def _list(root: Path, splits: dict[str, Path], content: Content, level: Level | None, notes: list[str]) -> Listing:
+    what = "images" if content == "images" else ".txt files"
+    top = _subfolders(splits["train"])
+    if not top:
+        raise DataError(
+            f"{splits['train']}: no class folders in it; put the images (or .txt files) of each class into a subfolder "
+            "of its name"
+        )
+    kinds = Kinds(content)
+    ignored = _loose(root, splits, kinds)
+    found: dict[str, list[tuple[str, str]]] = {}  # of each split: path, class
+    for split, folder in sorted(splits.items()):
+        found[split] = []
+        for name in _subfolders(folder):
+            if level != "leaf" and name not in top:
+                raise _untrained(folder / name, name)
+            paths, others = find(folder / name, root, kinds)
+            if split == "train":
+                _refuse_empty(folder / name, root, paths, others, level, what)
+            ignored.update(others)
+            found[split] += [(path, name if level != "leaf" else _innermost(path)) for path in paths]
+        if not found[split]:
+            raise DataError(f"{folder}: the split is empty; add {what} or remove the folder")
+    classes = tuple(top) if level != "leaf" else tuple(sorted({name for _, name in found["train"]}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    files: dict[str, list[tuple[str, int]]] = {}
+    for split, pairs in found.items():
+        if untrained := next((pair for pair in pairs if pair[1] not in numbers), None):
+            raise _untrained(root / os.path.dirname(untrained[0]), untrained[1])
+        files[split] = [(path, numbers[name]) for path, name in pairs]
+    readings = _readings(root, splits, found, classes, level)
+    return Listing(root, classes, files, ignored, content, (*notes, *readings))
+
+
+def _untrained(folder: Path, name: str) -> DataError:
+    return DataError(f"{folder}: the training split has no class {name!r}; add it there or remove the folder")
+
+
+def _refuse_empty(folder: Path, root: Path, paths: list[str], ignored: Ignored, level: Level | None, what: str) -> None:
+    """Raise DataError for a class folder of the training split without a file to train on."""
+    if level == "leaf" and paths:
+        used = {os.path.dirname(path) for path in paths}
+        for here, below, _ in os.walk(folder, followlinks=False):
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            if not below and os.path.relpath(here, root) not in used:
+                raise DataError(f"{here}: the class is empty; add {what} or remove the folder")
+    if not paths:
+        others = f" (other files: {ignored.summary()})" if ignored.total else ""
+        raise DataError(f"{folder}: the class is empty{others}; add {what} or remove the folder")
+
+
+def _innermost(path: str) -> str:
+    return os.path.basename(os.path.dirname(path))
+
+
+def _readings(
+    root: Path,
+    splits: dict[str, Path],
+    found: dict[str, list[tuple[str, str]]],
+    classes: tuple[str, ...],
+    level: Level | None,
+) -> list[str]:
+    """How nested folders are read: the other way too where none was asked for; classes of several folders."""
+    if level == "leaf":
+        places: dict[str, set[str]] = {}
+        for split, pairs in found.items():
+            above = 0 if splits[split] == root else len(splits[split].name) + 1
+            for path, name in pairs:
+                places.setdefault(name, set()).add(os.path.dirname(path[above:]))
+        joined = [f"{name} ({', '.join(sorted(places[name])[:3])})" for name in classes if len(places[name]) > 1]
+        return [f"{root}: folders of one name are one class: {_some(joined)}"] if joined else []
+    names = [(path, name) for pairs in found.values() for path, name in pairs]
+    deeper = sum(_innermost(path) != name for path, name in names)
+    if level == "top" or not deeper:
+        return []
+    leaves = Counter(_innermost(path) for path, _ in names)
+    return [
+        f"{root}: the classes are the {len(classes)} folders at the top ({_some(classes)}), and {deeper:,} of "
+        f"{len(names):,} files lie in folders below them; --classes leaf makes the folder that a file lies in its "
+        f"class, which gives {len(leaves)} ({_some(sorted(leaves))}); --classes top keeps this and says nothing"
+    ]
+
+
+def _folders(names: Sequence[str]) -> str:
+    """`a/ and b/`."""
+    shown = [f"{name}/" for name in sorted(names)]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def is_class_folder(folder: Path) -> bool:
+    """Whether it has several subfolders of image files; other kinds of data in it are then something else."""
+    try:
+        listing = list_folder(folder)
+        return listing.content == "images" and len(listing.classes) > 1
+    except (DataError, OSError):
+        return False
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in scan(folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
+    """The files of a class folder that lie in none of its classes."""
+    ignored = Ignored()
+    above = {} if root in splits.values() else {root: _LOOSE_ABOVE}
+    for folder, place in {**above, **dict.fromkeys(splits.values(), _LOOSE)}.items():
+        for path, why in walk(folder, below=False):
+            of_its_kind = not kinds.reason(path) or kinds.is_undecodable(path)
+            ignored.add(relative(path, root), why or (place if of_its_kind else kinds.reason(path)))
+    return ignored
+
+
+class FilesDataset:
+    """Image files, or text files, by path. Sample i is `paths[i]` with label `labels[i]`, -1 where there is none."""
+
+    def __init__(
+        self,
+        root: Path,
+        paths: Sequence[str],
+        classes: tuple[str, ...] = (),
+        labels: Sequence[int] | None = None,
+        content: Content = "images",
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.name = str(root)
+        self.content = content
+        self.notes = notes
+        self.classes = classes
+        self.labels: npt.NDArray[np.int64] = np.full(len(paths), -1) if labels is None else np.asarray(labels, np.int64)
+        self._root = root
+        self._paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The file's bytes, whatever is in it by now.
+
+        Raises ImageError where it cannot be read, DataError where it is not this file's fault alone.
+        """
+        try:
+            with open(self._root / self._paths[index], "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                view = scratch.encoded(size)
+                if file.readinto(view) != size:
+                    raise ImageError("the file shrank while it was read")
+                return view
+        except OSError as error:
+            if error.errno in _NOT_THE_FILES:
+                raise DataError(f"{self.sample_name(index)}: {error.strerror}; raise `ulimit -n`") from error
+            if not os.path.exists(self._root):  # False for a mount that went stale, too
+                raise DataError(f"{self._root}: disappeared while it was in use; bring it back and --resume") from error
+            raise ImageError(error.strerror or str(error)) from error
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Nothing is read ahead: opening a file twice costs more than it saves."""
+
+    def sample_name(self, index: int) -> str:
+        """The file's path."""
+        return str(self._root / self._paths[index])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when a path or a label does."""
+        lines = (f"{label} {path}\n" for path, label in zip(self._paths, self.labels.tolist(), strict=True))
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def sample_key(self, index: int) -> str:
+        """The file's path in the folder."""
+        return self._paths[index]
+
+    def files(self) -> Sequence[Path]:
+        """One for each sample."""
+        return [self._root / path for path in self._paths]
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,110 @@
+"""Files below a folder: images or texts by their extensions, and why each of the others is left out."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
+from fastimg.loaders.errors import DataError
+
+from .formats import image_extensions, undecodable_extensions
+from .ignored import HIDDEN, NOT_A_FILE, NOT_A_TEXT, NOT_AN_IMAGE, Ignored, extension_of
+
+
+def find_images(folder: Path, undecodable: bool = False) -> tuple[list[str], Ignored]:
+    """Image files below `folder`, sorted, and the other files there. Follows links, not loops; takes no pipe.
+
+    `undecodable`: with images of formats that are known and cannot be decoded here.
+    """
+    return find(folder, None, Kinds("images"), undecodable)
+
+
+def find_texts(folder: Path) -> tuple[list[str], Ignored]:
+    """The same of .txt files."""
+    return find(folder, None, Kinds("text"))
+
+
+class Kinds:
+    """Which files are used, by their extensions, and why the others are not."""
+
+    def __init__(self, content: Content) -> None:
+        images = content == "images"
+        self._used = image_extensions() if images else TEXT_EXTENSIONS
+        self._undecodable = undecodable_extensions() if images else {}
+        self._otherwise = NOT_AN_IMAGE if images else NOT_A_TEXT
+
+    def reason(self, path: str) -> str:
+        """Empty for a file that is used."""
+        extension = extension_of(path)
+        return "" if extension in self._used else self._undecodable.get(extension, self._otherwise)
+
+    def is_undecodable(self, path: str) -> bool:
+        """Whether it is an image that cannot be decoded here."""
+        return extension_of(path) in self._undecodable
+
+
+def find(folder: Path, base: Path | None, kinds: Kinds, undecodable: bool = False) -> tuple[list[str], Ignored]:
+    """Files of a kind below `folder`, sorted, and the others; all of them relative to `base`, where there is one."""
+    found: list[str] = []
+    ignored = Ignored()
+    for path, why in walk(folder):
+        reason = why or kinds.reason(path)
+        name = path if base is None else relative(path, base)
+        if not reason or (undecodable and not why and kinds.is_undecodable(path)):
+            found.append(name)
+        else:
+            ignored.add(name, reason)
+    return sorted(found), ignored
+
+
+def relative(path: str, base: Path) -> str:
+    """What os.path.relpath gives, sooner where the path begins with the base."""
+    prefix = os.path.join(base, "")
+    return path[len(prefix) :] if path.startswith(prefix) else os.path.relpath(path, base)
+
+
+def walk(folder: Path, below: bool = True) -> Iterator[tuple[str, str]]:
+    """Every file under `folder`, in no order, and why it cannot be used whatever it is: hidden, or no regular file.
+
+    Links are followed, but not into a folder that was seen already, and not where they are hidden. Without `below`,
+    visible folders are left alone.
+    """
+    seen: set[str] = set()
+    todo, hidden = [str(folder)], list[str]()
+    while todo or hidden:  # what is hidden comes last: a visible link may lead there, too
+        visible = bool(todo)
+        here = todo.pop() if visible else hidden.pop()
+        real = os.path.realpath(here)
+        if real in seen:
+            continue
+        seen.add(real)
+        for entry in scan(here) if visible else _scan_if_allowed(here):
+            concealed = not visible or entry.name.startswith(".")
+            if entry.is_dir():
+                if not concealed and below:
+                    todo.append(entry.path)
+                elif concealed and not entry.is_symlink():
+                    hidden.append(entry.path)
+            elif concealed:
+                yield entry.path, HIDDEN
+            elif entry.is_file() or not os.path.exists(entry.path):  # a link to nothing is named when it is read
+                yield entry.path, ""
+            else:
+                yield entry.path, NOT_A_FILE
+
+
+def _scan_if_allowed(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder that is only counted."""
+    try:
+        return scan(folder)
+    except DataError:
+        return []
+
+
+def scan(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What is in a folder. Raises DataError."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error

@@ -1,0 +1,102 @@
+"""Tiled baseline JPEGs -> samples of the tiles that a box touches, in compiled code without the GIL.
+
+    frame: header -> region: the touched tiles -> entropy: tables, coefficients -> vectors: inverse DCT -> planes
+
+It does what libjpeg-turbo does with a splice (`splice`), bit for bit, without writing the splice and without touching
+anything outside. It takes what `tile` leaves of photographs: 8 bits, Huffman, one scan, gray or YCbCr in 4:4:4, 4:2:2
+or 4:2:0, with restarts. Whatever else it meets, damage above all, it leaves to the decoder that judges.
+
+Planes stand in columns: a plane's sample (x, y) is at `x * stride + y`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fastimg.loaders.runtime.compiled import compiled
+
+from .entropy import NATURAL, STRIDE, TABLE, coefficients, collect, fill_table
+from .frame import MOST_BLOCKS, mcu_blocks
+from .vectors import inverse_dct, inverse_dct2, inverse_dct4
+
+_CHUNK = 1 << 15  # coefficients that are held at once, 64 KB: they stay in a core's own cache
+_WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
+SCRATCH = _WORK + max(_CHUNK, 2 * MOST_BLOCKS * STRIDE) // 4  # int64
+
+
+@compiled
+def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any, work: Any, out: Any) -> bool:
+    """Decode a region's tiles to planes in `out`, one after the other. False: damaged.
+
+    A block of luma becomes `side` x `side` samples. As libjpeg does, it gives chroma of 4:2:0 twice as many where that
+    is fewer than 8. A component's plane has `(right - left) * interval * h * side` columns of `(bottom - top) * v *
+    side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work` [SCRATCH] int64 are scratch.
+    """
+    header, region = headers[0], regions[0]
+    per_tile, across, down = header.interval, region.right - region.left, region.bottom - region.top
+    per_mcu = mcu_blocks(headers)
+    sides = np.full(3, region.side, np.int64)
+    if region.side < 8 and header.h[0] == 2:
+        sides[1:] = 2 * region.side
+    if not collect(data, headers, regions, clean, bounds):
+        return False
+    quantisers = work[6 * TABLE : _WORK].view(np.int16)  # [4, 64], in rows
+    values = work[_WORK:].view(np.int16)
+    rows = np.empty(per_mcu * per_tile, np.int64)
+    places = np.empty((rows.size, 3), np.int64)  # of each block of a tile: component, x, y
+    origins, strides = np.zeros(4, np.int64), np.zeros(3, np.int64)
+    for c in range(header.components):
+        h, v = header.h[c], header.v[c]
+        dc, ac = header.dc[c], header.ac[c]
+        slot = 2 * TABLE * c
+        for other in range(c):  # chroma's two components mostly share their tables
+            if header.dc[other] == dc and header.ac[other] == ac:
+                slot = 2 * TABLE * other
+        if slot == 2 * TABLE * c and not (
+            fill_table(data, header.dc_codes[dc], work[slot : slot + TABLE], False)
+            and fill_table(data, header.ac_codes[ac], work[slot + TABLE : slot + 2 * TABLE], True)
+        ):
+            return False
+        quantiser = header.quantisers[header.quantiser[c]]
+        for i in range(64):
+            quantisers[64 * c + NATURAL[i]] = data[quantiser + i]
+        strides[c] = down * v * sides[c]
+        origins[c + 1] = origins[c] + across * per_tile * h * sides[c] * strides[c]
+        block = header.h[0] * header.v[0] + c - 1 if c else 0
+        for y in range(v):
+            for x in range(h):
+                for mcu in range(per_tile):
+                    at = mcu * per_mcu + block
+                    rows[at] = slot
+                    places[at, 0], places[at, 1], places[at, 2] = c, (mcu * h + x) * sides[c], y * sides[c]
+                block += 1
+    fits = True
+    total, chunk = down * across, max(2, _CHUNK // (rows.size * STRIDE))
+    previous = np.empty(3, np.int64)
+    for first in range(0, total, chunk):
+        stop = min(first + chunk, total)
+        if not coefficients(clean, bounds, first, stop, work, rows, NATURAL, values):
+            return False
+        at = 0
+        for tile in range(first, stop):
+            previous[:] = 0
+            column, row = tile % across, tile // across
+            for block in range(rows.size):
+                c = places[block, 0]
+                previous[c] += values[at]
+                values[at] = previous[c]
+                stride = strides[c]
+                x = column * per_tile * header.h[c] * sides[c] + places[block, 1]
+                to = origins[c] + x * stride + row * header.v[c] * sides[c] + places[block, 2]
+                if sides[c] == 8:
+                    fits &= inverse_dct(values, at, quantisers, 64 * c, out, to, stride)
+                elif sides[c] == 4:
+                    fits &= inverse_dct4(values, at, quantisers, 64 * c, out, to, stride)
+                elif sides[c] == 2:
+                    fits &= inverse_dct2(values, at, quantisers, 64 * c, out, to, stride)
+                else:
+                    mean = (values[at] * quantisers[64 * c] + 4) >> 3
+                    fits &= -512 <= mean < 512  # what libjpeg's table of limits is made for
+                    out[to] = min(max(mean + 128, 0), 255)
+                at += STRIDE
+    return fits

@@ -1,0 +1,81 @@
+"""Planes of a JPEG -> RGB columns: upsampling of chroma and conversion, with libjpeg-turbo's bits.
+
+libjpeg's fancy upsampling (jdsample.c: a triangle filter) and its fixed-point colour conversion (jdcolor.c, BT.601).
+Everything stands in columns, as in `baseline`: what is done to one sample is done to all of its column at a time.
+"""
+
+from typing import Any
+
+from fastimg.loaders.runtime.compiled import compiled
+
+from .vectors import WIDE, to_rgb, upsampled, upsampled_sums
+
+
+@compiled
+def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> None:
+    """RGB columns of what a region's window is made of.
+
+    Column 3 * x + channel begins at `out[(3 * x + channel) * stride]`, and `height` of its bytes count. `work` uint16
+    [2 * stride + 2 * (width // 2 + 3) * (stride + 4) + WIDE] is scratch.
+    """
+    region = regions[0]
+    h, v, height = region.h, region.v, region.stride
+    across = (region.right - region.left) * region.tile_width
+    stride = (region.bottom - region.top) * region.tile_height
+    x0, y0 = region.x - region.left * region.tile_width, region.y - region.top * region.tile_height
+    columns, rows = region.width, region.height
+    if headers[0].components == 1:
+        for x in range(columns):
+            at = (x0 + x) * stride + y0
+            for c in range(3):
+                to = (3 * x + c) * height
+                for y in range(rows):
+                    out[to + y] = planes[at + y]
+        return
+    chroma_stride = stride // v
+    plane = across * stride
+    size = (across // h) * chroma_stride
+    # The real size of chroma in these tiles: what lies behind it is padding, and is not looked at.
+    wide = -(-min(across, region.picture_width - region.left * region.tile_width) // h)
+    high = -(-min(stride, region.picture_height - region.top * region.tile_height) // v)
+    if v == 1:  # columns of chroma as they are
+        for x in range(columns):
+            i, odd = (x0 + x) // h, (x0 + x) % 2
+            side = min(i + 1, wide - 1) if odd else max(i - 1, 0)
+            luma, to = (x0 + x) * stride + y0, 3 * x * height
+            if h == 1:
+                blue = plane + i * stride + y0
+                for y in range(0, rows, WIDE):
+                    to_rgb(planes, luma + y, planes, blue + y, blue + size + y, out, to + y, height)
+                continue
+            for c in range(2):
+                this, that = plane + c * size + i * stride + y0, plane + c * size + side * stride + y0
+                for y in range(0, rows, WIDE):
+                    upsampled(planes, this + y, that + y, 1 + odd, 2, work, c * height + y)
+            for y in range(0, rows, WIDE):
+                to_rgb(planes, luma + y, work, y, height + y, out, to + y, height)
+        return
+    first, last = max(x0 // 2 - 1, 0), min((x0 + columns - 1) // 2 + 1, wide - 1)
+    row, end_row = y0 // 2, (y0 + rows - 1) // 2 + 1
+    span, skipped = 2 * (end_row - row), y0 - 2 * row
+    part = (last - first + 1) * span
+    for c in range(2):
+        for i in range(first, last + 1):
+            source, to = plane + c * size + i * chroma_stride, 2 * height + c * part + (i - first) * span - 2 * row
+            for r in range(row, end_row, WIDE // 2):
+                upsampled_sums(planes, source + r, work, to + 2 * r)
+            if row == 0:
+                work[to] = 4 * planes[source]
+            if end_row == high:
+                work[to + 2 * high - 1] = 4 * planes[source + high - 1]
+    for x in range(columns):
+        i, odd = (x0 + x) // 2, (x0 + x) % 2
+        side = min(i + 1, wide - 1) if odd else max(i - 1, 0)
+        luma, to = (x0 + x) * stride + y0, 3 * x * height
+        for c in range(2):
+            begin = 2 * height + c * part + skipped
+            this, that = begin + (i - first) * span, begin + (side - first) * span
+            for y in range(0, rows, WIDE):
+                upsampled(work, this + y, that + y, 8 - odd, 4, work, c * height + y)
+        for y in range(0, rows, WIDE):
+            to_rgb(planes, luma + y, work, y, height + y, out, to + y, height)

@@ -1,0 +1,133 @@
+"""The antialiased resize of RGB columns, in compiled code: torch's uint8 kernels, bit for bit.
+
+Across first and then down, each pass rounded to uint8, with weights of 16 bits whose precision follows the largest
+(ATen's UpSampleKernel.cpp; the filters are Pillow's, Resample.c). Only the output that is asked for is computed.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastimg.loaders.runtime.compiled import compiled, inlined
+
+from .vectors import WIDE, transpose, weighted
+
+
+@inlined
+def _support(scale: float, bicubic: bool) -> float:
+    return (2.0 if bicubic else 1.0) * max(scale, 1.0)
+
+
+@compiled
+def taps(extent: float, size: int, bicubic: bool) -> int:
+    """The most weights that an output has when `extent` samples become `size`."""
+    return math.ceil(_support(extent / size, bicubic)) * 2 + 1
+
+
+@compiled
+def reach(begin: float, extent: float, size: int, bicubic: bool, first: int, last: int) -> tuple[int, int]:
+    """The samples that outputs [first, last) of `size` are made of, when these stand for [begin, begin + extent)."""
+    scale = extent / size
+    support = _support(scale, bicubic)
+    low = int(begin + scale * (first + 0.5) - support + 0.5)
+    high = int(begin + scale * (last - 0.5) + support + 0.5)
+    return max(low, math.floor(begin)), min(high, math.ceil(begin + extent))
+
+
+@inlined
+def _filter(x: float, bicubic: bool) -> float:
+    x = abs(x)
+    if not bicubic:
+        return 1.0 - x if x < 1.0 else 0.0
+    a = -0.5
+    if x < 1.0:
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    if x < 2.0:
+        return (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    return 0.0
+
+
+@compiled
+def fill_weights(
+    start: float, extent: float, size: int, bicubic: bool, at: int, begins: Any, counts: Any, weights: Any, work: Any
+) -> int:
+    """Weights for outputs [at, at + begins.size) of `size`: output i takes `counts[i]` samples from `begins[i]` on.
+
+    The outputs stand for samples [start, start + extent), which need not be whole after DCT scaling. `weights`
+    [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the bits behind the weights' point.
+    """
+    scale = extent / size
+    support, inverse = _support(scale, bicubic), 1.0 / max(scale, 1.0)
+    low, high = math.floor(start), math.ceil(start + extent)
+    largest, precision = 0.0, 0
+    for filling in range(2):  # the precision follows the largest of all weights, asked for or not
+        if filling:
+            while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
+                precision += 1
+        for i in range(begins.size if filling else size):
+            centre = start + scale * ((i + at if filling else i) + 0.5)
+            begin = max(int(centre - support + 0.5), low)
+            count = min(int(centre + support + 0.5), high) - begin
+            count = min(max(count, 0), work.size)
+            total = 0.0
+            for j in range(count):
+                work[j] = _filter((j + (begin - centre) + 0.5) * inverse, bicubic)
+                total += work[j]
+            if total == 0.0:
+                total = 1.0
+            if not filling:
+                for j in range(count):
+                    largest = max(largest, work[j] / total)
+                continue
+            begins[i], counts[i] = begin, count
+            for j in range(count):
+                weight = work[j] / total * (1 << precision)
+                weights[i, j] = int(weight - 0.5 if weight < 0.0 else weight + 0.5)
+    return precision
+
+
+@compiled
+def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: Any) -> None:
+    """Resize a region's columns, and keep the window `out` [H, W, 3].
+
+    Column 3 * x + c of the region begins at `columns[(3 * x + c) * stride]`. `work` uint8 is scratch: stride * (8 +
+    row) bytes, a row being 3 W rounded up to 8.
+    """
+    region = regions[0]
+    height = region.stride
+    across, down = out.shape[1], out.shape[0]
+    width = -(-3 * across // 8) * 8  # bytes of a row between the passes
+    begins, counts = np.empty(across, np.int64), np.empty(across, np.int64)
+    left, extent, size = region.x - region.origin_x, region.extent_x, region.resized_width
+    most = taps(extent, size, bicubic)
+    weights, scratch = np.empty((across, most), np.int32), np.empty(most, np.float64)
+    precision = fill_weights(region.start_x, extent, size, bicubic, region.at_x, begins, counts, weights, scratch)
+    flat = weights.reshape(-1)
+    rows = work[8 * height :]
+    for group in range(0, width, 8):
+        for i in range(8):
+            q = min(group + i, 3 * across - 1)
+            x, c = q // 3, q % 3
+            begin = (3 * (begins[x] - left) + c) * height
+            for y in range(0, height, WIDE):
+                weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
+        for y in range(0, height, 8):
+            transpose(work, y, height, rows, y * width + group, width)
+    begins, counts = np.empty(down, np.int64), np.empty(down, np.int64)
+    top, extent, size = region.y - region.origin_y, region.extent_y, region.resized_height
+    most = taps(extent, size, bicubic)
+    weights, scratch = np.empty((down, most), np.int32), np.empty(most, np.float64)
+    precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights, scratch)
+    flat = weights.reshape(-1)
+    row = 3 * across
+    target = out.reshape(-1)
+    for y in range(down):
+        begin = (begins[y] - top) * width
+        for q in range(0, row - WIDE + 1, WIDE):
+            weighted(rows, begin + q, width, flat, y * most, counts[y], precision, target, y * row + q)
+        for q in range(row - row % WIDE, row):
+            total = 1 << (precision - 1)
+            for j in range(counts[y]):
+                total += int(rows[begin + j * width + q]) * int(weights[y, j])
+            target[y * row + q] = min(max(total >> precision, 0), 255)

@@ -1,0 +1,134 @@
+"""What part of a tiled JPEG a window is made of: its tiles, and where in them the resize begins, as a record."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.runtime.compiled import compiled
+
+from .filters import reach
+from .vectors import WIDE
+
+_MARGIN = 2  # pixels that the upsampling of chroma looks past a box
+
+# In samples of the picture as it is decoded: scaled or not.
+REGION = np.dtype(
+    [
+        ("side", np.int64),  # samples across a decoded block of luma: 8, or 4, 2 or 1 by DCT scaling
+        ("picture_width", np.int64),
+        ("picture_height", np.int64),
+        ("tile_width", np.int64),
+        ("tile_height", np.int64),
+        ("h", np.int64),  # samples of luma for one of chroma, across and down
+        ("v", np.int64),
+        # The tiles: columns [left, right) of rows [top, bottom).
+        ("left", np.int64),
+        ("right", np.int64),
+        ("top", np.int64),
+        ("bottom", np.int64),
+        # What the window is made of, and the bytes from one of its columns to the next, whole vectors.
+        ("x", np.int64),
+        ("y", np.int64),
+        ("width", np.int64),
+        ("height", np.int64),
+        ("stride", np.int64),
+        # The box that is resized, from `origin` on. It need not begin or end with a whole sample when scaled.
+        ("origin_x", np.int64),
+        ("origin_y", np.int64),
+        ("start_x", np.float64),
+        ("start_y", np.float64),
+        ("extent_x", np.float64),
+        ("extent_y", np.float64),
+        # Its size after the resize, and where the window begins in it.
+        ("resized_width", np.int64),
+        ("resized_height", np.int64),
+        ("at_x", np.int64),
+        ("at_y", np.int64),
+    ]
+)
+
+
+def new_region() -> npt.NDArray[np.void]:
+    """A record for `find_region` to fill."""
+    return np.zeros(1, REGION)
+
+
+@compiled
+def find_region(
+    headers: Any, box: Any, size: Any, at: Any, window: Any, bicubic: bool, scaling: bool, regions: Any
+) -> bool:
+    """Fill `regions[0]` for `box` (x, y, width, height) resized to `size`, and `window` of it from `at` on.
+
+    `size`, `at` and `window` are (across, down), in pixels.
+
+    With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8. False for a box or a window that is
+    not inside, and for a picture that is too narrow to be cut.
+    """
+    header, region = headers[0], regions[0]
+    if box[0] < 0 or box[2] < 1 or box[0] + box[2] > header.width or at[0] < 0 or at[0] + window[0] > size[0]:
+        return False
+    if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
+        return False
+    side = 8
+    scales = scaling and header.h[0] == header.v[0]  # else chroma has not luma's size after DCT scaling: 4:2:2
+    while scales and side > 1 and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
+        side //= 2
+    region.side = side
+    region.picture_width, region.picture_height = -(-header.width * side // 8), -(-header.height * side // 8)
+    region.tile_width = header.interval * (header.mcu_width * side // 8)
+    region.tile_height = header.mcu_height * side // 8
+    region.h, region.v = (header.h[0], header.v[0]) if side == 8 else (1, 1)
+    region.resized_width, region.resized_height = size[0], size[1]
+    region.at_x, region.at_y = at[0], at[1]
+    region.origin_x, region.start_x, region.extent_x, region.x, region.width = _span(
+        box[0], box[2], size[0], at[0], window[0], bicubic, side, region.picture_width
+    )
+    region.origin_y, region.start_y, region.extent_y, region.y, region.height = _span(
+        box[1], box[3], size[1], at[1], window[1], bicubic, side, region.picture_height
+    )
+    region.stride = -(-region.height // WIDE) * WIDE
+    region.left, region.right, region.top, region.bottom = tiles_around(
+        (region.x, region.y, region.width, region.height),
+        (region.picture_width, region.picture_height),
+        (region.tile_width, region.tile_height),
+    )
+    return bool(is_wide_enough(region.left, region.right, region.picture_width, region.tile_width))
+
+
+@compiled
+def _span(
+    begin: int, length: int, size: int, at: int, window: int, bicubic: bool, side: int, picture: int
+) -> tuple[int, float, float, int, int]:
+    """Along one axis: where the box counts from, its start and extent, the first sample and how many there are."""
+    # By itself, from 0 on, where samples are whole: torch's numbers then.
+    origin = begin if side == 8 else 0
+    start, extent = begin * side / 8 - origin, length * side / 8
+    first, last = reach(start, extent, size, bicubic, at, at + window)
+    place = min(origin + first, picture - 1)
+    return origin, start, extent, place, min(last - first, picture - place)
+
+
+@compiled
+def tiles_around(box: Any, picture: Any, tile: Any) -> tuple[int, int, int, int]:
+    """The tiles that pixels of `box` (x, y, width, height) depend on: columns [left, right) of rows [top, bottom).
+
+    `picture` and `tile` are (width, height).
+    """
+    left = max(0, box[0] - _MARGIN) // tile[0]
+    right = -(-min(picture[0], box[0] + box[2] + _MARGIN) // tile[0])
+    top = max(0, box[1] - _MARGIN) // tile[1]
+    bottom = -(-min(picture[1], box[1] + box[3] + _MARGIN) // tile[1])
+    tiles = -(-picture[0] // tile[0])
+    while not is_wide_enough(left, right, picture[0], tile[0]) and right - left < tiles:
+        if right < tiles:
+            right += 1
+        else:
+            left -= 1
+    return left, right, top, bottom
+
+
+@compiled
+def is_wide_enough(left: int, right: int, picture_width: int, tile_width: int) -> bool:
+    """Chroma of two samples or fewer across is upsampled plainly: as few only where the whole has as few."""
+    return min(picture_width, right * tile_width) - left * tile_width > 4

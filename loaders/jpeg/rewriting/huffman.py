@@ -1,0 +1,329 @@
+"""Reading Huffman-coded JPEG scans (ITU T.81 annexes C, F) in compiled code: symbols are walked over, not decoded.
+
+Moving restarts changes only DC differences: the bits of a block's AC coefficients are copied as they are. So a walk
+notes each block's DC value and where its AC bits lie; `restarts` writes them out again under new DC tables.
+
+No read can leave its array: bits are read from bytes that end in `PAD` zeros, more than one block can take; a block
+that began inside its interval is checked to have ended inside it before the next one is read.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+
+from .markers import Table
+
+Bits = npt.NDArray[np.uint8]  # a scan's bits without stuffing, and PAD zeros
+Words = npt.NDArray[np.uint64]  # the same, first bit highest
+Ints = npt.NDArray[np.int64]
+
+PAD = 512  # bytes: a block takes at most 16 + 11 + 63 * (16 + 16) bits
+LOOK = 11  # bits looked up at once
+_SIZE = 1 << LOOK
+
+# A row of int32 holds a table: symbols by LOOK bits, then what long codes need.
+_SYMBOL, _LAST, _OFFSET, _SYMBOLS = 0, _SIZE, _SIZE + 17, _SIZE + 34
+_ROW = _SYMBOLS + 256
+
+# A row of uint16 holds runs of AC symbols by RUN_LOOK bits: the bits that they and their values take, and << 6 the
+# coefficients that they pass, plus _ENDED where the block ends with them; _NONE where the first code is longer. Of
+# rows for 11 to 14 bits, those of 12 are the fastest: two fit beside everything else in a 32 KB cache.
+RUN_LOOK = 12
+_ENDED, _NONE = 128, 64
+
+
+class Coded(NamedTuple):
+    """The blocks of an interleaved sequential scan, in its order."""
+
+    bits: Bits
+    dc: npt.NDArray[np.int32]
+    begins: Ints  # bit where a block's AC bits begin
+    lengths: npt.NDArray[np.int32]  # how many they are
+    total: int  # and all together
+
+
+OK, DAMAGED, RANGE = 0, 1, 2  # what the compiled functions return
+
+
+@lru_cache(maxsize=256)  # encoders use the same tables over and over; a row is 9 KB
+def lookup(table: Table) -> npt.NDArray[np.int32]:
+    """The row that the compiled functions read a table from."""
+    row = np.zeros(_ROW, np.int32)
+    symbols = np.frombuffer(table[1], np.uint8).astype(np.int64)
+    _fill_row(np.frombuffer(table[0], np.uint8).astype(np.int64), symbols, row)
+    row.flags.writeable = False
+    return row
+
+
+@lru_cache(maxsize=64)  # up to 100 KB
+def lookups(dc: tuple[Table, ...], ac: tuple[Table, ...]) -> tuple[Any, Any, Any]:
+    """Rows of several tables [n, ...] for `walk`: DC, AC, and runs of AC."""
+    dc_rows, ac_rows = np.stack([lookup(table) for table in dc]), np.stack([lookup(table) for table in ac])
+    runs = np.zeros((len(ac), 1 << RUN_LOOK), np.uint16)
+    _fill_runs(ac_rows, runs)
+    return dc_rows, ac_rows, runs
+
+
+@compiled
+def _fill_row(counts: Any, symbols: Any, row: Any) -> None:
+    code, first = 0, 0
+    for length in range(1, 17):
+        count = counts[length - 1]
+        row[_LAST + length] = code + count - 1 if count else -1
+        row[_OFFSET + length] = first - code
+        for i in range(count):
+            symbol = symbols[first + i]
+            row[_SYMBOLS + first + i] = symbol
+            if length <= LOOK:
+                begin = (code + i) << (LOOK - length)
+                for entry in range(begin, begin + (1 << (LOOK - length))):
+                    row[_SYMBOL + entry] = length | symbol << 8
+        first += count
+        code = (code + count) << 1
+
+
+@compiled
+def _fill_runs(rows: Any, runs: Any) -> None:
+    for n in range(rows.shape[0]):
+        for bits in range(1 << RUN_LOOK):  # as many symbols as have their codes in `bits`; a value may lie outside
+            used, run, end = 0, 0, 0
+            while used < RUN_LOOK and end == 0:
+                entry = symbol(uint64(bits) << uint64(64 - RUN_LOOK + used), rows[n])
+                length, coded = entry & 255, entry >> 8
+                if entry == 0 or used + length > RUN_LOOK or (coded & 15 == 0 and coded != 0 and coded != 0xF0):
+                    break
+                if coded == 0:
+                    end = _ENDED
+                elif run + (coded >> 4) + 1 > 63:
+                    break
+                else:
+                    run += (coded >> 4) + 1
+                used += length + (coded & 15)
+            runs[n, bits] = used | (run + end) << 6 if used else _NONE << 6
+
+
+@compiled
+def skip(data: Any, begin: int) -> Any:
+    """Where the first byte of 255 stands from `begin` on; the end of the data where there is none."""
+    at, size = uint64(begin), uint64(data.size)  # unsigned: no test for negative indices
+    while at + uint64(8) <= size:
+        word = uint64(0)
+        for i in range(8):  # becomes one load
+            word |= uint64(data[at + uint64(i)]) << uint64(8 * i)
+        inverse = ~word
+        if (inverse - uint64(0x0101010101010101)) & word & uint64(0x8080808080808080):
+            break
+        at += uint64(8)
+    while at < size and data[at] != 255:
+        at += uint64(1)
+    return int64(at)
+
+
+@compiled
+def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
+    """Copy a scan's bytes from `data[at]` to `clean`, without stuffing and restart markers, and PAD zeros behind.
+
+    `bounds[i]` is where interval i begins in `clean`, the last entry where the data ends. Returns the number of
+    intervals, and where the marker stands that ends the scan. No intervals: damaged.
+    """
+    size, n, intervals = data.size, 0, 0
+    bounds[0] = 0
+    while True:
+        stop = skip(data, at)
+        source, target = data[at:stop], clean[n : n + stop - at]
+        for i in range(stop - at):
+            target[i] = source[i]
+        n += stop - at
+        at = stop
+        if at + 2 > size:
+            return 0, at
+        marker = data[at + 1]
+        if marker == 0:
+            clean[n] = 255
+            n += 1
+            at += 2
+            continue
+        begin = at
+        while at + 2 <= size and data[at + 1] == 255:  # fill bytes
+            at += 1
+        if at + 2 > size or data[at + 1] == 0:  # stuffing after fill bytes: decoders disagree
+            return 0, at
+        intervals += 1
+        if intervals >= bounds.size:
+            return 0, at
+        bounds[intervals] = n
+        marker = data[at + 1]
+        if marker < 0xD0 or marker > 0xD7:
+            clean[n : n + PAD] = 0
+            return intervals, begin
+        if marker & 7 != (intervals - 1) & 7:
+            return 0, at
+        at += 2
+
+
+@compiled
+def load(data: Any, at: Any) -> Any:
+    """The 64 bits that begin at byte `at`, an unsigned number."""
+    word = uint64(0)
+    for i in range(8):  # becomes one load
+        word |= uint64(data[at + uint64(i)]) << uint64(56 - 8 * i)
+    return word
+
+
+@compiled
+def window(words: Any, position: int) -> Any:
+    """The 64 bits that begin at bit `position`."""
+    word, shift = uint64(position) >> uint64(6), uint64(position & 63)
+    return (words[word] << shift) | ((words[word + uint64(1)] >> uint64(1)) >> (uint64(63) - shift))
+
+
+@compiled
+def symbol(bits: Any, row: Any) -> Any:
+    """The code at the head of `bits`: its length, and its symbol << 8. 0 where there is no such code."""
+    entry = int64(row[_SYMBOL + int64(bits >> uint64(64 - LOOK))])
+    if entry:
+        return entry
+    for length in range(LOOK + 1, 17):
+        code = int64(bits >> uint64(64 - length))
+        if code <= row[_LAST + length]:
+            return length | int64(row[_SYMBOLS + ((row[_OFFSET + length] + code) & 255)]) << 8
+    return 0
+
+
+@compiled
+def signed(bits: Any, size: int) -> Any:
+    """The value whose `size` bits, 1 to 16, stand at the head of `bits` (table F.1)."""
+    value = int64(bits >> uint64(64 - size))
+    return value if value >> (size - 1) else value - (1 << size) + 1
+
+
+@compiled
+def walk(
+    data: Any,
+    bounds: Any,
+    interval: int,
+    owners: Any,
+    dc_rows: Any,
+    ac_rows: Any,
+    runs: Any,
+    dc: Any,
+    begins: Any,
+    lengths: Any,
+) -> tuple[int, int]:
+    """Walk over an interleaved sequential scan: per block its DC value, where its AC bits begin and how many they are.
+
+    `owners` is the component of each block of an MCU, the rows are the components' tables. Returns a status and the
+    number of AC bits.
+
+    `held` has the bits ahead, the first one highest, `left` of them for sure; `at` is the byte after those. A refill
+    leaves 56 or more. What may be taken between two of them: a DC difference of 27 bits and a run of 27, or a run of 27
+    and another one; a symbol of the long way, with its value 31, has one before and one behind it.
+    """
+    previous = np.zeros(4, np.int64)
+    per_mcu, block, total = owners.size, 0, uint64(0)
+    for i in range(bounds.size - 1):
+        end = uint64(bounds[i + 1]) << uint64(3)
+        at = uint64(bounds[i])
+        held, left = load(data, at), uint64(64)
+        at += uint64(8)
+        previous[:] = 0
+        stop = min(block + interval * per_mcu, dc.size)
+        while block < stop:
+            for j in range(per_mcu):
+                owner = owners[j]
+                entry = symbol(held, dc_rows[owner])
+                size = entry >> 8
+                if entry == 0 or size > 11:
+                    return DAMAGED, 0
+                value = held << uint64(entry & 255)
+                negative = int64(value >> uint64(63)) - 1  # all bits set, or none
+                previous[owner] += int64(value >> uint64(1) >> uint64(63 - size)) + (negative & (1 - (1 << size)))
+                if abs(previous[owner]) > 2047:
+                    return RANGE, 0
+                dc[block] = previous[owner]
+                held <<= uint64((entry & 255) + size)
+                left -= uint64((entry & 255) + size)
+                begin = (at << uint64(3)) - left
+                begins[block] = begin
+                row = runs[owner]
+                k = uint64(1)
+                while True:
+                    run = uint64(row[held >> uint64(64 - RUN_LOOK)])
+                    after = k + (run >> uint64(6))
+                    if after < uint64(64):
+                        k = after
+                        held <<= run & uint64(63)
+                        left -= run & uint64(63)
+                        held |= load(data, at) >> left
+                        at += (uint64(63) - left) >> uint64(3)
+                        left |= uint64(56)
+                        run = uint64(row[held >> uint64(64 - RUN_LOOK)])
+                        after = k + (run >> uint64(6))
+                        if after < uint64(64):
+                            k = after
+                            held <<= run & uint64(63)
+                            left -= run & uint64(63)
+                            continue
+                    if after == uint64(64) or uint64(_ENDED) < after < uint64(_ENDED + 64):
+                        held <<= run & uint64(63)
+                        left -= run & uint64(63)
+                        break
+                    # A long code, or the block ends within the run.
+                    held |= load(data, at) >> left
+                    at += (uint64(63) - left) >> uint64(3)
+                    left |= uint64(56)
+                    entry = symbol(held, ac_rows[owner])
+                    size = entry >> 8 & 15
+                    if entry == 0:
+                        return DAMAGED, 0
+                    held <<= uint64((entry & 255) + size)
+                    left -= uint64((entry & 255) + size)
+                    if entry >> 8 == 0:
+                        break
+                    k += uint64((entry >> 12) + 1)
+                    if k > uint64(64) or (size == 0 and entry >> 12 != 15):
+                        return DAMAGED, 0
+                    if k == uint64(64):
+                        break
+                    held |= load(data, at) >> left
+                    at += (uint64(63) - left) >> uint64(3)
+                    left |= uint64(56)
+                position = (at << uint64(3)) - left
+                if position > end:
+                    return DAMAGED, 0
+                lengths[block] = position - begin
+                total += position - begin
+                held |= load(data, at) >> left
+                at += (uint64(63) - left) >> uint64(3)
+                left |= uint64(56)
+                block += 1
+        if end - ((at << uint64(3)) - left) >= uint64(8):  # more data than the blocks needed
+            return DAMAGED, 0
+    return (OK if block == dc.size else DAMAGED), int64(total)
+
+
+@compiled
+def read_scan(
+    data: Any,
+    at: int,
+    clean: Any,
+    bounds: Any,
+    interval: int,
+    owners: Any,
+    dc_rows: Any,
+    ac_rows: Any,
+    runs: Any,
+    dc: Any,
+    begins: Any,
+    lengths: Any,
+) -> tuple[int, int, int]:
+    """`unstuff` and `walk` at once: every call takes the GIL again. A status, the AC bits, where the next marker is."""
+    intervals, end = unstuff(data, at, clean, bounds)
+    if intervals != bounds.size - 1:
+        return DAMAGED, 0, end
+    status, total = walk(clean, bounds, interval, owners, dc_rows, ac_rows, runs, dc, begins, lengths)
+    return status, total, end

@@ -1,0 +1,250 @@
+"""Writing a Huffman-coded scan with restarts (ITU T.81 E.1.4, F.1.2, K.2) in compiled code."""
+
+from typing import Any
+
+import numpy as np
+
+from fastimg.loaders.runtime.compiled import compiled, int64, uint64
+
+from .huffman import OK, RANGE, Ints, load
+from .markers import Table
+
+_ALL = uint64(0xFFFFFFFFFFFFFFFF)
+
+# The category of the difference of two DC values, each -2048 to 2047, by the difference + 4096.
+_CATEGORIES = np.array([abs(i - 4096).bit_length() for i in range(8193)], np.uint8)
+
+
+@compiled
+def category(value: int) -> int:
+    """Bits of a coefficient's magnitude."""
+    value, size = abs(value), 0
+    while value:
+        value >>= 1
+        size += 1
+    return size
+
+
+@compiled
+def count_dc(dc: Any, owners: Any, tables: Any, interval: int, counts: Any) -> int:
+    """Add to `counts` [table, category] the DC differences under restarts every `interval` MCUs."""
+    previous = np.zeros(4, np.int64)
+    per_mcu, block, left = owners.size, 0, 0
+    for _ in range(dc.size // per_mcu):
+        if left == 0:
+            left = interval
+            previous[:] = 0
+        left -= 1
+        for j in range(per_mcu):
+            value, owner = int64(dc[block]), owners[j]
+            counts[tables[owner], _CATEGORIES[value - previous[owner] + 4096]] += 1
+            previous[owner] = value
+            block += 1
+    return OK if not counts[:, 12:].any() else RANGE
+
+
+@compiled
+def code_lengths(counts: Any, lengths: Any) -> None:
+    """Optimal code lengths of the symbols that occur: at most 16 bits, no code of all ones (K.2)."""
+    n = counts.size
+    weight = np.zeros(n + 1, np.int64)
+    weight[:n] = counts
+    weight[n] = 1  # reserves the code of all ones
+    depth, chain = np.zeros(n + 1, np.int64), np.full(n + 1, -1, np.int64)
+    while True:
+        low, lower = -1, -1  # second smallest and smallest weight; of equal ones the later symbol
+        for i in range(n + 1):
+            if weight[i] and (lower < 0 or weight[i] <= weight[lower]):
+                low, lower = lower, i
+            elif weight[i] and (low < 0 or weight[i] <= weight[low]):
+                low = i
+        if low < 0:
+            break
+        weight[lower] += weight[low]
+        weight[low] = 0
+        tail = lower
+        depth[tail] += 1
+        while chain[tail] >= 0:
+            tail = chain[tail]
+            depth[tail] += 1
+        chain[tail] = low
+        tail = low
+        depth[tail] += 1
+        while chain[tail] >= 0:
+            tail = chain[tail]
+            depth[tail] += 1
+    by_depth = np.zeros(n + 2, np.int64)
+    for i in range(n + 1):
+        by_depth[depth[i]] += 1
+    for i in range(n + 1, 16, -1):  # figure K.3
+        while by_depth[i] > 0:
+            j = i - 2
+            while by_depth[j] == 0:
+                j -= 1
+            by_depth[i] -= 2
+            by_depth[i - 1] += 1
+            by_depth[j + 1] += 2
+            by_depth[j] -= 1
+    longest = min(16, n + 1)
+    while by_depth[longest] == 0:
+        longest -= 1
+    by_depth[longest] -= 1
+    # Figure K.4: the shortest codes to the symbols that were shallowest, in their order.
+    length, left = 1, by_depth[1]
+    for level in range(1, n + 2):
+        for i in range(n):
+            if depth[i] == level:
+                while left == 0:
+                    length += 1
+                    left = by_depth[length]
+                lengths[i] = length
+                left -= 1
+
+
+def optimal_table(counts: Ints) -> tuple[Table, Ints, Ints]:
+    """The best table for symbols that occur `counts` times; the code and the code length of each symbol."""
+    codes, lengths = np.zeros(counts.size, np.int64), np.zeros(counts.size, np.int64)
+    table = np.zeros(16 + counts.size, np.uint8)
+    used = canonical(counts, codes, lengths, table)
+    return (table[:16].tobytes(), table[16 : 16 + used].tobytes()), codes, lengths
+
+
+@compiled
+def canonical(counts: Any, codes: Any, lengths: Any, table: Any) -> Any:
+    """Fill in codes, their lengths, and `table`: how many are 1 to 16 bits long, then the symbols. How many it has."""
+    code_lengths(counts, lengths)
+    code, used = 0, 0
+    for length in range(1, 17):
+        for value in range(counts.size):
+            if lengths[value] == length:
+                codes[value] = code
+                code += 1
+                table[length - 1] += 1
+                table[16 + used] = value
+                used += 1
+        code <<= 1
+    return used
+
+
+@compiled
+def write_scan(
+    data: Any,
+    dc: Any,
+    begins: Any,
+    lengths: Any,
+    owners: Any,
+    tables: Any,
+    interval: int,
+    best: Any,
+    scratch: Any,
+    out: Any,
+) -> tuple[int, int]:
+    """Count, make the DC tables, write: at once, since every call takes the GIL again.
+
+    `tables` is the DC table of each component, `best` [4, 30] becomes them as a file has them. Returns a status and
+    the number of bytes.
+    """
+    counts = np.zeros((4, 13), np.int64)
+    codes, sizes = np.zeros((4, 13), np.int64), np.zeros((4, 13), np.int64)
+    status = count_dc(dc, owners, tables, interval, counts)
+    if status != OK:
+        return status, 0
+    for number in range(4):
+        if counts[number].any():
+            canonical(counts[number], codes[number], sizes[number], best[number])
+    return OK, emit(data, dc, begins, lengths, owners, tables, codes, sizes, interval, scratch, out)
+
+
+@compiled
+def emit(
+    data: Any,
+    dc: Any,
+    begins: Any,
+    lengths: Any,
+    owners: Any,
+    tables: Any,
+    codes: Any,
+    sizes: Any,
+    interval: int,
+    scratch: Any,
+    out: Any,
+) -> Any:
+    """Write the scan with a restart every `interval` MCUs; `codes` and `sizes` [table, category] code the DC.
+
+    A tile is put together in `scratch`, then copied with stuffing; either has 16 bytes more than what it will hold.
+    Returns the number of bytes, stuffing and restart markers included.
+    """
+    previous = np.zeros(4, np.int64)
+    per_mcu, block, stuffed = owners.size, 0, uint64(0)
+    mcus = dc.size // per_mcu
+    for tile, first in enumerate(range(0, mcus, interval)):
+        previous[:] = 0
+        held, pending, at = uint64(0), uint64(0), uint64(0)  # bits not yet written, the first one highest: fewer than 8
+        for _ in range(first, min(first + interval, mcus)):
+            for j in range(per_mcu):
+                owner = owners[j]
+                value = int64(dc[block])
+                difference = value - previous[owner]
+                previous[owner] = value
+                size = int64(_CATEGORIES[difference + 4096])
+                low = (difference + (difference >> 63)) & ((1 << size) - 1)
+                count = uint64(sizes[tables[owner], size] + size)  # at most 27
+                held |= uint64(codes[tables[owner], size] << size | low) << (uint64(64) - count) >> pending
+                pending += count
+                store(scratch, at, held)
+                at += pending >> uint64(3)
+                held <<= pending & uint64(56)
+                pending &= uint64(7)
+                position, left = uint64(begins[block]), uint64(lengths[block])
+                while left > uint64(56):
+                    held |= load(data, position >> uint64(3)) << (position & uint64(7)) >> pending
+                    store(scratch, at, held)
+                    at += uint64(7)
+                    held = held << uint64(56) & ~(_ALL >> pending)
+                    position += uint64(56)
+                    left -= uint64(56)
+                held |= load(data, position >> uint64(3)) << (position & uint64(7)) >> pending
+                store(scratch, at, held)
+                pending += left
+                at += pending >> uint64(3)
+                held <<= pending & uint64(56)
+                pending &= uint64(7)
+                held &= ~(_ALL >> pending)
+                block += 1
+        if pending:
+            scratch[at] = (held | _ALL >> pending) >> uint64(56)
+            at += uint64(1)
+        stuffed = stuff(scratch, at, out, stuffed)
+        if first + interval < mcus:
+            out[stuffed], out[stuffed + uint64(1)] = 255, 0xD0 | tile & 7
+            stuffed += uint64(2)
+    return int64(stuffed)
+
+
+@compiled
+def store(out: Any, at: Any, word: Any) -> None:
+    """Write 64 bits to the bytes from `at` on, an unsigned number."""
+    for i in range(8):  # becomes one store
+        out[at + uint64(i)] = word >> uint64(56 - 8 * i) & uint64(255)
+
+
+@compiled
+def stuff(source: Any, size: Any, out: Any, at: Any) -> Any:
+    """Copy the first `size` bytes of `source` to `out[at]`, each 255 with a 0 behind it; where they end."""
+    done = uint64(0)
+    while done < size:
+        word = load(source, done)
+        count = min(uint64(8), size - done)
+        if (~word - uint64(0x0101010101010101)) & word & uint64(0x8080808080808080) == uint64(0):  # no byte is 255
+            store(out, at, word)
+            at += count
+        else:
+            for i in range(count):
+                byte = source[done + uint64(i)]
+                out[at] = byte
+                at += uint64(1)
+                if byte == 255:
+                    out[at] = 0
+                    at += uint64(1)
+        done += count
+    return at

@@ -1,0 +1,329 @@
+"""`fastimg bench`: what it prints and what it says of bad input; made-up rates give the right verdicts."""
+
+import itertools
+import json
+import os
+import re
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from fastimg.bench import advice, rig, tuning
+from fastimg.bench import benchmark as bench
+from fastimg.bench import stage_table as stagebench
+from fastimg.bench import training as trainbench
+from fastimg.bench.stage_table import Stage
+from fastimg.loaders import FilesDataset
+from fastimg.system.machine_load import Load
+from fastimg.system.measurement import Spread
+
+SMALL = (
+    "--arch",
+    "test_resnet",
+    "--img-size",
+    "32",
+    "-b",
+    "4",
+    "-j",
+    "1",
+    "--images",
+    "8",
+    "--repeats",
+    "1",
+    "--no-amp",
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A rate takes a moment."""
+    monkeypatch.setattr(rig, "SECONDS", 0.01)
+
+
+@pytest.fixture
+def fake(monkeypatch, cli, image_folder):
+    """fake(read=, decode=, copy=, augment=, step=, synthetic=, real=): a run of bench with these rates; its json."""
+
+    def run(*flags, **rates):
+        def stages(images, decoder, rig, names, count, threads, repeats):
+            named = {"read, warm": rates["read"], **{n: rates.get(n) for n in ("copy", "augment", "step")}}
+            return [Stage(name=n, rate=Spread.of([r]), threads=1) for n, r in named.items() if r is not None]
+
+        monkeypatch.setattr(bench, "measure", stages)
+        monkeypatch.setattr(trainbench, "loader_rate", lambda rig: rates["decode"])
+        monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: rates["synthetic"])
+        monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: rates["real"])
+        ran = cli("bench", image_folder, *SMALL, "--no-advice", "--json", *flags)
+        assert ran.code == 0, ran.err
+        return json.loads(ran.out)
+
+    return run
+
+
+EVEN = {"read": 9e4, "decode": 5e3, "copy": 2e4, "augment": 8e4, "step": 5e3, "synthetic": 5e3, "real": 2e3}
+
+
+@pytest.mark.parametrize(
+    ("rates", "kind"),
+    [
+        ({"read": 1e3, "real": 950.0}, "storage-bound"),
+        ({"decode": 1e3, "real": 950.0}, "decode-bound"),
+        ({"copy": 1e3, "real": 950.0}, "copy-bound"),
+        ({"step": 1e3, "synthetic": 1e3, "real": 980.0}, "compute-bound"),
+        ({}, "balanced"),
+    ],
+)
+def test_a_slow_part_is_the_verdict(fake, rates, kind):
+    found = fake(**{**EVEN, **rates})
+    verdict = found["training"][0]["verdict"]
+    assert verdict["kind"] == kind and found["verdict"] == verdict["sentence"]
+    if rates:
+        assert verdict["limit_images_per_second"] == 1e3
+    whole = {**EVEN, **rates}
+    assert found["real_over_synthetic"] == pytest.approx(whole["real"] / whole["synthetic"])
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """A machine on which others work, too."""
+    load = Load(before=7.5, during=8.0, cores=2, others=0.6)
+    monkeypatch.setattr(bench, "Watch", lambda: SimpleNamespace(load=lambda: load))
+
+
+def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):
+    found = fake(**{**EVEN, "step": 13.4, "synthetic": 124.0, "real": 79.0})
+    verdict = found["training"][0]["verdict"]
+    assert verdict["kind"] is None and verdict["sentence"] == found["verdict"]
+    assert found["verdict"].startswith(
+        "no verdict: the measurements disagree by more than 30% (the step alone 13.4 img/s"
+    )
+    assert "other processes took 60% of the processors" in found["verdict"]
+    assert found["load"] == {"before": 7.5, "during": 8.0, "cores": 2, "others_share": 0.6}
+
+
+def test_no_verdict_is_printed_and_nothing_is_tried(cli, image_folder, busy, monkeypatch):
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: 700.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
+    monkeypatch.setattr(advice, "real_rate", None)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
+    assert ran.code == 0, ran.err
+    assert (
+        "no verdict: the measurements disagree by more than 30% (the loader alone 310 img/s, and training end"
+        in ran.out
+    )
+    assert "verdict  " not in ran.out and "trying" not in ran.err
+
+
+def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeypatch):
+    for name, rate in (("synthetic_rate", 300.0), ("loader_rate", 310.0)):
+        monkeypatch.setattr(trainbench, name, lambda rig, rate=rate: rate)
+    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: 290.0)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
+    assert ran.code == 0, ran.err
+    assert re.search(r"^load      load average [\d.]+ on the machine's \d+ cores, before measuring$", ran.out, re.M)
+    assert "load      load average 7.5 before and 8.0 after, on 2 cores; other processes took 60%" in ran.out
+    assert "verdict  " in ran.out
+
+
+def test_the_harness_is_measured_against_itself(monkeypatch):
+    speeds = itertools.chain([1.0], itertools.cycle([100.0, 110.0]))  # the first does not count
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: next(speeds))
+    alone, noise = trainbench.loader_alone(None, 3, Console(quiet=True))
+    assert (noise["first"], noise["second"], noise["n"]) == (100.0, 110.0, 3)
+    assert noise["difference"] == pytest.approx(1 / 11, abs=1e-4)
+    assert alone.n == 6
+
+
+def test_it_measures_prints_and_advises(cli, image_folder):
+    ran = cli("bench", image_folder, *SMALL)
+    assert ran.code == 0, ran.err
+    for words in ("data      images: 36 images", "read, warm", "splice", "decode", "resize", "augment", "step"):
+        assert words in ran.out
+    assert "none: the CPU trains on the slot that was filled" in ran.out
+    assert "real/synthetic" in ran.out and "verdict" in ran.out
+    assert "measured against itself it differs by" in ran.out
+
+
+def test_json_has_what_a_script_needs(cli, trained):
+    ran = cli("bench", trained.shards, *SMALL, "--json", "--threads", "1,2", "--arch", "test_resnet,test_vit")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert {"environment", "stages", "training", "real_over_synthetic", "verdict", "noise", "scaling"} <= found.keys()
+    assert {"cpu", "cores", "torch", "commit"} <= found["environment"].keys()
+    stages = {row["stage"]: row for row in found["stages"]}
+    assert set(stages) == {"read, cold", "read, warm", "splice", "decode", "resize", "copy", "augment", "step"}
+    for name in ("read, warm", "splice", "decode", "resize"):
+        row = stages[name]
+        assert row["n"] == 1 and row["per_core"] == pytest.approx(row["images_per_second"] / row["threads"], rel=0.01)
+        ratio = row["images_per_second"] / row["ceiling_images_per_second"]
+        assert row["ratio"] == pytest.approx(ratio, rel=0.05, abs=1e-4) and row["ceiling"]  # it is rounded
+    assert [one["arch"] for one in found["training"]] == ["test_resnet", "test_vit"]
+    one = found["training"][0]
+    share = one["real_images_per_second"] / one["synthetic_images_per_second"]
+    assert one["real_over_synthetic"] == pytest.approx(share, rel=0.01, abs=1e-4)
+    assert [row["threads"] for row in found["scaling"]] == [1, 2]
+
+
+def test_one_image_and_images_without_classes(cli, tmp_path, encode):
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.jpg").write_bytes(encode())
+    ran = cli("bench", tmp_path / "flat", *SMALL, "--stages", "read,decode", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert {row["stage"] for row in found["stages"]} >= {"read, warm", "decode"}
+    assert found["images"] == 8  # the one over and over
+
+
+def test_a_batch_that_batch_norms_cannot_take_is_a_sentence(cli, image_folder, tmp_path):
+    flags = ("--arch", "test_resnet", "--img-size", "32", "-b", "1")
+    words = "--batch-size 1: a batch norm of test_resnet sees a single value per channel"
+    for command, more in (("bench", ("--stages", "none", "--repeats", "1")), ("train", ("-o", tmp_path / "runs"))):
+        ran = cli(command, image_folder, *flags, *more)
+        assert ran.code == 2 and words in ran.err.replace("\n", " ")
+
+
+def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
+    (image_folder / "red" / "000.jpg").write_bytes(b"nothing")
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
+    assert ran.code == 0, ran.err
+    assert "of the images that were looked at, 1 cannot be read" in ran.out and "red/000.jpg" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--stages", "decoding"), "--stages decoding: no such stage; did you mean decode? there are read, splice"),
+        (("--stages", "read,x"), "--stages x: no such stage"),
+        (("--threads", "1,two"), "--threads 1,two: two is no number of threads"),
+        (("--batch-size", "0"), "--batch-size 0: give 1 or more"),
+        (("--repeats", "0"), "--repeats 0: give 1 or more"),
+        (("--plot", "x.png"), "--plot has no effect without --loaders or --threads"),
+        (("--scratch", "nowhere"), "--scratch nowhere: no such folder"),
+        (("--loaders", "native,tensorflow"), "tensorflow"),
+        (("--arch", "hf:nowhere"), "hf:nowhere"),
+        (("--decode", "gpu"), "--decode gpu"),
+        (("--hflip", "2"), "--hflip"),
+        (("--loader", "ffcv"), "ffcv"),
+    ],
+)
+def test_flags_that_cannot_be(cli, image_folder, flags, words):
+    ran = cli("bench", image_folder, *SMALL, *flags)
+    assert ran.code == 2, ran.err
+    assert words in ran.err and "Traceback" not in ran.err
+
+
+def test_data_that_cannot_be(cli, tmp_path, encode):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "zero").mkdir()
+    for i in range(3):
+        (tmp_path / "zero" / f"{i}.jpg").write_bytes(b"")
+    for name in ("good", "bad"):
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        (tmp_path / "texts" / name / "a.txt").write_text("a text")
+    for path, code, words in (
+        ("nowhere", 1, "no such folder"),
+        ("empty", 1, "no images in it"),
+        ("zero", 1, "none of 3 images can be read"),
+        ("texts", 2, "holds texts; bench measures images"),
+    ):
+        ran = cli("bench", tmp_path / path, *SMALL)
+        assert ran.code == code and words in ran.err and "Traceback" not in ran.err, ran.err
+
+
+def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch):
+    """The advice was tried: its factor is the ratio of rates that were measured."""
+
+    def real(one, warm):
+        return 900.0 if one.run.config.loader == "native" else 300.0
+
+    monkeypatch.setattr(trainbench, "real_rate", real)
+    monkeypatch.setattr(advice, "real_rate", real)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
+    ran = cli("bench", image_folder, *SMALL, "--loader", "torch", "--stages", "none", "--json")
+    assert ran.code == 0, ran.err
+    verdict = json.loads(ran.out)["training"][0]["verdict"]
+    assert verdict["kind"] == "decode-bound"
+    assert verdict["advice"] == [{"change": "--loader native", "factor": 3.0, "tried": True, "note": ""}]
+
+
+def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
+    for i in range(6):
+        (tmp_path / "data" / "one").mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(i).integers(0, 256, (48, 700, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "data" / "one" / f"{i}.jpg")
+
+    def real(one, warm):
+        return 100.0 if isinstance(one.loader.dataset, FilesDataset) else 170.0
+
+    monkeypatch.setattr(trainbench, "real_rate", real)
+    monkeypatch.setattr(advice, "real_rate", real)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
+    monkeypatch.setattr(advice, "available_cpus", lambda: 1)
+    ran = cli("bench", tmp_path / "data", *SMALL, "--stages", "none", "--json", "--scratch", tmp_path)
+    assert ran.code == 0, ran.err
+    ways = {one["change"]: one for one in json.loads(ran.out)["training"][0]["verdict"]["advice"]}
+    assert ways["fastimg convert data DST, which tiles JPEGs"]["factor"] == 1.7
+    assert ways["fastimg convert --max-size 500"]["tried"]
+    assert [one.name for one in tmp_path.iterdir()] == ["data"]  # nothing is left behind
+
+
+def test_what_is_tried_without_gain_is_said(cli, image_folder, monkeypatch):
+    monkeypatch.setattr(advice, "real_rate", lambda one, warm: 100.0)
+    monkeypatch.setattr(trainbench, "real_rate", lambda one, warm: 100.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
+    assert ran.code == 0, ran.err
+    assert "tried without gain: fastimg convert images DST, which tiles JPEGs (1.00x)" in ran.out
+
+
+def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTIMG_PROFILE", str(tmp_path / "machine.json"))
+
+    def real(one, warm):
+        return 100.0 + 50 * (one.loader.workers == 2) + 10 * (one.run.batch_size == 32)
+
+    monkeypatch.setattr(tuning, "real_rate", real)
+    monkeypatch.setattr(tuning, "available_cpus", lambda: 4)
+    monkeypatch.setattr(tuning, "BATCHES", (4, 16))
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice", "--tune")
+    assert ran.code == 0, ran.err
+    assert (
+        f"kept in {tmp_path / 'machine.json'}: --workers 2, --prefetch 2; --batch-size auto of test_resnet" in ran.out
+    )
+    ran = cli("train", image_folder, "--arch", "test_resnet", "--dry-run")
+    assert ran.code == 0 and "profile     --workers 2, --prefetch 2" in ran.out
+
+
+def test_what_is_about_as_fast_keeps_the_smaller_number():
+    assert tuning.smallest_of_the_best({1: 100.0, 2: 101.0, 4: 102.0}) == 1
+    assert tuning.smallest_of_the_best({1: 100.0, 2: 110.0, 4: 0.0}) == 2
+    assert tuning.candidates(6) == [1, 2, 3, 4, 6, 7]
+
+
+def test_a_stage_row_says_what_it_has():
+    row = Stage(name="decode", rate=Spread.of([90.0, 110.0, 100.0]), threads=2, ceiling=200.0, how="2 x one")
+    assert row.record()["ratio"] == 0.5 and row.record()["per_core"] == 50.0
+    assert row.row()["of it"] == "0.50" and row.words() == "decode: ceiling: 2 x one"
+    assert Stage(name="copy", note="none").record() == {"stage": "copy", "note": "none"}
+    assert stagebench.median_of([row], "decode") == 100.0 and stagebench.median_of([row], "copy") is None
+
+
+def test_sigterm_leaves_nothing_behind(cli, image_folder, tmp_path, monkeypatch):
+    def ended(rig):
+        assert any(one.name.startswith("fastimg-bench-") for one in (tmp_path / "scratch").iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(trainbench, "loader_rate", ended)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--scratch", tmp_path / "scratch")
+    assert ran.code == 143
+    assert not list((tmp_path / "scratch").iterdir())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

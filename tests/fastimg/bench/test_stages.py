@@ -1,0 +1,106 @@
+"""Samples taken apart: the clock's arithmetic, the loader's own pixels, and what cannot be decoded."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fastimg.bench import stages
+from fastimg.bench.stages import STAGES, Costs, read_rate, run_threads, take_apart
+from fastimg.loaders import CenterCrop, DataError, FilesDataset, ImageDecoder, RandomResizedCrop, open_dataset
+
+
+class Ticks:
+    """A clock that goes on by one with every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def tiled(image_folder, tmp_path, cli):
+    """The image folder as tiled shards."""
+    assert cli("convert", image_folder, tmp_path / "D", "--no-shuffle", "--tile", "16").code == 0
+    data = open_dataset(tmp_path / "D")
+    yield data
+    data.close()
+
+
+@pytest.mark.parametrize(
+    "crop", [RandomResizedCrop(size=24), CenterCrop(size=24, resize=28), RandomResizedCrop(size=8)]
+)
+@pytest.mark.parametrize("scaling", [False, True])
+def test_the_stages_make_the_loaders_pixels(tiled, crop, scaling):
+    decoder = ImageDecoder(crop, dct_scaling=scaling)
+    for epoch in range(3):
+        ids = np.random.default_rng(epoch).permutation(len(tiled))
+        costs = take_apart(tiled, ids, decoder, threads=1, seed=epoch)  # raises where a pixel differs
+        assert costs.images == len(tiled) and costs.failed == 0
+        assert costs.tiled == 27  # the other nine are PNGs
+
+
+def test_other_pixels_are_found_out(tiled, monkeypatch):
+    monkeypatch.setattr(stages, "resample", lambda pixels, window, interpolation, out: out.fill(0))
+    with pytest.raises(RuntimeError, match=r"\.png.*not those of the decoder"):
+        take_apart(tiled, np.arange(len(tiled)), ImageDecoder(RandomResizedCrop(size=24)), threads=1)
+
+
+def test_every_image_counts_once_whatever_the_threads(tiled):
+    decoder, ids = ImageDecoder(RandomResizedCrop(size=24)), np.arange(len(tiled))
+    for threads in (1, 2, 3):
+        costs = take_apart(tiled, ids, decoder, threads)
+        assert costs.images == len(ids)
+        assert all(costs.seconds[name] > 0 for name in STAGES)
+
+
+def test_the_clock_is_read_where_stages_meet(tmp_path, encode):
+    (tmp_path / "a.png").write_bytes(encode(kind="PNG"))
+    data = FilesDataset(tmp_path, ["a.png"])
+    costs = take_apart(data, np.array([0, 0, 0]), ImageDecoder(RandomResizedCrop(size=8)), threads=1, clock=Ticks())
+    # A look before and after reading; then one before the compiled way, and four around the three stages.
+    assert costs.seconds == {"read": 3.0, "splice": 3.0, "decode": 3.0, "resize": 3.0}
+    assert costs.rate("decode") == 1.0
+
+
+def test_what_cannot_be_decoded_is_counted(tmp_path, encode):
+    for name, data in (("a.jpg", encode()), ("b.jpg", b"nothing"), ("c.jpg", encode()[:300])):
+        (tmp_path / name).write_bytes(data)
+    data = FilesDataset(tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
+    costs = take_apart(data, np.arange(3), ImageDecoder(RandomResizedCrop(size=8)), threads=2)
+    assert (costs.images, costs.failed) == (1, 2)
+
+
+def test_costs_add_up():
+    one, two = Costs(images=2, nbytes=10, failed=1), Costs(images=3, nbytes=5, tiled=3)
+    one.seconds["decode"], two.seconds["decode"] = 1.0, 1.5
+    one += two
+    assert (one.images, one.nbytes, one.tiled, one.failed) == (5, 15, 3, 1)
+    assert one.rate("decode") == 2.0
+
+
+def test_reading_counts_images_and_bytes(tiled):
+    images, nbytes = read_rate(tiled, np.arange(len(tiled)), threads=2, batch=8, clock=Ticks())
+    total = sum(len(bytes(tiled.read(i, stages.Scratch()))) for i in range(len(tiled)))
+    assert (images, nbytes) == (len(tiled), total)  # a second passes between the first and the last look
+
+
+def test_what_a_thread_raises_is_raised(tiled, monkeypatch):
+    def broken(index, scratch):
+        raise DataError("the disk is gone")
+
+    monkeypatch.setattr(tiled, "read", broken)
+    for call in (
+        lambda: read_rate(tiled, np.arange(8), threads=2, batch=4),
+        lambda: take_apart(tiled, np.arange(8), ImageDecoder(RandomResizedCrop(size=8)), threads=2),
+    ):
+        with pytest.raises(DataError, match="the disk is gone"):
+            call()
+
+
+def test_threads_run_side_by_side():
+    meet = threading.Barrier(3, timeout=20)
+    run_threads(lambda number: meet.wait(), 3)

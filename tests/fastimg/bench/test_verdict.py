@@ -1,0 +1,149 @@
+"""The verdict's arithmetic: what limits, what comes next, what is promised; with made-up rates."""
+
+import dataclasses
+
+import pytest
+
+from fastimg.bench.verdict import Advice, Measured, NoVerdict, doubts, judge, together
+from fastimg.system.machine_load import Load, Spent, Watch, read_spent, share_of_others
+
+FAST = 10_000.0
+
+
+def measured(**changes: float | bool | None) -> Measured:
+    """A GPU machine on which every part does 10,000 img/s, and what is changed."""
+    whole = Measured(storage=FAST, decode=FAST, copy=FAST, augment=FAST * 9, step=FAST, synthetic=FAST, real=FAST)
+    return dataclasses.replace(whole, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [("storage", "storage-bound"), ("decode", "decode-bound"), ("copy", "copy-bound"), ("synthetic", "compute-bound")],
+)
+def test_the_slowest_part_limits(part, kind):
+    found = judge(measured(**{part: 2_000.0, "real": 1_900.0}))
+    assert found.kind == kind and found.limit_rate == 2_000
+    assert found.next_rate == FAST
+    assert found.share == pytest.approx(1_900 / (2_000 if part == "synthetic" else FAST))
+
+
+def test_what_is_about_as_fast_is_balanced():
+    assert judge(measured(decode=2_000.0, synthetic=2_150.0, real=1_900.0)).kind == "balanced"
+    assert judge(measured(decode=2_000.0, synthetic=2_250.0, real=1_900.0)).kind == "decode-bound"
+    assert judge(measured(decode=2_250.0, synthetic=2_000.0, real=1_900.0)).kind == "compute-bound"
+
+
+def test_the_next_limit_is_the_second_slowest():
+    found = judge(measured(decode=1_000.0, copy=3_000.0, synthetic=5_000.0, real=990.0))
+    assert (found.limit, found.next, found.next_rate) == ("decode", "copy", 3_000)
+    assert "decode-bound at 0.20: the loader allows 1,000 img/s" in found.sentence()
+    assert "the copy to the device, the next limit, 3,000" in found.sentence()
+
+
+def test_augmentation_that_takes_more_than_the_step_is_named():
+    slow = measured(augment=1_500.0, step=6_000.0, synthetic=1_200.0, real=1_150.0)
+    assert judge(slow).kind == "augment-bound"
+    assert judge(dataclasses.replace(slow, augment=9_000.0)).kind == "compute-bound"
+
+
+def test_a_part_that_there_is_not_limits_nothing():
+    found = judge(measured(storage=None, copy=None, decode=500.0, real=480.0))
+    assert (found.kind, found.next) == ("decode-bound", "compute")
+
+
+def test_parts_run_at_the_same_time_on_a_gpu_and_share_the_cores_of_a_cpu():
+    rates = {"decode": 300.0, "synthetic": 600.0, "storage": FAST}
+    assert together(measured(**rates)) == 300
+    assert together(measured(**rates, shared=True, copy=None)) == pytest.approx(200)
+    assert together(measured(decode=300.0, synthetic=600.0, storage=50.0, shared=True)) == 50
+
+
+def test_on_shared_cores_decoding_counts_though_it_is_the_faster():
+    one = measured(decode=900.0, synthetic=700.0, real=340.0, shared=True, copy=None)
+    assert judge(one).kind == "balanced"
+    assert judge(dataclasses.replace(one, real=680.0)).kind == "compute-bound"
+    assert judge(dataclasses.replace(one, shared=False)).kind == "compute-bound"
+
+
+def test_advice_says_whether_it_was_tried():
+    ways = [
+        Advice(change="--loader native", factor=2.612, tried=True),
+        Advice(change="--workers 16", factor=2.0, tried=False),
+        Advice(change="--compile", factor=None, tried=False, note="takes a minute first"),
+    ]
+    found = judge(measured(decode=1_000.0, real=950.0), ways)
+    assert found.sentence().endswith(
+        "; --loader native (2.61x, tried) or --workers 16 (2.00x, an estimate) or --compile (not tried; takes a minute "
+        "first)"
+    )
+    assert [one["tried"] for one in found.record()["advice"]] == [True, False, False]
+    assert found.record()["sentence"] == found.sentence()
+
+
+@pytest.mark.parametrize(
+    ("changes", "repeats", "words"),
+    [
+        ({}, {"the step": (100.0, 129.0)}, None),
+        ({"step": 1.25 * FAST, "real": 1.25 * FAST}, {}, None),
+        ({"step": None, "augment": None, "copy": None}, {}, None),
+        ({}, {"the step": (100.0, 131.0)}, "the step from 100 to 131 img/s"),
+        (
+            {"step": 13.4, "synthetic": 124.0, "real": 79.0},
+            {},
+            "the step alone 13.4 img/s, and the training step with its augmentation, which cannot be faster, 124",
+        ),
+        ({"augment": 5_000.0}, {}, "augmentation alone 5,000 img/s, and the training step with its augmentation"),
+        ({"synthetic": 5_000.0, "step": 5_000.0}, {}, "training on data that costs nothing 5,000 img/s, and training"),
+        ({"decode": 5_000.0}, {}, "the loader alone 5,000 img/s, and training end to end, which cannot be faster"),
+    ],
+)
+def test_rates_that_contradict_each_other_are_doubted(changes, repeats, words):
+    found = doubts(measured(**changes), repeats)
+    assert found == () if words is None else len(found) == 1 and found[0].startswith(words)
+
+
+def test_the_loader_is_doubted_as_it_was_in_training():
+    """Its rate on all cores, which the verdict is about, says nothing of training with fewer threads."""
+    assert doubts(measured(), {}, alone=FAST / 2) and not doubts(measured(decode=FAST / 2), {}, alone=FAST)
+
+
+def test_no_verdict_says_why_and_how_busy_the_machine_was():
+    load = Load(before=7.46, during=8.1, cores=2, others=0.612)
+    none = NoVerdict(share=0.64, doubts=("the step from 13.4 to 124 img/s",), load=load)
+    assert none.sentence() == (
+        "no verdict: the measurements disagree by more than 30% (the step from 13.4 to 124 img/s); the machine was "
+        "busy, or its speed changed (load average 7.5 before and 8.1 after, on 2 cores; other processes took 61% of "
+        "the processors); run again when it is idle"
+    )
+    record = none.record()
+    assert (record["kind"], record["advice"], record["real_over_synthetic"]) == (None, [], 0.64)
+    assert record.keys() >= judge(measured()).record().keys()
+    nowhere = Load(before=None, during=None, cores=2, others=None)
+    assert nowhere.text() == "not known on this system"
+
+
+@pytest.mark.parametrize(
+    ("after", "share"),
+    [
+        (Spent(200.0, 100.0, 60.0), 0.4),  # of 100 seconds 90 in use, 50 of them ours
+        (Spent(200.0, 30.0, 60.0), 0.0),  # counted a moment later
+        (Spent(100.0, 10.0, 10.0), None),
+        (None, None),
+    ],
+)
+def test_what_others_take_of_the_processors(after, share):
+    before = Spent(100.0, 10.0, 10.0)
+    assert share_of_others(before, after) == (share if share is None else pytest.approx(share))
+    watch = Watch(iter([before, after]).__next__, iter([1.5, 2.5]).__next__, cores=4)
+    load = watch.load()
+    assert (load.before, load.during, load.cores) == (1.5, 2.5, 4) and load.record()["others_share"] == load.others
+
+
+def test_the_systems_count_of_processor_time(tmp_path):
+    assert read_spent(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "stat").write_text("cpu  100 200 300 4000 500 10 20 30 7 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n")
+    found = read_spent(tmp_path)
+    assert found is not None and found.busy / found.total == pytest.approx(660 / 5160)
+    (tmp_path / "proc" / "stat").write_text("cpu  ?\n")
+    assert read_spent(tmp_path) is None

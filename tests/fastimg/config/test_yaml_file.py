@@ -1,0 +1,284 @@
+"""Settings as YAML: the same keys as the flags, and the same run from a run's own file."""
+
+import dataclasses
+from pathlib import Path
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from fastimg.config.commands import Train
+from fastimg.config.yaml_file import _AUGMENTING, combined, dump, load
+from fastimg.errors import UsageError
+from fastimg.loaders.backends.selection import IDLE
+from fastimg.train.choices.refusals import check
+
+
+def test_what_is_dumped_is_read_back(tmp_path):
+    config = Train(
+        data=Path("some/där"),
+        arch="torchvision/resnet18",
+        weights=Path("w.pt"),
+        model_kwargs=("a=1", "b=x"),
+        scale=(0.5, 1.0),
+        mean=(0.1, 0.2, 0.3),
+        lr=1e-5,
+        no_aug=True,
+        freeze="backbone",
+        epochs=3,
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(dump(config), encoding="utf-8")
+    assert load(file, Train) == config
+    assert "pretrained: false" in file.read_text() and "sched" not in file.read_text()  # unset choices are left out
+
+
+SPECIAL = {"lr": 0.3, "batch_size": 48, "augmentation": ["hflip", {"rotate": {"degree": 15}}], "recipe": None}
+
+
+def other(hint, default):
+    """Some value of a field's type that is not its default."""
+    choices = get_args(hint)
+    if get_origin(hint) is Literal:
+        return next(choice for choice in choices if choice != default)
+    if get_origin(hint) is tuple:
+        return ("a=1", "b=x") if choices[-1] is Ellipsis else tuple(0.25 + 0.25 * i for i in range(len(choices)))
+    if get_origin(hint) in (UnionType, Union):
+        return other(next(choice for choice in choices if choice is not type(None)), default)
+    if get_origin(hint) is list:
+        return [{"RandomBlur": {"p": 0.5}}]
+    return {bool: not default, int: 7, float: 0.125, str: "1e-3", Path: Path("some/där")}[hint]
+
+
+def test_every_field_is_dumped_and_read_back(tmp_path):
+    """Text that looks like a number stays text: every text here is 1e-3."""
+    hints = get_type_hints(Train)
+    values = {field.name: other(hints[field.name], field.default) for field in dataclasses.fields(Train)} | SPECIAL
+    file = tmp_path / "config.yaml"
+    for left_out in ({"augmentation"}, set(_AUGMENTING) - {"augmentation", "scale", "ratio"}):
+        config = Train(**{name: value for name, value in values.items() if name not in left_out})
+        file.write_text(dump(config), encoding="utf-8")
+        assert load(file, Train) == config
+        unset = {field.name for field in dataclasses.fields(Train) if getattr(config, field.name) == field.default}
+        assert unset - left_out <= {"recipe"}
+
+
+@pytest.mark.parametrize(
+    "text", ["1e5", "5", "off", "no", "true", "null", "~", "007", "11:13", "1.5", "2024-01-01", ""]
+)
+def test_text_is_dumped_and_read_back(text, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(dump(Train(name=text, progressive_epochs=text)), encoding="utf-8")
+    assert (load(file, Train).name, load(file, Train).progressive_epochs) == (text, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("batch_size: auto", "batch_size", "auto"),
+        ("batch_size: 32", "batch_size", 32),
+        ("lr: auto", "lr", "auto"),
+        ("lr: 1", "lr", 1.0),
+        ("lr: 1e-3", "lr", 1e-3),  # YAML 1.1 takes it for text
+        ("lr: .5", "lr", 0.5),
+        ("warmup_epochs: 5", "warmup_epochs", 5.0),
+        ("scale: [0.5, 1]", "scale", (0.5, 1.0)),
+        ("mean: [0, 0, 1]", "mean", (0.0, 0.0, 1.0)),
+        ("dct_scaling: off", "dct_scaling", "off"),  # false in YAML 1.1
+        ("progressive: 160:192", "progressive", "160:192"),
+        ("progressive_epochs: 11:13", "progressive_epochs", "11:13"),  # 673 in YAML 1.1
+        ("duration: 16", "duration", "16"),
+        ("warmup: 2.5", "warmup", "2.5"),
+        ("decay: 30ep", "decay", "30ep"),
+        ("workers: 4", "workers", "4"),
+        ("freeze: 3", "freeze", "3"),
+        ("name: 007", "name", "007"),
+        ("name: 2024-01-01", "name", "2024-01-01"),
+        ("compile: true", "compile", "default"),
+        ("compile: false", "compile", None),
+        ("compile: max-autotune", "compile", "max-autotune"),
+        ("tta: true", "tta", True),
+        ("epochs: null", "epochs", None),
+        ("epochs:", "epochs", None),
+        ("model_kwargs: [a=1]", "model_kwargs", ("a=1",)),
+        ("augmentation: false", "no_aug", True),
+        ("weights: 5.pt", "weights", Path("5.pt")),
+        ("output: 5", "output", Path("5")),
+        ('batch_size: "64"', "batch_size", 64),  # in quotes: as the flags take it
+        ("batch_size: 'auto'", "batch_size", "auto"),
+        ('epochs: "3"', "epochs", 3),
+        ("lr: '1e-3'", "lr", 1e-3),
+        ('tta: "true"', "tta", True),
+        ("amp: 'False'", "amp", False),
+        ("scale: ['0.5', 1]", "scale", (0.5, 1.0)),
+        ("model_kwargs: a=1", "model_kwargs", ("a=1",)),
+        ("batch_size: null", "batch_size", 64),  # left out
+        ("tta: null", "tta", False),
+    ],
+)
+def test_what_people_write(line, field, value, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(line)
+    given = getattr(load(file, Train), field)
+    assert given == value and type(given) is type(value)
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing\n")
+    assert load(file, Train) == Train()
+
+
+def test_keys_may_be_written_like_flags(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("batch-size: 7\nimg_size: 64\n")
+    assert (load(file, Train).batch_size, load(file, Train).img_size) == (7, 64)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3", "unknown key 'epoch'; did you mean epochs"),
+        ("weight_dekay: 3", "did you mean weight_decay"),
+        ("1: 2", "unknown key '1'"),
+        ("epochs: three", "epochs: expected a whole number, not the text 'three'"),
+        ("learning_rate: 3", "unknown key 'learning_rate'; did you mean lr?"),
+        ("per_device_train_batch_size: 3", "did you mean batch_size?"),
+        ("image-size: 3", "unknown key 'image_size'; did you mean img_size?"),
+        ("epochs: '3.5'", "epochs: expected a whole number, not the text '3.5'"),
+        ("epochs: 3.5", "epochs: expected a whole number, not 3.5"),
+        ("epochs: true", "epochs: expected a whole number, not true"),
+        ("epochs: [3]", "epochs: expected a whole number, not [3]"),
+        ("lr: fast", "lr: expected a number or auto, not the text 'fast'"),
+        ("lr: nan", "lr: expected a number or auto, not the text 'nan'"),
+        ("opt: lion", "opt: expected one of adamw, sgd, not the text 'lion'"),
+        ("opt: adam", "opt: expected one of adamw, sgd, not the text 'adam'; did you mean adamw?"),
+        ("batch_size: many", "batch_size: expected a whole number or auto, not the text 'many'"),
+        ("tta: yes", "tta: expected true or false, not the text 'yes'; write true"),  # text in YAML 1.2
+        ("tta: 1", "tta: expected true or false, not 1"),
+        ("name: true", "name: expected text, not true; put it in quotes if it is meant as text"),
+        ("scale: 0.5", "scale: expected a list of 2 numbers, not 0.5"),
+        ("mean: [0.5, 0.5]", "mean: expected a list of 3 numbers, not [0.5, 0.5]"),
+        ("mean: [a, b, c]", "mean: expected a list of 3 numbers, not ['a', 'b', 'c']"),
+        ("model_kwargs: {a: 1}", "model_kwargs: expected a list such as [name=value], not {'a': 1}"),
+        ("kornia: RandomBlur", "kornia: expected a list, not the text 'RandomBlur'"),
+        ("output: false", "output: expected a path, not false"),
+        ("recipe: cifar-fas", "no recipe is called 'cifar-fas'; did you mean cifar-fast"),
+        ("scale: [0.1]", "scale"),
+        ("just words", "not a mapping"),
+        ("- a\n- b", "not a mapping"),
+        ("a: [", "not YAML"),
+        ("!!python/object/apply:os.system ['false']", "not YAML"),
+        (b"\xff\xfe", "not YAML"),
+    ],
+)
+def test_what_is_wrong_with_a_file(content, message, tmp_path, cli):
+    file = tmp_path / "c.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=str(file)) as caught:
+        load(file, Train)
+    assert message in str(caught.value)
+    ran = cli("train", tmp_path / "nowhere", "--config", file)
+    assert ran.code == 2 and str(file) in ran.err and message in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("flag", ["--config=", "--config "])
+def test_a_file_that_is_not_there(flag, tmp_path, cli):
+    ran = cli("train", *f"{flag}{tmp_path}/no.yaml".split(" "))
+    assert ran.code == 2 and "no.yaml: No such file" in ran.err and "Traceback" not in ran.err
+
+
+def test_flags_win_over_the_file(tmp_path, trained, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"data: {trained.images}\narch: test_resnet\nepochs: 5\nimg_size: 32\nopt: sgd\n")
+    ran = cli("train", "--config", file, "--epochs", "3", "--dry-run", "-o", tmp_path / "runs")
+    assert ran.code == 0 and "3 epochs" in ran.out and "sgd (fused), lr" in ran.out and "24 images" in ran.out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "expected"),
+    [
+        ({"epochs": 5}, {"duration": "300ba"}, {"epochs": None, "duration": "300ba"}),
+        ({"duration": "300ba"}, {"epochs": 5}, {"epochs": 5, "duration": None}),
+        ({"warmup": "5ep"}, {"warmup_fraction": 0.1}, {"warmup": None}),
+        ({"warmup_epochs": 1.0}, {"warmup": "5ep"}, {"warmup_epochs": None}),
+        ({"sched": "step", "decay": "2ep"}, {"decay_epochs": 1.0}, {"decay": None, "decay_epochs": 1.0}),
+        (
+            {"sched": "step", "decay": "2ep", "decay_rate": 0.5},
+            {"sched": "cosine"},
+            {"decay": None, "decay_rate": None},
+        ),
+        ({"sched": "linear", "min_lr": 0.1}, {"sched": "constant"}, {"min_lr": None}),
+        ({"sched": "linear", "min_lr": 0.1}, {"sched": "cosine"}, {"min_lr": 0.1}),
+        ({"opt": "sgd", "momentum": 0.8, "lr": 0.1}, {"opt": "adamw"}, {"momentum": None, "lr": 0.1}),
+        ({"opt": "sgd", "momentum": 0.8}, {"opt": "sgd"}, {"momentum": 0.8}),
+        ({"lr": 0.1, "lr_scale": "linear", "lr_base_size": 512}, {"lr": 0.2}, {"lr_scale": "linear"}),
+        (
+            {"val_crop_size": 64, "val_resize_size": 73, "train_crop_size": 64},
+            {"img_size": 32},
+            {"val_resize_size": None},
+        ),
+        ({"val_resize_size": 73}, {"crop_pct": 0.9}, {"val_resize_size": None}),
+        ({"weights": Path("w")}, {"pretrained": True}, {"weights": None}),
+        ({"order": "quasi-random", "order_window": 64}, {"order": "random"}, {"order_window": None}),
+        ({"no_aug": True}, {"hflip": 0.0}, {"no_aug": False}),
+        ({"no_aug": True}, {"aa": "none"}, {"no_aug": True}),
+        ({"hflip": 0.3, "kornia": [], "scale": (0.5, 1.0)}, {"no_aug": True}, {"hflip": None, "scale": None}),
+        ({"brightness": (0.5, 1.0)}, {"color_jitter": (0.1, 0.1, 0.1)}, {"brightness": None}),
+        ({"color_jitter": (0.1, 0.1, 0.1)}, {"contrast": (0.5, 1.0)}, {"color_jitter": None, "saturation": None}),
+        ({"augmentation": ["hflip"]}, {"hflip": 0.1}, {"augmentation": ["hflip"]}),
+    ],
+)
+def test_flags_drop_what_they_contradict(file, flags, expected):
+    given = combined(file, flags)
+    check(given)
+    assert {name: getattr(given, name) for name in expected} == expected
+    assert {name: getattr(given, name) for name in flags} == flags
+
+
+@pytest.mark.parametrize("loader", ["torch", "dali", "ffcv", "synthetic"])
+def test_another_loader_drops_what_it_does_without(loader):
+    hints = get_type_hints(Train)
+    file = {name: other(hints[name], "auto") for name in IDLE[loader]}
+    assert not {
+        name for name in IDLE[loader] if getattr(combined(file, {"loader": loader}), name) not in (None, "auto")
+    }
+    assert combined(file, {"loader": "native"}) == Train(**file, loader="native")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--opt", "sgd", "--sched", "step", "--img-size", "32", "--warmup-epochs", "0.5", "--clip-grad", "1"),
+        (
+            "--freeze",
+            "backbone",
+            "--weights",
+            "{run}",
+            "--train-crop-size",
+            "32",
+            "--val-crop-size",
+            "40",
+            "--hflip",
+            "0",
+        ),
+    ],
+)
+def test_a_runs_own_file_makes_the_same_weights(flags, trained, tmp_path, cli):
+    """Every open choice stands in config.yaml, so that nothing is chosen anew."""
+    flags = [flag.format(run=trained.run) for flag in flags]
+    common = ("--output", tmp_path, "--device", "cpu")
+    first = ("--arch", "test_resnet", "-b", "8", "-j", "1", "--epochs", "2", "--seed", "5")
+    ran = cli("train", trained.shards, *first, *flags, *common, "--name", "first")
+    assert ran.code == 0, ran.err
+    ran = cli("train", "--config", tmp_path / "first" / "config.yaml", "--name", "second")
+    assert ran.code == 0, ran.err
+    one, two = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("first", "second"))
+    assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+    settings = [load(tmp_path / name / "config.yaml", Train) for name in ("first", "second")]
+    assert dataclasses.replace(settings[0], name="second") == settings[1]
+    for name in ("lr", "weight_decay", "sched", "mean", "std", "interpolation", "train_crop_size", "val_resize_size"):
+        assert yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())[name] is not None

@@ -1,0 +1,275 @@
+"""`convert --append` and `--merge`: nothing is encoded anew, what is there stays, every interruption heals."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import fastimg.convert.writers
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.beton import BetonReader
+from fastimg.loaders.containers.datasets import open_dataset, read_description
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.scratch import Scratch
+
+QUIET = Console(quiet=True)
+FORMATS = pytest.mark.parametrize("container", ["tar", "beton"])
+
+
+@pytest.fixture
+def more(tmp_path: Path, encode: Any) -> Path:
+    """A second folder: one class that the first has, one that it has not; the second in name order comes first."""
+    for name in ("amber", "green"):
+        (tmp_path / "more" / name).mkdir(parents=True)
+        for i in range(5):
+            (tmp_path / "more" / name / f"{i}.jpg").write_bytes(encode((200, 150, 20), (50, 40), seed=i))
+    (tmp_path / "more/amber/p.png").write_bytes(encode(kind="PNG"))
+    return tmp_path / "more"
+
+
+@pytest.fixture
+def config(image_folder: Path, tmp_path: Path) -> Convert:
+    return Convert(src=image_folder, dst=tmp_path / "D", shard_size="30KB", workers="2", val_fraction=0.25)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def samples(folder: Path, split: str = "train") -> list[tuple[str, bytes]]:
+    """(class, image) in order."""
+    dataset, scratch = open_dataset(folder, split), Scratch()
+    try:
+        return [
+            (dataset.classes[label], bytes(dataset.read(i, scratch))) for i, label in enumerate(dataset.labels.tolist())
+        ]
+    finally:
+        dataset.close()
+
+
+def appending(config: Convert, src: Path, **flags: Any) -> Convert:
+    return Convert(src=src, dst=config.dst, append=True, shard_size="30KB", workers="2", **flags)
+
+
+@FORMATS
+def test_what_is_there_stays_and_what_is_new_follows(
+    container: Any, config: Convert, more: Path, tmp_path: Path
+) -> None:
+    convert(replace(config, format=container), QUIET)
+    before, there = contents(config.dst), samples(config.dst)
+    val = samples(config.dst, "val")
+    report = convert(appending(config, more), QUIET)
+    assert (report.images, report.added, report.classes) == (47, 11, 4)
+    after = samples(config.dst)
+    assert after[: len(there)] == there and samples(config.dst, "val") == val
+    convert(Convert(src=more, dst=tmp_path / "alone", format=container), QUIET)
+    assert after[len(there) :] == samples(tmp_path / "alone")
+    description = read_description(config.dst)
+    assert description["classes"] == ["blue", "green", "red", "amber"]
+    assert description["splits"]["train"]["class_counts"] == [9, 9 + 5, 9, 6]
+    assert description["splits"]["val"]["class_counts"] == [3, 3, 3, 0]
+    if container == "tar":
+        now = contents(config.dst)
+        assert all(now[name] == content for name, content in before.items() if name.endswith((".tar", ".idx")))
+    else:
+        assert sorted(contents(config.dst)) == ["dataset.json", "train-00001.beton", "val.beton"]
+        with BetonReader(config.dst / "train-00001.beton") as beton:
+            assert len(beton) == 38
+        assert json.loads((config.dst / "dataset.json").read_text())["splits"]["train"]["shards"][0]["samples"] == 38
+
+
+@FORMATS
+def test_again_and_again(container: Any, config: Convert, more: Path, tmp_path: Path, encode: Any) -> None:
+    convert(replace(config, format=container), QUIET)
+    convert(appending(config, more), QUIET)
+    (tmp_path / "third/red").mkdir(parents=True)
+    (tmp_path / "third/red/1.jpg").write_bytes(encode(seed=77))
+    report = convert(appending(config, tmp_path / "third"), QUIET)
+    assert (report.images, report.added) == (48, 1)
+    assert samples(config.dst)[-1][0] == "red" and len(samples(config.dst)) == 39
+    with pytest.raises(UserError, match="appended or converted already"):
+        convert(appending(config, more), QUIET)
+    with pytest.raises(UserError, match="appended or converted already"):
+        convert(appending(config, config.src), QUIET)
+    assert convert(appending(config, tmp_path / "third", resume=True), QUIET).images == 48  # complete already
+
+
+@FORMATS
+@pytest.mark.parametrize("stop_at", [0, 3, 10])
+def test_interrupted_and_resumed(
+    container: Any, config: Convert, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    convert(replace(config, format=container), QUIET)
+    shutil.copytree(config.dst, tmp_path / "whole")
+    append = replace(appending(config, more), shard_size="9KB")
+    convert(replace(append, dst=tmp_path / "whole"), QUIET)
+    before = samples(config.dst)
+    store = fastimg.convert.writers.BetonStore if container == "beton" else fastimg.convert.writers.TarStore
+    add, count = store.add, iter(range(stop_at))
+
+    def stop(*arguments: Any) -> None:
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        add(*arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(store, "add", stop)
+        convert(append, QUIET)
+    assert samples(config.dst) == before  # still a dataset, the old one
+    with pytest.raises(UserError, match="did not finish"):
+        convert(append, QUIET)
+    convert(replace(append, resume=True), QUIET)
+    assert contents(config.dst) == contents(tmp_path / "whole")
+
+
+def test_a_failing_append_leaves_nothing(config: Convert, more: Path) -> None:
+    convert(config, QUIET)
+    before = contents(config.dst)
+    (more / "green/bad.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"bad\.jpg"):
+        convert(appending(config, more, on_error="fail"), QUIET)
+    assert contents(config.dst) == before
+
+
+@FORMATS
+@pytest.mark.parametrize("flags", [{"overwrite": True}, {"append": True}])
+def test_a_source_in_the_destination_is_left_alone(
+    config: Convert, tmp_path: Path, container: Any, flags: dict[str, bool]
+) -> None:
+    convert(replace(config, format=container), QUIET)
+    before = contents(config.dst)
+    (shard,) = (name for name in before if name in ("train-00000.tar", "train.beton"))
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / shard).symlink_to(config.dst / shard)
+    for src in (config.dst / shard, config.dst, tmp_path / "links"):
+        with pytest.raises(UsageError, match=r"lies in the destination|destination lies in the source"):
+            convert(Convert(src=src, dst=config.dst, workers="1", **flags), QUIET)
+        assert contents(config.dst) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"outcomes": None},
+        {"outcomes": {"tiled": "many"}},
+        {"skipped": [5]},
+        {"schema": [[]]},
+        {"options": []},
+        {"schema": "\ud800"},
+        {"appended": {}},
+    ],
+    ids=str,
+)
+def test_a_description_that_convert_did_not_write(config: Convert, more: Path, damage: dict[str, Any]) -> None:
+    convert(config, QUIET)
+    file = config.dst / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    for again in (appending(config, more), replace(config, resume=True)):
+        with pytest.raises(DataError, match=r"dataset.json: not what this version of fastimg writes \("):
+            convert(again, QUIET)
+
+
+@pytest.mark.parametrize("key", ["class_counts", "source_bytes"])
+def test_a_split_that_convert_did_not_write(config: Convert, more: Path, key: str) -> None:
+    convert(config, QUIET)
+    file = config.dst / "dataset.json"
+    description = json.loads(file.read_text())
+    del description["splits"]["val"][key]
+    file.write_text(json.dumps(description))
+    with pytest.raises(DataError, match=f"missing required field `{key}`"):
+        convert(appending(config, more), QUIET)
+
+
+@FORMATS
+def test_somebody_elses_shards_beside_a_dataset_stay(config: Convert, more: Path, container: Any) -> None:
+    config = replace(config, format=container)
+    convert(config, QUIET)
+    (config.dst / "test.beton").write_bytes(b"mine")
+    before = contents(config.dst)
+    with pytest.raises(UserError, match=r"test\.beton is there and not of the dataset, and would be deleted; move it"):
+        convert(appending(config, more), QUIET)
+    convert(replace(config, resume=True), QUIET)
+    assert contents(config.dst) == before
+
+
+def test_nothing_to_append_to(config: Convert, more: Path) -> None:
+    with pytest.raises(UserError, match="no dataset that could be appended to"):
+        convert(appending(config, more), QUIET)
+    assert not config.dst.exists()
+
+
+def test_fields_that_a_beton_does_not_have(config: Convert, more: Path, tmp_path: Path) -> None:
+    for image in config.src.rglob("*.png"):
+        image.unlink()
+    convert(replace(config, format="beton"), QUIET)
+    before = contents(config.dst)
+    with pytest.raises(UserError, match=r"no field original .*--merge"):
+        convert(appending(config, more), QUIET)
+    assert contents(config.dst) == before
+    report = convert(Convert(src=config.dst, dst=more, more=(tmp_path / "M",), merge=True, format="beton"), QUIET)
+    assert report.images == 27 + 11
+    with pytest.raises(UsageError, match="--format tar"):
+        convert(appending(config, more, format="tar"), QUIET)
+
+
+def test_merge_of_two_datasets(config: Convert, more: Path, tmp_path: Path) -> None:
+    convert(config, QUIET)
+    convert(Convert(src=more, dst=tmp_path / "E", format="beton"), QUIET)
+    merge = Convert(src=config.dst, dst=tmp_path / "E", more=(tmp_path / "M",), merge=True)
+    report = convert(replace(merge, no_shuffle=True), QUIET)
+    assert (report.images, report.classes, report.reencoded) == (47, 4, 0)
+    assert report.dst == str(tmp_path / "M")
+    assert samples(tmp_path / "M", "val") == samples(config.dst, "val")
+    merged = samples(tmp_path / "M")
+    ours, theirs = samples(config.dst), samples(tmp_path / "E")
+    assert merged[: len(ours)] == ours
+    assert [name for name, _ in merged[len(ours) :]] == [name for name, _ in theirs]
+    assert [data for _, data in merged[len(ours) :] if data[:2] == b"\xff\xd8"] == [
+        data for _, data in theirs if data[:2] == b"\xff\xd8"
+    ]
+    convert(replace(merge, overwrite=True), QUIET)
+    shuffled = samples(tmp_path / "M")
+    assert sorted(shuffled) == sorted(merged) and shuffled != merged
+
+
+def test_labels_without_names_are_numbers(config: Convert, tmp_path: Path) -> None:
+    convert(config, QUIET)
+    convert(Convert(src=config.src, dst=tmp_path / "B", format="beton"), QUIET)
+    shutil.copy(tmp_path / "B/train.beton", tmp_path / "lone.beton")
+    said = Console(record=True, file=io.StringIO(), width=300)
+    merge = Convert(src=config.dst, dst=tmp_path / "lone.beton", more=(tmp_path / "M",), merge=True)
+    convert(merge, said)
+    assert "labels without names are taken as numbers" in said.export_text()
+    assert read_description(tmp_path / "M")["splits"]["train"]["class_counts"] == [21, 21, 21]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"merge": True}, "at least two sources"),
+        ({"more": (Path("x"),)}, "3 paths"),
+        ({"merge": True, "append": True, "more": (Path("x"),)}, "one of them"),
+        ({"raw_fraction": 0.5}, "no effect with --format tar"),
+        ({"originals": "drop"}, "no effect with --format tar"),
+        ({"quality": 80}, "--quality has no effect"),
+        ({"quality": 0, "jpeg": "reencode"}, "give 1 to 100"),
+        ({"raw_fraction": 2.0, "format": "beton"}, "share of 0 to 1"),
+        ({"compare": True, "tile": "off"}, "--compare has no effect"),
+        ({"shuffle": True, "no_shuffle": True}, "one of them"),
+        ({"max_size": 0}, "--max-size 0"),
+    ],
+)
+def test_flags_that_make_no_sense(config: Convert, flags: dict[str, Any], reason: str) -> None:
+    base = None
+    if flags.get("append"):
+        base = convert(config, QUIET)
+    with pytest.raises(UsageError, match=reason):
+        convert(replace(config, **flags), QUIET)
+    assert base or not config.dst.exists()

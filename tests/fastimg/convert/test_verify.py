@@ -1,0 +1,115 @@
+"""`fastimg verify` names every fault, and finds none where there is none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fastimg import cli
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+
+
+@pytest.fixture
+def shards(image_folder: Path, tmp_path: Path) -> Path:
+    convert(Convert(src=image_folder, dst=tmp_path / "D", val_fraction=0.25, shard_size="40KB"), Console(quiet=True))
+    return tmp_path / "D"
+
+
+@pytest.fixture
+def faults(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+    """Run it with --json: its faults, after a look at its exit code."""
+
+    def run(*arguments: object) -> list[dict[str, Any]]:
+        code = cli.run(["verify", *map(str, arguments), "--json"])
+        result = json.loads(capsys.readouterr().out)
+        assert code == (1 if result["faults"] else 0)
+        return list(result["faults"])
+
+    return run
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 0xFF
+    file.write_bytes(content)
+
+
+def test_a_whole_dataset_has_no_fault(
+    shards: Path, faults: Callable[..., list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert faults(shards) == []
+    assert faults(shards, "--deep") == []
+    assert cli.run(["verify", str(shards), "--deep"]) == 0
+    assert "no fault" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train-00001.tar", "train-00000.idx", "val-00000.tar"])
+def test_one_altered_byte_is_found(shards: Path, faults: Callable[..., list[dict[str, Any]]], name: str) -> None:
+    flip(shards / name, (shards / name).stat().st_size // 2)
+    found = faults(shards)
+    assert any(fault["name"].endswith(name) and "altered" in fault["fault"] for fault in found)
+
+
+def test_what_is_missing_or_cut_short_is_found(shards: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
+    (shards / "train-00000.tar").unlink()
+    with (shards / "val-00000.tar").open("r+b") as file:
+        file.truncate(5000)
+    found = {Path(fault["name"]).name: fault["fault"] for fault in faults(shards)}
+    assert "No such file" in found["train-00000.tar"]
+    assert "5000 bytes" in found["val-00000.tar"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ('"version": 1,', '"version": 1', "not a dataset description"),
+        ('"class_counts": [\n    9,', '"class_counts": [\n    8,', "[9, 9, 9] images of its classes where"),
+    ],
+)
+def test_an_altered_description_is_found(
+    shards: Path, faults: Callable[..., list[dict[str, Any]]], before: str, after: str, fault: str
+) -> None:
+    text = (shards / "dataset.json").read_text()
+    assert before in text.replace("     ", "    ")
+    (shards / "dataset.json").write_text(text.replace("     ", "    ").replace(before, after))
+    (found,) = faults(shards)
+    assert fault in found["fault"]
+
+
+def test_an_index_that_belongs_to_another_tar_is_found(
+    shards: Path, tmp_path: Path, faults: Callable[..., list[dict[str, Any]]]
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    for number, other in (("00000", "00001"), ("00001", "00000")):
+        (tmp_path / f"foreign/x-{number}.tar").write_bytes((shards / f"train-{number}.tar").read_bytes())
+        (tmp_path / f"foreign/x-{number}.idx").write_bytes((shards / f"train-{other}.idx").read_bytes())
+    found = faults(tmp_path / "foreign")
+    assert {Path(fault["name"]).name for fault in found} & {"x-00000.idx", "x-00000.tar"}
+    assert {Path(fault["name"]).name for fault in found} & {"x-00001.idx", "x-00001.tar"}
+
+
+def test_deep_names_an_image_of_a_folder(image_folder: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
+    victim = image_folder / "red/000.jpg"
+    victim.write_bytes(victim.read_bytes()[:200])
+    assert faults(image_folder) == []
+    (fault,) = faults(image_folder, "--deep")
+    assert fault["name"].endswith("red/000.jpg")
+    assert "truncated" in fault["fault"].lower()
+
+
+def test_a_missing_dataset_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", str(tmp_path / "nowhere")]) == 1
+    assert "no such file or folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_a_folder_leaves_out_is_named(
+    image_folder: Path, faults: Callable[..., list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image_folder / "loose.jpg").touch()
+    assert cli.run(["verify", str(image_folder)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("1 of 37 files are not used: 1 beside the class folders, not in one (.jpg)") == 1

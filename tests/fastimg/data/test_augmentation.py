@@ -1,0 +1,445 @@
+"""Augmentation as a person asks for it: flags, YAML's list, what is refused, what is done, and that it resumes."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from fastimg.augment import Policy, apply, draw, mix
+from fastimg.config.commands import Augmenting, Train
+from fastimg.config.yaml_file import load
+from fastimg.data import kornia_pass
+from fastimg.data.augmentation import effective, listed, model_input, order_note, policy_of, sentence
+from fastimg.errors import UsageError
+from fastimg.train.choices.refusals import check
+from fastimg.train.metrics import Meter
+
+KORNIA = importlib.util.find_spec("kornia") is not None
+needs_kornia = pytest.mark.skipif(not KORNIA, reason="kornia is not installed: pip install '.[kornia]'")
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+
+LUDWIG = """
+augmentation:
+  - random_horizontal_flip
+  - random_rotate: {degree: 15}
+  - random_contrast: {min: 0.5, max: 2.0}
+  - random_brightness: {min: 0.8, max: 1.25}
+  - trivial_augment
+"""
+
+
+def chosen(config):
+    """The settings of an effective configuration that say that something happens."""
+    found = effective(config, plain=False)
+    return {name: value for name, value in found.items() if value and name not in ("scale", "ratio")}
+
+
+def from_yaml(text, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return load(file, Train)
+
+
+def test_what_flags_say():
+    assert chosen(Train()) == {"hflip": 0.5}
+    everything = Train(
+        aa="ta_wide", hflip=0.1, vflip=0.2, rotate=30.0, color_jitter=(0.4, 0.0, 2.0), reprob=0.3, mixup=0.2, cutmix=1.0
+    )
+    assert chosen(everything) == {
+        "aa": "trivial",
+        "hflip": 0.1,
+        "vflip": 0.2,
+        "rotate": 30.0,
+        "brightness": (0.6, 1.4),
+        "saturation": (0.0, 3.0),
+        "reprob": 0.3,
+        "mixup": 0.2,
+        "cutmix": 1.0,
+    }
+    policy = policy_of(replace(everything, **effective(everything, plain=False)), MEAN, STD)
+    assert policy == Policy(
+        hflip=0.1,
+        vflip=0.2,
+        rotate=30.0,
+        brightness=(0.6, 1.4),
+        saturation=(0.0, 3.0),
+        trivial=True,
+        erase=0.3,
+        mixup=0.2,
+        cutmix=1.0,
+        mean=MEAN,
+        std=STD,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("augmentation: true", {"hflip": 0.5, "rotate": 15.0}),
+        ("augmentation: []", {}),
+        ("augmentation: [random_vertical_flip]", {"vflip": 0.5}),
+        (
+            LUDWIG,
+            {
+                "hflip": 0.5,
+                "rotate": 15.0,
+                "brightness": (0.8, 1.25),
+                "contrast": (0.5, 2.0),
+                "aa": "trivial",
+            },
+        ),
+        ("augmentation: [{type: random_rotate, degree: 20}, {type: random_contrast}]", "Ludwig's own form"),
+        ("augmentation: [{random_rotate: {degrees: 20}}, random_contrast: {max: 2, min: 0.5}]", "Ludwig's own form"),
+        ("augmentation: [{auto_augmentation: {method: trivial_augment}}]", {"aa": "trivial"}),
+        (
+            "augmentation: [{mixup: {alpha: 0.3}}, cutmix, {random_erasing: {p: 0.25}}, {hflip: {p: 1}}, saturation]",
+            {"hflip": 1.0, "reprob": 0.25, "mixup": 0.3, "cutmix": 1.0, "saturation": (0.5, 2.0)},
+        ),
+    ],
+)
+def test_what_a_list_says(text, expected, tmp_path):
+    if expected == "Ludwig's own form":
+        expected = {"rotate": 20.0, "contrast": (0.5, 2.0)}
+    assert chosen(from_yaml(text, tmp_path)) == expected
+
+
+def test_ludwigs_blur_is_kornias_with_torchvisions_sigma(tmp_path):
+    said = listed(["random_blur", {"random_blur": {"kernel_size": 5}}])
+    assert said.kornia == [
+        {"RandomGaussianBlur": {"kernel_size": [3, 3], "sigma": [0.8, 0.8], "p": 0.5}},
+        {"RandomGaussianBlur": {"kernel_size": [5, 5], "sigma": [1.1, 1.1], "p": 0.5}},
+    ]
+
+
+def test_false_is_no_augmentation(tmp_path):
+    assert from_yaml("augmentation: false", tmp_path) == Train(no_aug=True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("[random_rotat]", "no augmentation is called 'random_rotat'; did you mean random_rotate"),
+        ("[trivial_augmnt]", "did you mean"),
+        ("[{random_rotate: {degree: -5}}]", "random_rotate: degree=-5: give degrees to either side, from 0 to 180"),
+        ("[{random_horizontal_flip: {p: 1.5}}]", "a probability, from 0 to 1"),
+        ("[{random_contrast: {min: 2.0, max: 0.5}}]", "random_contrast: min=2.0, max=0.5: give two factors"),
+        ("[{random_contrast: {min: 3.0}}]", "two factors from 0 up, the smaller first"),
+        ("[{mixup: {alpha: -1}}]", "the alpha of a Beta distribution"),
+        ("[{random_rotate: {angle: 5}}]", "no argument 'angle'; it takes degree"),
+        ("[{random_rotate: {degree: much}}]", "degree is a number; it was 'much'"),
+        ("[{random_rotate: {degree: true}}]", "degree is a number"),
+        ("[{trivial_augment: {bins: 5}}]", "it takes no argument"),
+        ("[random_rotate, {rotate: {degree: 5}}]", "rotate is given twice"),
+        ("[{a: {}, b: {}}]", "is no augmentation; write a name"),
+        ("[{random_rotate: 15}]", "is no augmentation; write a name"),
+        ("[3]", "augmentation"),
+        ("sometimes", "augmentation"),
+        ("[{auto_augmentation: {method: rand_augment}}]", "trivial_augment alone"),
+        ("[{random_blur: {kernel_size: 4}}]", "an odd number"),
+    ],
+)
+def test_lists_that_cannot_be(entries, message, tmp_path, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"augmentation: {entries}\n")
+    ran = cli("train", tmp_path / "nowhere", "--config", file)
+    assert ran.code == 2 and str(file) in ran.err and message in ran.err, ran.err
+
+
+@pytest.mark.parametrize("other", ["hflip: 0.2", "kornia: [{RandomInvert: {}}]", "mixup: 1.0"])
+def test_a_file_says_a_thing_once(other, tmp_path):
+    with pytest.raises(UsageError, match="say two things"):
+        from_yaml(f"augmentation: [cutmix]\n{other}\n", tmp_path)
+    assert from_yaml("augmentation: [cutmix]\nscale: [0.5, 1.0]\n", tmp_path).scale == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--no-aug", "--aa", "trivial"), "--aa"),
+        (("--no-aug", "--rotate", "3"), "--rotate"),
+        (("--no-aug", "--color-jitter", "0.1", "0.1", "0.1"), "--color-jitter"),
+        (("--no-aug", "--mixup", "1"), "--mixup"),
+        (("--color-jitter", "0.1", "0.1", "0.1", "--contrast", "1", "2"), "--contrast"),
+        (("--mixup", "1", "--batch-size", "1"), "--mixup"),
+        (("--cutmix", "1", "-b", "1"), "--cutmix"),
+    ],
+)
+def test_flags_without_effect(flags, named, tmp_path, cli):
+    ran = cli("train", tmp_path / "nowhere", *flags)
+    assert ran.code == 2 and f"{named} has no effect with" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("--rotate", ("-1", "181", "nan")),
+        ("--reprob", ("-0.1", "1.1")),
+        ("--mixup", ("-1", "inf", "1e-9", "1e6")),
+        ("--cutmix", ("-1",)),
+        ("--contrast", ("2 1", "-1 1", "1 inf")),
+        ("--brightness", ("2 1",)),
+        ("--saturation", ("2 1",)),
+        ("--color-jitter", ("-1 0 0",)),
+    ],
+)
+def test_values_out_of_range(flag, values, tmp_path, cli):
+    for value in values:
+        ran = cli("train", tmp_path / "nowhere", flag, *value.split())
+        assert ran.code == 2 and (f"{flag}: give " in ran.err or "unrecognized" in ran.err.lower()), (value, ran.err)
+
+
+def test_no_aug_and_none_agree():
+    check(Train(no_aug=True, aa="none"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--hflip", "0.25"), "hflip 0.25, rotate 15 degrees to either side, contrast 0.5 to 2, TrivialAugment"),
+        (("--aa", "none"), "hflip 0.5, rotate 15 degrees to either side, contrast 0.5 to 2\n"),
+        (("--no-aug",), "no augmentation (validation's crops)"),
+        (("--color-jitter", "0.5", "0", "0"), "hflip 0.5, rotate 15 degrees to either side, brightness 0.5 to 1.5, "),
+    ],
+)
+@pytest.mark.parametrize("form", ["list", "fields"])
+def test_flags_win_over_a_file(flags, expected, form, trained, tmp_path, fast, cli):
+    file = tmp_path / "c.yaml"
+    entries = "[hflip, {rotate: {degree: 15}}, {contrast: {min: 0.5, max: 2}}, trivial]"
+    fields = "hflip: 0.5\nrotate: 15\ncontrast: [0.5, 2]\naa: trivial\n"
+    file.write_text(f"augmentation: {entries}\n" if form == "list" else fields)
+    ran = cli("train", trained.images, *fast, "--config", file, *flags, "--dry-run")
+    assert ran.code == 0, ran.err
+    assert expected in "\n".join(line.rstrip() for line in ran.out.splitlines())
+
+
+def test_flags_win_over_a_file_without_augmentation(trained, tmp_path, fast, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text("no_aug: true\n")
+    ran = cli("train", trained.images, *fast, "--config", file, "--mixup", "0.2", "--dry-run")
+    assert ran.code == 0 and "hflip 0.5, mixup 0.2" in ran.out, ran.err
+
+
+def test_everything_is_printed_in_its_order(trained, tmp_path, fast, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text("augmentation: [cutmix, mixup, trivial_augment, random_erasing, random_rotate, saturation]\n")
+    ran = cli("train", trained.images, *fast, "--config", file, "--dry-run")
+    assert ran.code == 0, ran.err
+    words = "hflip 0, rotate 15 degrees to either side, saturation 0.5 to 2, TrivialAugment, erasing 0.1, "
+    assert words + "mixup 0.2 or cutmix 1" in ran.out
+    order = "random_rotate, saturation, trivial_augment, random_erasing, mixup, cutmix"
+    assert f"whatever the list's order, it happens as {order}" in ran.out.replace("cutmix, mixup", "mixup, cutmix")
+
+
+def test_an_order_that_is_followed_is_not_remarked_on():
+    assert order_note(Train(augmentation=["hflip", "rotate", "trivial", "RandomInvert", "RandomGamma", "erase"])) == ""
+    assert order_note(Train(augmentation=["RandomInvert", "trivial"])).endswith("trivial, RandomInvert")
+    assert order_note(Train(augmentation=True)) == ""
+
+
+def test_a_frozen_backbone_is_augmented_when_a_list_asks(trained, tmp_path, fast, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text("augmentation: true\n")
+    frozen = (*fast, "--freeze", "backbone", "--weights", trained.run, "--dry-run")
+    assert "no augmentation" in cli("train", trained.images, *frozen).out
+    assert "no augmentation" in cli("train", trained.images, *frozen, "--aa", "none").out
+    assert "rotate 15" in cli("train", trained.images, *frozen, "--config", file).out
+
+
+def trained_twice(flags, file, trained, tmp_path, cli):
+    """A run, and the run that its config.yaml makes."""
+    common = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "-j", "1", "--epochs", "1", "-o", tmp_path)
+    more = ("--config", file) if file else ()
+    ran = cli("train", trained.shards, *common, *flags, *more, "--name", "first")
+    assert ran.code == 0, ran.err
+    again = tmp_path / "first" / "config.yaml"
+    ran = cli("train", "--config", again, "--name", "second")
+    assert ran.code == 0, ran.err
+    one, two = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("first", "second"))
+    assert all(one[name].equal(two[name]) for name in one)
+    return yaml.safe_load(again.read_text())
+
+
+ALL = ("--aa", "trivial", "--rotate", "15", "--color-jitter", "0.4", "0.4", "0.4", "--reprob", "0.3")
+MIXED = (*ALL, "--vflip", "0.5", "--mixup", "0.2", "--cutmix", "1")
+
+
+def test_a_runs_own_file_says_all(trained, tmp_path, cli):
+    said = trained_twice(MIXED, None, trained, tmp_path, cli)
+    assert (said["aa"], said["contrast"], said["cutmix"]) == ("trivial", [0.6, 1.4], 1.0)
+    assert "color_jitter" not in said and "augmentation" not in said
+
+
+@needs_kornia
+def test_a_runs_own_file_says_kornias_too(trained, tmp_path, cli):
+    file = tmp_path / "c.yaml"
+    blur = "{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [0.1, 2.0], p: 0.5}}"
+    file.write_text(f"augmentation: [random_horizontal_flip, {blur}, random_erasing]\n")
+    said = trained_twice((), file, trained, tmp_path, cli)
+    assert said["kornia"] == [{"RandomGaussianBlur": {"kernel_size": [3, 3], "sigma": [0.1, 2.0], "p": 0.5}}]
+    assert (said["hflip"], said["reprob"]) == (0.5, 0.1)
+
+
+@pytest.fixture
+def one_epoch(trained, tmp_path, cli):
+    """Train test_vit (no batch norm) with plain SGD for an epoch; its weights and its first record."""
+
+    def train(data, name, *flags):
+        common = ("--arch", "test_vit", "--img-size", "32", "--no-amp", "-j", "1", "--wd", "0", "--seed", "3")
+        sgd = ("--opt", "sgd", "--momentum", "0", "--sched", "constant", "--warmup-fraction", "0", "--lr", "0.1")
+        log = ("--log-interval", "1", "--epochs", "1", "-o", tmp_path, "--name", name)
+        ran = cli("train", data, *common, *sgd, *log, *flags)
+        assert ran.code == 0, ran.err
+        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return load_file(tmp_path / name / "last" / "model.safetensors"), records[0]
+
+    return train
+
+
+def furthest(one, two):
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+def test_accumulated_gradients_of_mixed_images_are_those_of_a_large_batch(one_epoch, trained):
+    """Partners are neighbours: an even batch is mixed within itself."""
+    large, _ = one_epoch(trained.images, "large", "-b", "8", *MIXED)
+    small, _ = one_epoch(trained.images, "small", "-b", "2", "--grad-accum-steps", "4", *MIXED)
+    assert furthest(large, small) < 1e-5
+
+
+def test_mixing_that_keeps_all_is_no_mixing(one_epoch, trained, monkeypatch):
+    """With lambda 1 everywhere the soft targets are the smoothed classes."""
+    plain, said = one_epoch(trained.images, "plain", "-b", "8")
+    monkeypatch.setattr("fastimg.augment.plan.beta_quantile", lambda alpha, chances: np.ones_like(chances))
+    mixed, also = one_epoch(trained.images, "mixed", "-b", "8", "--mixup", "1", "--cutmix", "1")
+    assert furthest(plain, mixed) < 1e-5
+    assert also["loss"] == pytest.approx(said["loss"], rel=1e-5) and also["top1"] == said["top1"]
+
+
+def test_more_outputs_than_classes(one_epoch, trained):
+    _, said = one_epoch(trained.images, "wide", "-b", "8", "--num-classes", "7", "--mixup", "1")
+    assert said["samples"] == 8
+
+
+def test_a_partner_that_could_not_be_read_is_not_mixed_in(image_folder, tmp_path, cli):
+    """Two images, of which one is none: the batch is the other one alone, as it is."""
+    for name in ("green", "red"):
+        for file in (image_folder / name).iterdir():
+            file.unlink()
+    for file in sorted((image_folder / "blue").iterdir())[1:]:
+        file.unlink()
+    (image_folder / "green" / "bad.jpg").write_bytes(b"none")
+    (image_folder / "red").rmdir()
+    flags = ("--arch", "test_vit", "--img-size", "32", "-b", "2", "--no-amp", "--epochs", "2", "--val-fraction", "0")
+    runs = ("-j", "1", "-o", tmp_path / "runs", "--log-interval", "1", "--hflip", "0", "--smoothing", "0")
+    losses = []
+    for name, more in (("plain", ()), ("mixed", ("--mixup", "5")), ("cut", ("--cutmix", "5"))):
+        ran = cli("train", image_folder, *flags, *runs, *more, "--name", name)
+        assert ran.code == 0, ran.err
+        log = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        records = [record for record in map(json.loads, log) if "loss" in record]
+        losses.append([(record["loss"], record["samples"]) for record in records])
+    assert losses[0] == losses[1] == losses[2]
+    assert losses[0][0][1] == 1
+
+
+def test_padding_is_not_mixed_in(one_epoch, trained):
+    """24 images in batches of 23: the second has one, beside padding that wraps round to real images."""
+    plan = draw(Policy(mixup=1.0, cutmix=1.0), np.arange(4), 0, 0)
+    images, targets = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+    weight = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    mixed, soft = mix(plan, images, targets, 3, 0.0, weight)
+    assert torch.equal(mixed[0], images[0]) and soft[0].tolist() == [1.0, 0.0, 0.0]
+    assert not torch.equal(mixed[2], images[2]) and soft[2].max() < 1
+    _, said = one_epoch(trained.images, "tail", "-b", "23", "--mixup", "1", "--cutmix", "1", "--log-interval", "9")
+    assert said["samples"] == 24
+
+
+def test_top1_of_soft_targets_is_of_the_largest_share():
+    meter = Meter(torch.device("cpu"))
+    soft = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.2, 0.7]])
+    meter.add(torch.tensor([[3.0, 0, 0], [3.0, 0, 0]]), torch.ones(2), soft, torch.ones(2))
+    assert meter.read().top1 == 0.5
+
+
+def batch(size=6, side=20):
+    pixels = np.random.default_rng(5).integers(0, 256, (size, side, side, 3), dtype=np.uint8)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+@needs_kornia
+def test_kornia_sees_images_that_are_not_normalised_and_its_draws_are_the_seeds():
+    images, cpu = batch(), torch.device("cpu")
+    policy = Policy(hflip=0.5, erase=1.0, mean=MEAN, std=STD)
+    plan = draw(policy, np.arange(6), 0, 0)
+    nothing = kornia_pass.build([{"RandomInvert": {"p": 0.0}}], 20, cpu)
+    assert torch.equal(model_input(plan, images, policy, torch.float32, nothing, 1), apply(plan, images, policy))
+    invert = kornia_pass.build([{"RandomInvert": {"p": 1.0}}], 20, cpu)
+    unit = Policy(hflip=0.5, erase=1.0, mean=MEAN, std=STD)
+    inverted = model_input(plan, images, policy, torch.float32, invert, 1)
+    assert torch.equal(inverted, apply(plan, 255 - images, unit))  # erased rectangles are not inverted
+    some = kornia_pass.build([{"RandomInvert": {"p": 0.5}}], 20, cpu)
+    first = model_input(plan, images, policy, torch.float32, some, 1)
+    torch.rand(3)
+    assert torch.equal(first, model_input(plan, images, policy, torch.float32, some, 1))
+    each = [torch.equal(one, other) for one, other in zip(first, inverted, strict=True)]
+    assert any(each) and not all(each)  # each image draws for itself
+    assert not torch.equal(first, model_input(plan, images, policy, torch.float32, some, 2))
+
+
+@needs_kornia
+def test_trying_leaves_the_generators_alone():
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    kornia_pass.build([{"RandomGaussianNoise": {"std": 0.1}}], 16, torch.device("cpu"))
+    assert torch.rand(1) == expected
+
+
+@needs_kornia
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("RandomGausianBlur", "kornia.augmentation.RandomGausianBlur is not there; did you mean RandomGaussianBlur"),
+        ("RandomGaussianBlur", "missing 2 required positional arguments: 'kernel_size' and 'sigma'"),
+        ("{RandomInvert: {probability: 0.5}}", "RandomInvert has no argument 'probability'"),
+        ("{RandomInvert: {p: 2}}", "p is a probability, from 0 to 1; it was 2"),
+        ("{RandomInvert: {p: often}}", "p is a probability"),
+        ("{RandomInvert: {same_on_batch: true}}", "every image draws its own"),
+        ("{RandomPerspective: {distortion_scale: 7}}", "RandomPerspective"),
+        ("{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [2.0, 0.1], p: 0.1}}", "RandomGaussianBlur"),
+        ("{RandomGaussianBlur: {kernel_size: [4, 4], sigma: [0.1, 2.0], p: 0.1}}", "fails on 32 x 32 pixels"),
+        ("{RandomCrop: {size: [10, 10]}}", "makes 10 x 10 pixels of 32 x 32"),
+        ("RandomMixUpV2", "is none of its augmentations of single images"),
+        ("RandomAffine3D", "is none of its augmentations of single images"),
+        ("AugmentationBase2D", "is none of its augmentations of single images"),
+        ("ImageSequential", "is none of its augmentations of single images"),
+    ],
+)
+def test_what_kornia_does_not_have_is_refused(entry, message, trained, tmp_path, fast, cli):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"augmentation: [{entry}]\n")
+    ran = cli("train", trained.images, *fast, "--config", file, "-o", tmp_path / "runs")
+    assert ran.code == 2 and message in ran.err and "Traceback" not in ran.err, ran.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_kornia_its_install_command_is_said(trained, tmp_path, fast, cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kornia.augmentation", None)
+    monkeypatch.setitem(sys.modules, "kornia", None)
+    file = tmp_path / "c.yaml"
+    file.write_text("augmentation: [RandomInvert]\n")
+    ran = cli("train", trained.images, *fast, "--config", file, "-o", tmp_path / "runs")
+    assert ran.code == 2 and "pip install kornia" in ran.err and "Traceback" not in ran.err
+
+
+def test_words():
+    config = Augmenting(augmentation=["hflip", {"RandomInvert": {"p": 0.5}}, "mixup"], vflip=0.25)
+    resolved = replace(config, **effective(config, plain=False))
+    crop = "random resized crop 8 (scale 0.08 to 1, ratio 0.75 to 1.33)"
+    assert sentence(resolved, 8) == f"{crop}, hflip 0.5, vflip 0.25, Kornia's RandomInvert(p=0.5), mixup 0.2"

@@ -1,0 +1,119 @@
+"""What DATA means, and the parts it is used as."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.data.datasets import display_name, find_dataset, open_parts, train_crop, worker_count
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.errors import DataError
+from fastimg.models.ranks import Ranks
+from fastimg.models.registry import Preprocessing
+
+PRE = Preprocessing(
+    train_size=32, val_size=40, val_resize=44, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+)
+
+
+@pytest.fixture(params=["images", "shards"])
+def data(request, trained):
+    """The same two splits as a plain folder and as shards."""
+    return getattr(trained, request.param)
+
+
+def test_a_validation_split_is_used_whole(data):
+    train, val = open_parts(data, "train", None, None, 0)
+    assert (len(train), len(val), val.split, val.held_out) == (24, 12, "val", None)
+
+
+def test_another_split_may_validate(data):
+    train, val = open_parts(data, "val", "train", None, 0)
+    assert (len(train), len(val), val.split) == (12, 24, "train")
+
+
+def test_a_test_split_stands_in(trained, tmp_path):
+    root = shutil.copytree(trained.images, tmp_path / "d")
+    (root / "val").rename(root / "test")
+    assert open_parts(root, "train", None, None, 0)[1].split == "test"
+
+
+def test_validation_is_held_out_of_an_unsplit_folder(image_folder):
+    train, val = open_parts(image_folder, "train", None, None, 0)
+    assert (len(train), len(val), val.held_out) == (33, 3, 0.1)
+    assert sorted([*train.indices, *val.indices]) == list(range(36))
+    train, val = open_parts(image_folder, "train", None, 0.25, 0)
+    assert np.bincount(val.dataset.labels[val.indices]).tolist() == [3, 3, 3]
+    other = open_parts(image_folder, "train", None, 0.25, 1)[1]
+    assert val.indices.tolist() != other.indices.tolist()
+    assert val.indices.tolist() == open_parts(image_folder, "train", None, 0.25, 0)[1].indices.tolist()
+
+
+def test_no_validation(image_folder):
+    train, val = open_parts(image_folder, "train", None, 0.0, 0)
+    assert (len(train), val) == (36, None)
+
+
+def test_a_fraction_beside_a_split(data):
+    with pytest.raises(UsageError, match=r"--val-fraction has no effect: .* has a val split"):
+        open_parts(data, "train", None, 0.2, 0)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5])
+def test_fractions_that_are_none(fraction, image_folder):
+    with pytest.raises(UsageError, match="--val-fraction"):
+        open_parts(image_folder, "train", None, fraction, 0)
+
+
+def test_too_few_to_hold_out(tmp_path, trained):
+    for name in ("a", "b"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        shutil.copy(trained.images / "val" / "red" / "0.jpg", tmp_path / "d" / name)
+    with pytest.raises(UserError, match="too few samples to hold any out"):
+        open_parts(tmp_path / "d", "train", None, None, 0)
+
+
+def test_a_split_that_is_not_there(data):
+    with pytest.raises(DataError, match="no split 'tset'"):
+        open_parts(data, "train", "tset", None, 0)
+
+
+def test_no_data_given(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(trained.shards)
+    folder, note = find_dataset()
+    assert folder == trained.shards.resolve() and "current directory" in note
+    monkeypatch.chdir(tmp_path)
+    folder, note = find_dataset()
+    assert len(list(folder.iterdir())) == 10 and "1,797 handwritten digits" in note
+
+
+def test_kinds(trained, tmp_path):
+    assert is_plain_folder(trained.images) and not is_plain_folder(trained.shards)
+    shutil.copy(next(trained.shards.glob("*.tar")), tmp_path / "x-0.tar")
+    assert not is_plain_folder(tmp_path)
+
+
+def test_workers():
+    ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
+    assert worker_count("3", ranks) == 3 and worker_count("auto", ranks) == max(1, ranks.cpus // 2)
+    for text in ("0", "-1", "two", "1.5", ""):
+        with pytest.raises(UsageError, match="--workers"):
+            worker_count(text, ranks)
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio"), [((0.9, 0.1), None), ((0.0, 1.0), None), ((0.1, 1.1), None), (None, (2.0, 1.0)), (None, (0, 1))]
+)
+def test_crops_that_are_none(scale, ratio):
+    with pytest.raises(UsageError, match="--scale" if scale else "--ratio"):
+        train_crop(PRE, scale, ratio)
+
+
+@pytest.mark.parametrize(("path", "name"), [("a/b", "b"), ("a/b/", "b"), ("/", "data"), ("a/..", None)])
+def test_names(path, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert display_name(Path(path)) == (name or tmp_path.name)

@@ -1,0 +1,116 @@
+"""--compile: graphs are made before the first step, counted, and never silently none."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fastimg.errors import UserError
+from fastimg.models import compilation
+from fastimg.models.compilation import ahead, compile_modules
+from fastimg.train import setup as prepare
+
+
+class Net(torch.nn.Module):
+    """torch 2.11 compiles no module that is nothing but torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(images))
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What torch compiled for one test is not found by the next."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def eager(module: torch.nn.Module) -> None:
+    """Calls are traced and counted, and run as they are: the C++ compiler is not waited for."""
+    module.compile(backend="eager", dynamic=False)
+
+
+def test_what_was_made_ahead_and_what_came_later_are_counted_apart():
+    module = Net()
+    found = compilation.Compilation("default")
+    eager(module)
+    weights, statistics = module.conv.weight.clone(), module.norm.running_mean.clone()
+    ahead(found, module, [lambda s=s: module(torch.ones(2, 3, s, s)).sum().backward() for s in (8, 12)])
+    assert (found.graphs, found.recompiled, found.breaks) == (2, 0, 0)
+    assert torch.equal(module.conv.weight, weights) and torch.equal(module.norm.running_mean, statistics)
+    assert module.norm.num_batches_tracked == 0 and module.conv.weight.grad is None
+    module(torch.ones(2, 3, 8, 8))
+    assert found.recompiled == 0
+    module(torch.ones(2, 3, 16, 16))
+    assert found.recompiled == 1
+    assert "2 graphs" in found.describe() and found.describe().endswith("recompiled 1 time")
+
+
+def test_nothing_compiled_is_an_error(monkeypatch):
+    module = torch.nn.Linear(2, 2)
+    found = compilation.Compilation("default")
+    with pytest.raises(UserError, match=r"torch compiled nothing.*TORCHDYNAMO_DISABLE"):
+        ahead(found, module, [lambda: module(torch.ones(1, 2))])
+
+
+def test_a_compiler_that_fails_is_a_sentence():
+    module = Net()
+
+    def broken(*_):
+        raise RuntimeError("No working C++ compiler found")
+
+    module.compile(backend=broken)
+    with pytest.raises(UserError, match=r"cannot be compiled.*leave --compile out"):
+        ahead(compilation.Compilation("default"), module, [lambda: module(torch.ones(2, 3, 8, 8))])
+
+
+def test_too_many_graphs_are_an_error_and_not_a_line_in_a_log():
+    compile_modules([torch.nn.Linear(2, 2)], "default")
+    assert torch._dynamo.config.fail_on_recompile_limit_hit
+    assert torch._dynamo.config.recompile_limit >= 64
+
+
+@pytest.mark.slow
+def test_a_compiled_run_trains_like_a_plain_one(trained, fast, tmp_path, cli):
+    """With progressive sizes: a graph for each of them and one for validation, before the first step; none later."""
+    flags = [*fast[: fast.index("--epochs")], "--epochs", "2", "--progressive", "32:64", "--progressive-epochs", "0:1"]
+    runs = {}
+    for name, more in (("plain", ()), ("compiled", ("--compile",))):
+        ran = cli("train", trained.shards, *flags, *more, "-o", tmp_path / "runs", "--name", name)
+        assert ran.code == 0, ran.err
+        runs[name] = re.findall(r"validation +loss ([\d.]+)", ran.out)
+    assert re.search(r"compiled +default: 3 graphs in \d+ s, recompiled 0 times", ran.out)
+    assert [float(x) for x in runs["plain"]] == pytest.approx([float(x) for x in runs["compiled"]], abs=2e-3)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_decoder_is_compiled_before_the_first_step(compiles, trained, fast, tmp_path, cli, monkeypatch):
+    """How long that took is said afterwards; nothing is promised before."""
+    ticks = iter([100.0, 134.56])
+    monkeypatch.setattr(prepare, "will_compile", lambda data: compiles)
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    ran = cli("train", trained.shards, *fast, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    said = [line for line in ran.out.splitlines() if "decoder of tiled JPEGs" in line]
+    assert said == compiles * [
+        "compiling the decoder of tiled JPEGs, for the first time on this machine",
+        "compiled    the decoder of tiled JPEGs in 34.6 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--compile", "fast"), "--compile fast: give default, reduce-overhead"),
+        (("--compile", "reduce-overhead"), "has no effect on cpu"),
+    ],
+)
+def test_refused(flags, words, trained, fast, tmp_path, cli):
+    ran = cli("train", trained.shards, *fast, *flags, "-o", tmp_path / "runs")
+    assert ran.code == 2 and words in ran.err, ran.err

@@ -1,0 +1,127 @@
+"""What commands print stays whole: in pipes nothing folds, on a terminal nothing is cut."""
+
+import io
+import re
+import shutil
+import sys
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from fastimg.bench import rig
+from fastimg.doctor import diagnosis as doctor
+from fastimg.system import packages as installed
+from fastimg.system import terminal
+
+MODEL = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "-j", "1")
+BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none", "--no-advice")
+
+
+@pytest.fixture
+def deep(trained, tmp_path, monkeypatch):
+    """A folder whose path has more than 300 characters, some of which rich could take for its own, with
+    data, shards and a run; COLUMNS is 40."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(rig, "SECONDS", 0.01)
+    monkeypatch.setattr(doctor.disks, "FILE", 16 << 20)
+    monkeypatch.setattr(installed, "why_not_importable", lambda module: "")
+    folder = tmp_path / f"[bold]{'a' * 150}:smile:" / f"it is long {'b' * 150}"
+    folder.mkdir(parents=True)
+    for name, target in (("images", trained.images), ("shards", trained.shards), ("run", trained.run)):
+        shutil.copytree(target, folder / name, symlinks=True)
+    return folder
+
+
+COMMANDS = {
+    "convert": (("convert", "{}/images", "{}/made"), ("{}/made (tar)",)),
+    "verify": (("verify", "{}/shards"), ("{}/shards: no fault",)),
+    "inspect": (
+        ("inspect", "{}/shards", "-o", "{}/look"),
+        ("{}/shards", "{}/look/samples.png, ", "{}/look/augmented.png"),
+    ),
+    "train": (
+        ("train", "{}/images", *MODEL, "-b", "8", "--epochs", "1", "--no-aug", "--output", "{}/runs", "--name", "r"),
+        ("test_resnet on {}/images", "{}/runs/r/best/model.safetensors ", "{}/runs/r/curves.png, metrics.jsonl"),
+    ),
+    "eval": (
+        ("eval", "{}/run", "{}/shards", "--plot", "{}/c.png", "-j", "1"),
+        ("{}/shards (val), 12 images", "confusion matrix: {}/c.png"),
+    ),
+    "predict": (
+        ("predict", "{}/run", "{}/images/val/red", "{}/other.jpg"),
+        ("│ {}/images/val/red/0.jpg", "{}/other.jpg "),
+    ),
+    "embed": (("embed", "{}/shards", "{}/vectors", *MODEL, "--weights", "{}/run"), ("embeddings in {}/vectors",)),
+    "export": (("export", "{}/run", "--format", "safetensors", "-o", "{}/m.safetensors"), ("{}/m.safetensors, ",)),
+    "doctor": (("doctor", "{}"), ("{} (",)),
+    "bench": (("bench", "{}/shards", *BENCH, "--plot", "{}/p.png"), ("drawn in {}/p.png",)),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_gets_whole_lines_without_colours(command, cli, deep, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(deep / "cache"))
+    arguments, expected = COMMANDS[command]
+    ran = cli(*(argument.replace("{}", str(deep)) for argument in arguments))
+    assert ran.code == 0, ran.err
+    for text in expected:
+        assert text.replace("{}", str(deep)) in ran.out
+    assert "\x1b" not in ran.out + ran.err and "…" not in ran.out
+
+
+TOLD = {"convert": ["{}/made"], "inspect": ["{}/look/samples.png"], "eval": ["{}/shards", "{}/c.png"]}
+
+
+@pytest.mark.parametrize("command", [*TOLD, "predict"])
+def test_a_narrow_terminal_folds_paths_and_cuts_none(command, cli, deep, monkeypatch):
+    def narrow(stderr=False):
+        return Console(file=sys.stderr if stderr else sys.stdout, width=60, force_terminal=True, **PLAIN)
+
+    monkeypatch.setattr(terminal, "console", narrow)
+    ran = cli(*(argument.replace("{}", str(deep)) for argument in COMMANDS[command][0]))
+    out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ran.out)
+    assert ran.code == 0 and "…" not in out
+    if command == "predict":  # the path alone, without the classes beside it
+        out = "".join(line.split("│")[1] for line in out.splitlines() if line.startswith("│"))
+    for text in TOLD.get(command, ["{}/images/val/red/0.jpg", "{}/other.jpg"]):
+        assert re.sub(r"\s", "", text.replace("{}", str(deep))) in re.sub(r"[\s│]", "", out)
+
+
+PLAIN = {"markup": False, "highlight": False, "emoji": False}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_width_is_that_of_a_terminal_alone(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "44")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert terminal.console().width == 44
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert terminal.console().width > 100_000
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert terminal.console().width > 100_000
+    monkeypatch.setattr(sys, "stdout", None)  # closed by the shell: `fastimg ... >&-`
+    terminal.console().print("nobody reads this")
+
+
+def test_a_title_is_as_long_as_it_is():
+    out = io.StringIO()
+    terminal.print_table(
+        Console(file=out, width=30), Table("x", "y"), "[a] title that is longer than its table :smile:"
+    )
+    assert out.getvalue().startswith("[a] title that is longer than its table :smile:\n")
+
+
+def test_headings_of_the_demo_keep_their_commands(capsys):
+    from fastimg import demo
+
+    demo._step(terminal.console(), "fastimg train " + "x" * 300)
+    demo._step(terminal.console(), "next")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "fastimg train " + "x" * 300 + " " and lines[3] == "next ".ljust(80, "-")

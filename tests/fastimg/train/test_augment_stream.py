@@ -1,0 +1,92 @@
+"""Augmentation beside the step: which stream waits for which, and nothing at all on a CPU."""
+
+import contextlib
+
+import pytest
+import torch
+
+from fastimg.loaders import Batch
+from fastimg.train.augment_stream import Beside
+
+
+def batch_of(ready):
+    pixels, numbers = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2)
+    return Batch(pixels, numbers.long(), numbers.long(), numbers, samples=2, ready=ready)
+
+
+class Recorder:
+    """A stream that says what it is told, and whether it was entered."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, name, said):
+        self.name, self.said = name, said
+
+    def wait_event(self, event):
+        self.said.append(f"{self.name} waits for {event}")
+
+    def wait_stream(self, other):
+        self.said.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def said(monkeypatch):
+    found = []
+    step = Recorder("step", found)
+
+    @contextlib.contextmanager
+    def entered(stream):
+        found.append(f"on {stream.name}")
+        yield
+        found.append("on step")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Recorder("side", found))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: step)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.append(f"kept by {stream.name}"))
+    return found
+
+
+def test_the_side_waits_for_the_batch_and_the_step_for_the_side(said):
+    beside, batch = Beside(torch.device("cuda", 0)), batch_of("the copy")
+    with beside.step(batch):
+        said.append("augment")
+    beside.keep(batch, batch.inputs, batch.targets)
+    order = ["side waits for the copy", "on side", "augment", "on step", "step waits for side"]
+    assert said == [*order, "kept by step", "kept by step"]
+
+
+@pytest.mark.parametrize(("device", "ready"), [("cpu", None), ("cuda", None), ("cpu", "the copy")])
+def test_nothing_differs_where_there_is_nothing_to_wait_for(said, device, ready):
+    beside, batch = Beside(torch.device(device)), batch_of(ready)
+    with beside.step(batch):
+        said.append("augment")
+    beside.keep(batch, batch.inputs)
+    assert said == ["augment"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_the_bits_are_the_same():
+    """A copy that is late, a step that is slow, and memory that is used again."""
+    device = torch.device("cuda")
+    beside, copies = Beside(device), torch.cuda.Stream(device)
+    host = [torch.full((64, 3, 64, 64), i, dtype=torch.uint8).pin_memory() for i in range(20)]
+    found = []
+    for source in host:
+        with torch.cuda.stream(copies):
+            torch.cuda._sleep(2_000_000)
+            pixels = source.to(device, non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record(copies)
+        torch.cuda.current_stream(device).wait_event(ready)
+        pixels.record_stream(torch.cuda.current_stream(device))
+        numbers = torch.zeros(64)
+        batch = Batch(pixels, numbers.long(), numbers.long(), numbers, samples=64, ready=ready)
+        with beside.step(batch):
+            made = pixels.float() * 2
+        beside.keep(batch, made)
+        torch.cuda._sleep(5_000_000)
+        found.append(made.mean())
+        del made, pixels, batch
+    assert [float(mean) for mean in found] == [2.0 * i for i in range(20)]

@@ -1,0 +1,113 @@
+"""--batch-size auto: which sizes are tried, which one is chosen, and that nothing is left behind."""
+
+import re
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from fastimg.config import yaml_file as configfile
+from fastimg.config.commands import Train
+from fastimg.errors import UserError
+from fastimg.models.ranks import Ranks
+from fastimg.train.choices import batch_size as autobatch
+from fastimg.train.choices.batch_size import Trial, find_batch_size
+
+ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """search(rates, samples): find a batch size where each has the rate of a table, 0 for no memory."""
+
+    def call(rates, samples=10**6, multiple=None, host_bytes=0):
+        tried = []
+
+        def fake(_, size):
+            tried.append(size)
+            return Trial(size, rates(size), host_bytes * size)
+
+        monkeypatch.setattr(autobatch, "_try", fake)
+        quiet = Console(quiet=True)
+        return find_batch_size(lambda size: pytest.fail("nothing is made"), samples, multiple, ALONE, quiet), tried
+
+    return call
+
+
+def test_it_doubles_until_that_is_no_faster(search):
+    rates = {8: 100.0, 16: 180.0, 32: 300.0, 64: 305.0, 128: 1000.0}
+    assert search(rates.get) == (32, [8, 16, 32, 64])
+
+
+def test_it_stops_where_memory_runs_out(search):
+    assert search(lambda size: float(size) if size < 256 else 0.0) == (128, [8, 16, 32, 64, 128, 256])
+
+
+def test_it_takes_at_most_a_fifth_of_the_dataset(search):
+    assert search(float, samples=200) == (32, [8, 16, 32])
+    assert search(float, samples=12) == (2, [2])
+    assert search(float, samples=1) == (1, [1])
+
+
+def test_where_the_first_does_not_fit_it_goes_down(search):
+    assert search(lambda size: 5.0 if size <= 2 else 0.0) == (2, [8, 4, 2, 4])
+
+
+def test_it_keeps_to_multiples_of_the_ghost_batch(search):
+    assert search(lambda size: float(min(size, 96)), multiple=24) == (96, [24, 48, 96, 192])
+
+
+def test_it_does_not_take_more_of_the_host_than_there_is(search, monkeypatch):
+    monkeypatch.setattr(autobatch, "available", lambda: 10_000)
+    assert search(float, host_bytes=100) == (64, [8, 16, 32, 64])  # 128 would take 12,800 bytes of 8,000
+
+
+def test_not_even_one_image(monkeypatch):
+    monkeypatch.setattr(autobatch, "_try", lambda _, size: Trial(size, 0.0, 0))
+
+    class Made:
+        config, loaders = Train(), ()
+
+    with pytest.raises(UserError, match=r"not even a batch of 1 fits.*--grad-checkpointing"):
+        find_batch_size(lambda _: Made(), 5, None, ALONE, Console(quiet=True))
+
+
+def test_memory_that_runs_out_is_a_trial_like_any_other(trained, fast, tmp_path, cli, monkeypatch):
+    """torch's own error in the forward pass of 4 images and more: 2 are taken, and training goes on with them."""
+    inner = autobatch.whole_step
+
+    def short(run, batch, *rest):
+        if run.batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        inner(run, batch, *rest)
+
+    monkeypatch.setattr(autobatch, "whole_step", short)
+    monkeypatch.setattr(autobatch, "START", 4)
+    flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :]]
+    ran = cli("train", trained.shards, *flags, "--batch-size", "auto", "-o", tmp_path / "runs", "--name", "run")
+    assert ran.code == 0, ran.err
+    assert re.search(r"batch size +4 +out of memory", ran.out)
+    assert re.search(r"batch size +2 +chosen: memory ran out", ran.out)
+
+
+def test_a_run_says_what_it_tried_and_trains_as_if_the_size_had_been_given(trained, fast, tmp_path, cli):
+    flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path / "runs"]
+    ran = cli("train", trained.shards, *flags, "-b", "auto", "--lr", "0.1", "--name", "auto")
+    assert ran.code == 0, ran.err
+    size = int(re.search(r"batch size +(\d+) +chosen", ran.out)[1])
+    assert 1 <= size <= 24 * 0.2
+    assert re.search(rf"batch size +{size} +[\d,.]+ img/s", ran.out)
+    rate = configfile.load(tmp_path / "runs/auto/config.yaml", Train).lr
+    assert rate == pytest.approx(0.1 * (size / 256) ** 0.5, rel=5e-3)  # rescaled, by the root for AdamW
+    assert f"0.1 at batch 256, sqrt to {size}" in ran.out
+    given = cli("train", trained.shards, *flags, "-b", size, "--lr", rate, "--name", "given")
+    assert given.code == 0, given.err
+    one, two = (load_file(tmp_path / f"runs/{name}/last/model.safetensors") for name in ("auto", "given"))
+    assert all(torch.equal(one[name], two[name]) for name in one)  # the search left no trace in the weights
+
+
+def test_a_given_rate_stays_where_it_is_told_to(trained, fast, tmp_path, cli):
+    flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path / "runs"]
+    ran = cli("train", trained.shards, *flags, "-b", "auto", "--lr", "0.1", "--lr-scale", "none", "--dry-run")
+    assert ran.code == 0 and "lr 0.1," in ran.out

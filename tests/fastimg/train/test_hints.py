@@ -1,0 +1,161 @@
+"""The verdict on a run that waits: its kind, its words, and what it promises."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from fastimg.train.reporting.hints import Facts, Probe, hint, started_slowly, with_workers
+
+FACTS = Facts(wait=0.5, speed=100.0, data="D", workers=4, cores=16, threads=16, cuda=True, busy=0.95, read=0.1)
+
+
+def told(**changes):
+    found = hint(replace(FACTS, **changes))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05, 0.1])
+def test_a_run_that_hardly_waits_is_told_nothing(wait):
+    assert hint(replace(FACTS, wait=wait)) is None
+
+
+def test_pixels_that_nobody_reads():
+    assert hint(replace(FACTS, backend="synthetic", busy=None, read=None)) is None
+
+
+def test_storage():
+    folder = told(read=0.6, folder=True)
+    assert folder.kind == "storage-bound" and folder.promised is None
+    assert folder.text.startswith("storage-bound: 50% of the time was spent waiting for data, and reading is 63% ")
+    assert "without waiting 200 img/s; try `fastimg convert D DST`: a few large files" in folder.text
+    assert "try --order quasi-random" in told(read=0.6).text
+    for order in ("quasi-random", "sequential"):
+        shards = told(read=0.6, order=order)
+        assert "--order" not in shards.text and "--workers 8" in shards.text and "a faster disk" in shards.text
+
+
+def test_decoding_on_a_gpu_machine():
+    found = told()
+    assert found.kind == "decode-bound" and found.promised == pytest.approx(200.0)  # the rest is computing
+    assert "try --workers 16 (estimate: 2.0x, 200 img/s)" in found.text
+    assert told(wait=0.9).promised == pytest.approx(400.0)  # four times the threads
+    full = told(workers=16)
+    assert "--workers" not in full.text and "--max-size" in full.text
+    assert "--decode gpu" in told(workers=16, gpu_decoder=True).text
+    assert "--decode gpu" not in told(workers=16, gpu_decoder=True, cuda=False, cores=16).text
+    for untiled in ({"folder": True}, {"probe": Probe(100.0, 0.1, 0.0)}):
+        assert "`fastimg convert D DST`: of tiles" in told(workers=16, **untiled).text
+    assert "--max-size" in told(workers=16, probe=Probe(100.0, 0.1, 1.0)).text
+
+
+def test_the_gpus_decoder():
+    found = told(busy=0.3, decode="gpu")
+    assert found.kind == "decode-bound" and "try --decode cpu" in found.text
+    assert told(decode="gpu").kind == "decode-bound" and "--decode gpu" not in told(decode="gpu", gpu_decoder=True).text
+
+
+def test_threads_without_slots():
+    found = told(busy=0.4, prefetch=3)
+    assert found.kind == "loader-bound" and "try --prefetch 6" in found.text and "busy for 40%" in found.text
+
+
+def test_copies():
+    found = told(copy=0.95)
+    assert found.kind == "copy-bound" and "copies to the GPU, which take 95% of it" in found.text
+    assert "--decode gpu" in told(copy=0.95, gpu_decoder=True).text
+    assert told(copy=0.95, cuda=False).kind == told(copy=0.5).kind == told(copy=None).kind == "decode-bound"
+
+
+def test_arrays_are_not_decoded():
+    for unit, rate in (("images", "200 img/s"), ("texts", "200 texts/s")):
+        found = told(encoded=False, unit=unit, busy=0.9, read=0.8)
+        assert found.kind == "loader-bound" and rate in found.text
+        assert "--workers 16" in found.text and "--prefetch 6" in found.text and "convert" not in found.text
+    assert "--workers" not in told(encoded=False, busy=0.3).text
+
+
+def test_another_loader_on_a_gpu():
+    other = {"backend": "torch", "busy": None, "read": None, "workers": 8}
+    found = told(**other, wait=0.63, probe=Probe(1000.0, 0.1, 1.0))
+    assert found.text == (
+        "decode-bound: 63% of the time was spent waiting for the torch loader; without waiting 270 img/s; "
+        "try --loader native (estimate: 2.7x, 270 img/s)"
+    )
+    assert found.promised == pytest.approx(100 / 0.37)
+    tried = told(**other, wait=0.02, tried=150.0, probe=Probe(1000.0, 0.1, 1.0), cuda=False)
+    assert tried.text == (
+        "decode-bound: 2% of the time was spent waiting for the torch loader, which takes cores from computing "
+        "besides; try --loader native (tried: 1.5x, 150 img/s)"
+    )
+    assert tried.promised == 150.0 and hint(replace(FACTS, **other, wait=0.02, tried=105.0, cuda=False)) is None
+    slower = told(**other, tried=90.0, probe=Probe(1000.0, 0.1, 0.0), cuda=False)  # the trial counts, not the probe
+    assert "try --workers 16" in slower.text and "--loader native (" not in slower.text
+    shared = told(**{**other, "workers": 1}, cuda=False, cores=2, threads=2, wait=0.3, probe=Probe(1000.0, 0.1, 1.0))
+    assert "--loader native (estimate: at least 1." in shared.text  # computing is slowed by more than is known
+    assert told(**other, wait=0.9, probe=Probe(50.0, 0.1, 1.0)).promised == pytest.approx(400.0)  # 8 threads
+    assert told(**other).kind == "loader-bound" and told(**other).promised is None
+    no_better = told(**other, probe=Probe(12.0, 0.1, 0.0))
+    assert "--loader native (" not in no_better.text and "--workers 16" in no_better.text
+    assert "`fastimg convert D DST` and --loader native" in no_better.text
+    slow_disk = told(**other, probe=Probe(50.0, 0.8, 0.0))
+    assert slow_disk.kind == "storage-bound" and "--loader native (estimate" in slow_disk.text
+    assert (
+        "reading would be 80% of the native one's work" in slow_disk.text and "--order quasi-random" in slow_disk.text
+    )
+
+
+def test_ranks_count_in_rates_and_not_in_factors():
+    one, two = told(), told(ranks=2)
+    assert "2.0x, 400 img/s" in two.text and two.promised == 2 * (one.promised or 0)
+
+
+def test_a_run_of_beginnings():
+    found = started_slowly(replace(FACTS, wait=0.3), 1.25)
+    assert found.kind == "start-up" and "30% of the time, the first start aside," in found.text
+    assert "for the first batches of each epoch, 1.2 s every time" in found.text
+
+
+def simulated(compute, decode, cores, threads, workers, batches=60):
+    """Training and loading on the same cores, in small steps of time: (samples per second, share of waiting).
+
+    `compute` and `decode` are core-seconds of a sample; the system is fair to threads. A batch is taken when it is
+    whole, and there is room for two more.
+    """
+    batch, ready, left, done, waited, now = 8, 0.0, 0.0, 0, 0.0, 0.0
+    step = batch * min(compute, decode) / cores / 20
+    while done < batches:
+        if left <= 0 and ready >= batch:
+            ready, left, done = ready - batch, left + batch * compute, done + 1
+        computing = threads if left > 0 else 0
+        loading = workers if ready < 2 * batch else 0
+        share = min(1.0, cores / max(1, computing + loading))
+        ready += loading * share * step / decode
+        left -= computing * share * step
+        waited, now = waited + step * (not computing), now + step
+    return done * batch / now, waited / now
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_promises_on_a_cpu_are_kept_where_cores_are_shared_fairly(cores):
+    """What a run shows with slow workers tells its rate with fast ones, or with more of them."""
+    tried = 0
+    for compute, slow, gain, workers in itertools.product((0.001, 0.003, 0.01), (0.004, 0.02), (1, 8), (1, 2, 4)):
+        speed, wait = simulated(compute, slow, cores, cores, workers)
+        if wait < 0.1:
+            continue
+        facts = Facts(wait=wait, speed=speed, data="D", workers=workers, cores=cores, threads=cores)
+        for more in (workers, cores):
+            reached, _ = simulated(compute, slow / gain, cores, cores, more)
+            assert with_workers(facts, gain / slow, more) == pytest.approx(reached, rel=0.1)
+            tried += 1
+    assert tried > 20
+
+
+def test_more_workers_on_a_cpu():
+    speed, wait = simulated(0.002, 0.02, 4, 4, 1)
+    facts = Facts(wait=wait, speed=speed, data="D", workers=1, cores=4, threads=4, busy=0.98, read=0.02)
+    found = hint(facts)
+    assert found is not None and "--workers 4 (estimate: " in found.text
+    assert found.promised == pytest.approx(simulated(0.002, 0.02, 4, 4, 4)[0], rel=0.1)

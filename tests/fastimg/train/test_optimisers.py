@@ -1,0 +1,273 @@
+"""Optimisers and schedules: which parameters decay, and the learning rate at the steps that matter."""
+
+import copy
+import json
+import math
+import socket
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import fully_shard
+
+from fastimg.errors import UsageError
+from fastimg.models.blocks import blocks
+from fastimg.models.registry import build
+from fastimg.train.optimisers import Schedule, build_optimizer, implementation, parameter_groups, set_lr
+
+
+def test_warmup_rises_in_even_steps_to_the_peak():
+    schedule = Schedule(kind="cosine", lr=1.0, steps=100, warmup_steps=10)
+    assert [schedule(step) for step in range(10)] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert schedule(10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("cosine", {0: 1.0, 25: 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 50: 0.55, 100: 0.1}),
+        ("linear", {0: 1.0, 25: 0.775, 50: 0.55, 100: 0.1}),
+        ("step", {0: 1.0, 29: 1.0, 30: 0.5, 59: 0.5, 60: 0.25, 99: 0.125}),
+        ("constant", {0: 1.0, 50: 1.0, 99: 1.0}),
+    ],
+)
+def test_how_it_falls(kind, expected):
+    schedule = Schedule(kind=kind, lr=1.0, steps=100, warmup_steps=0, min_lr=0.1, decay_steps=30.0, decay_rate=0.5)
+    assert {step: schedule(step) for step in expected} == pytest.approx(expected)
+
+
+def test_the_fall_begins_after_warmup():
+    schedule = Schedule(kind="linear", lr=2.0, steps=30, warmup_steps=10)
+    assert (schedule(10), schedule(20), schedule(30)) == (2.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "step", "constant"])
+def test_a_run_that_is_all_warmup(kind):
+    schedule = Schedule(kind=kind, lr=1.0, steps=5, warmup_steps=5)
+    assert [schedule(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert math.isfinite(schedule(5))
+
+
+@pytest.mark.parametrize("arch", ["test_resnet", "test_vit"])
+def test_norms_biases_and_embeddings_do_not_decay(arch):
+    model = timm.create_model(arch, num_classes=3)
+    decayed, others = parameter_groups(model, 0.3)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+    kept = {id(p) for p in others["params"]}
+    for name, parameter in model.named_parameters():
+        plain = parameter.ndim <= 1 or name in ("pos_embed", "cls_token", "reg_token")
+        assert (id(parameter) in kept) == plain, name
+
+
+def test_norms_and_biases_may_decay_but_embeddings_never():
+    model = timm.create_model("test_vit", num_classes=3)
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = parameter_groups(model, 0.3, norm_weight_decay=0.1)
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.1, 0.0]
+    assert {names[id(p)] for p in groups[2]["params"]} == {"pos_embed", "cls_token"}
+    assert all(p.ndim <= 1 for p in groups[1]["params"]) and all(p.ndim > 1 for p in groups[0]["params"])
+    assert sum(len(group["params"]) for group in groups) == len(names)
+
+
+@pytest.mark.parametrize("arch", ["test_resnet", "test_vit", "test_convnext"])
+def test_lower_blocks_learn_slower(arch):
+    model = timm.create_model(arch, num_classes=3)
+    groups = parameter_groups(model, 0.3, layer_decay=0.5)
+    scales = {id(p): (group["lr_scale"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert len(scales) == sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    cut = blocks(model)
+    parameters = dict(model.named_parameters())
+    for above, block in enumerate(reversed(cut)):
+        assert {scales[id(parameters[name])][0] for name in block.parameters} == {0.5**above}, block.name
+    plain = parameter_groups(model, 0.3)
+    assert {group["lr_scale"] for group in plain} == {1.0}
+    for group in plain:  # decay does not depend on the block
+        assert {scales[id(p)][1] for p in group["params"]} == {group["weight_decay"]}
+
+
+def test_the_learning_rate_follows_the_group():
+    model = timm.create_model("test_resnet", num_classes=3)
+    optimizer = build_optimizer(model, "sgd", 0.1, 0.0, 0.0, layer_decay=0.5)
+    set_lr(optimizer, 0.8)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    steps = {name: float((before[name] - p.detach()).mean()) for name, p in model.named_parameters()}
+    assert steps["fc.bias"] == pytest.approx(0.8, rel=1e-5)
+    assert steps["layer4.0.conv1.weight"] == pytest.approx(0.4, rel=1e-5)
+    assert steps["bn1.weight"] == pytest.approx(0.8 * 0.5**5, rel=1e-5)
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    assert sum(len(group["params"]) for group in parameter_groups(model, 0.1)) == 2
+    assert sum(len(group["params"]) for group in parameter_groups(model, 0.1, frozen_too=True)) == 4
+    model[1].weight.requires_grad_(False)
+    assert [group["weight_decay"] for group in parameter_groups(model, 0.1)] == [0.0]  # none that decays
+
+
+def test_optimisers():
+    model = torch.nn.Linear(2, 2)
+    sgd = build_optimizer(model, "sgd", 0.1, 0.01, 0.9)
+    assert isinstance(sgd, torch.optim.SGD) and sgd.defaults["nesterov"] and sgd.defaults["momentum"] == 0.9
+    assert not build_optimizer(model, "sgd", 0.1, 0.01, 0.0).defaults["nesterov"]
+    adamw = build_optimizer(model, "adamw", 0.1, 0.01, None)
+    assert isinstance(adamw, torch.optim.AdamW)
+    set_lr(adamw, 0.7)
+    assert [group["lr"] for group in adamw.param_groups] == [0.7, 0.7]
+
+
+def train_steps(model, optimizer, count, seed):
+    torch.manual_seed(seed)
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(torch.randn(5, 6)).square().mean().backward()
+        optimizer.step()
+
+
+def small_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("opt", ["sgd", "adamw"])
+def test_implementations_agree_and_say_what_they_are(opt):
+    ends = {}
+    for impl, runs in (("auto", "fused"), ("fused", "fused"), ("foreach", "foreach")):
+        model = small_model()
+        optimizer = build_optimizer(model, opt, 0.05, 0.1, 0.9, impl=impl)
+        assert implementation(optimizer) == runs
+        train_steps(model, optimizer, 5, seed=1)
+        ends[impl] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert ends["auto"].equal(ends["fused"])
+    assert torch.allclose(ends["fused"], ends["foreach"], rtol=1e-5, atol=1e-6)
+    kind = torch.optim.SGD if opt == "sgd" else torch.optim.AdamW
+    assert implementation(kind(small_model().parameters(), foreach=False)) == "for-loop"
+
+
+@pytest.fixture
+def lone_rank(monkeypatch):
+    """A process group of one, as sharding needs it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_weights(lone_rank):
+    """Fused where torch can: it has no such SGD; each choice really steps."""
+    for opt, expected in (("sgd", "foreach"), ("adamw", "fused")):
+        model, plain = small_model(), small_model()
+        fully_shard(model)
+        optimizer = build_optimizer(model, opt, 0.05, 0.1, 0.9, layer_decay=0.5)
+        assert implementation(optimizer) == expected
+        train_steps(model, optimizer, 3, seed=1)
+        train_steps(plain, build_optimizer(plain, opt, 0.05, 0.1, 0.9, layer_decay=0.5), 3, seed=1)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(ours.full_tensor(), theirs, atol=1e-6)
+    with pytest.raises(UsageError, match=r"--opt-impl fused.*foreach"):
+        build_optimizer(fully_shard(small_model()), "sgd", 0.1, 0.0, 0.9, impl="fused")
+
+
+@pytest.mark.parametrize("opt", ["sgd", "adamw"])
+def test_going_on_with_parameters_that_were_frozen(opt):
+    """Saved while a layer was frozen and had no state; thawed after; equal to never having stopped, bit for bit."""
+
+    def begin():
+        model = small_model()
+        model[0].requires_grad_(False)
+        return model, build_optimizer(model, opt, 0.05, 0.1, 0.9, layer_decay=0.5, frozen_too=True)
+
+    model, optimizer = begin()
+    train_steps(model, optimizer, 3, seed=1)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    assert len(saved[1]["state"]) == 2 and saved[1]["param_groups"][0]["lr_scale"] == 0.5
+    model.requires_grad_(True)
+    train_steps(model, optimizer, 3, seed=2)
+    again, other = begin()
+    again.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    again.requires_grad_(True)
+    train_steps(again, other, 3, seed=2)
+    assert all(one.equal(two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+    assert not again[0].weight.equal(small_model()[0].weight)
+    set_lr(other, 1.0)
+    assert {group["lr"] for group in other.param_groups} == {0.5, 1.0}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Weights of test_vit for three classes, with a classifier that is not zero."""
+    torch.manual_seed(3)
+    model = build("test_vit", 3, img_size=32).module
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    save_file(model.state_dict(), tmp_path / "start.safetensors")
+    return tmp_path / "start.safetensors"
+
+
+@pytest.fixture
+def step_by_step(trained, start, tmp_path, cli):
+    """Train test_vit (no batch norm) with plain SGD, three steps of eight; its weights and its log."""
+
+    def train(name, *flags):
+        run = tmp_path / name
+        common = ("--arch", "test_vit", "--img-size", "32", "--weights", start, "--no-amp", "--no-aug", "-j", "1")
+        sgd = ("--opt", "sgd", "--momentum", "0", "--wd", "0", "--sched", "constant", "--warmup-fraction", "0")
+        ran = cli("train", trained.images, *common, *sgd, "--epochs", "1", "-o", tmp_path, "--name", name, *flags)
+        assert ran.code == 0, ran.err
+        log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return load_file(run / "last" / "model.safetensors"), log
+
+    return train
+
+
+def distance(one, other):
+    return math.sqrt(sum(float((one[name] - other[name]).double().square().sum()) for name in one))
+
+
+def test_accumulated_gradients_are_those_of_a_large_batch(step_by_step, start):
+    large, _ = step_by_step("large", "-b", "8", "--lr", "0.1")
+    small, _ = step_by_step("small", "-b", "2", "--grad-accum-steps", "4", "--lr", "0.1")
+    assert distance(large, load_file(start)) > 0.05
+    assert max(float((large[name] - small[name]).abs().max()) for name in large) < 1e-5
+
+
+def test_a_short_last_batch_weighs_as_its_samples(step_by_step):
+    """24 images in batches of 16: the second has 8, and counts as a mean over 8."""
+    large, _ = step_by_step("large", "-b", "16", "--lr", "0.1")
+    small, _ = step_by_step("small", "-b", "4", "--grad-accum-steps", "4", "--lr", "0.1")
+    assert max(float((large[name] - small[name]).abs().max()) for name in large) < 1e-5
+
+
+def test_clipping_bounds_the_step(step_by_step, start):
+    free, _ = step_by_step("free", "-b", "8", "--lr", "1")
+    clipped, _ = step_by_step("clipped", "-b", "8", "--lr", "1", "--clip-grad", "0.01")
+    before = load_file(start)
+    assert distance(free, before) > 0.3
+    assert 0.015 < distance(clipped, before) <= 3 * 0.01 * 1.001
+
+
+def test_label_smoothing_mixes_in_the_mean_over_classes(step_by_step):
+    """The loss is linear in the smoothing, for the same logits: those before the first step."""
+    flags = ("-b", "24", "--lr", "0.1")
+    losses = [step_by_step(f"s{s}", *flags, "--smoothing", str(s))[1][0]["loss"] for s in (0.0, 0.3, 0.6)]
+    assert abs(losses[1] - losses[0]) > 1e-4
+    assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)
+
+
+def test_weight_decay_leaves_vectors_alone(step_by_step, start):
+    """With a learning rate of 0.1 and a decay of 5 a matrix shrinks by half a step; a zero-gradient norm would too."""
+    plain, _ = step_by_step("plain", "-b", "24", "--lr", "0.1")
+    decayed, _ = step_by_step("decayed", "-b", "24", "--lr", "0.1", "--wd", "5")
+    before = load_file(start)
+    for name, tensor in before.items():
+        difference = decayed[name] - plain[name]
+        expected = -0.5 * tensor if tensor.ndim > 1 and name not in ("pos_embed", "cls_token") else 0 * tensor
+        assert torch.allclose(difference, expected, atol=1e-5), name

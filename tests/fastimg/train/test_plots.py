@@ -1,0 +1,193 @@
+"""Pictures: they are written, they open, and odd data does not stop them."""
+
+from dataclasses import astuple
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastimg.config.commands import Train
+from fastimg.train.reporting import plots, report
+from fastimg.train.reporting.plots import CurveNotes, plot_confusion, plot_curves, plot_predictions
+
+
+def opens(file):
+    with Image.open(file) as image:
+        image.load()
+        return np.asarray(image.convert("RGB"))
+
+
+def drawn_by(draw, monkeypatch):
+    """(The figure that `draw()` saves, what it returns)."""
+    kept, save = [], plots._save
+    monkeypatch.setattr(plots, "_save", lambda figure, *rest: (save(figure, *rest), kept.append(figure)))
+    said = draw()
+    return kept[0], said
+
+
+@pytest.mark.parametrize("n", [1, 3, 26, 61])
+def test_a_confusion_matrix_of_any_size(n, tmp_path):
+    names = ["$x^$", "[bold]", "a_b", "ä b", "犬", "long" * 20][:n] + [f"c{i}" for i in range(n - 6)]
+    plot_confusion(np.eye(n, dtype=np.int64), names, "title", tmp_path / "c.png")
+    assert opens(tmp_path / "c.png").std() > 0
+
+
+def test_a_class_without_images(tmp_path):
+    plot_confusion(np.array([[0, 0], [1, 2]]), ["a", "b"], "t", tmp_path / "c.png")
+    assert opens(tmp_path / "c.png").std() > 0
+
+
+def record(kind, step, epoch=1, loss=1.0):
+    values = {"kind": kind, "step": step, "epoch": epoch, "loss": loss, "top1": 0.5, "samples": 3}
+    values |= {"lr": 0.1} if kind in ("train", "step") else {}
+    return values | ({"images_per_second": 9.0, "wait_share": 0.0} if kind == "train" else {})
+
+
+def curves(records, monkeypatch, tmp_path, steps_per_epoch=5, **notes):
+    """Axes of the figure that is drawn of these records."""
+    draw = partial(plot_curves, records, steps_per_epoch, CurveNotes(**notes), tmp_path / "curves.png")
+    return drawn_by(draw, monkeypatch)[0].axes
+
+
+def lines(axis):
+    """Label -> points of each line."""
+    return {line.get_label(): [tuple(map(float, point)) for point in line.get_xydata()] for line in axis.get_lines()}
+
+
+def ticks(axis):
+    """Those that are seen."""
+    low, high = axis.get_xlim()
+    return [tick for tick in axis.get_xticks().tolist() if low <= tick <= high]
+
+
+def test_a_run_of_three_steps_shows_each_of_them(tmp_path, monkeypatch):
+    records = [*(record("step", step, loss=4.0 - step) for step in (1, 2, 3)), record("train", 3), record("val", 3)]
+    axes = curves(records, monkeypatch, tmp_path, steps_per_epoch=3)
+    assert lines(axes[0]) == {
+        "training loss": [(1 / 3, 3.0), (2 / 3, 2.0), (1.0, 1.0)],
+        "validation loss": [(1.0, 1.0)],
+    }
+    assert list(lines(axes[1])) == ["training accuracy", "validation accuracy"]
+    assert len(lines(axes[2])["learning rate"]) == 3 and lines(axes[3])["images_per_second"] == [(1.0, 9.0)]
+    for axis in axes:
+        assert ticks(axis) == [0, 1] and axis.get_xlabel() == "epoch"
+        assert all(line.get_marker() not in ("None", "") for line in axis.get_lines())
+    assert opens(tmp_path / "curves.png").std() > 0
+
+
+def test_before_an_epoch_is_done_steps_are_counted(tmp_path, monkeypatch):
+    axes = curves([record("step", 1), record("step", 2)], monkeypatch, tmp_path, steps_per_epoch=1000)
+    assert lines(axes[0])["training loss"] == [(1.0, 1.0), (2.0, 1.0)]
+    assert (axes[0].get_xlabel(), ticks(axes[0])) == ("step", [0, 1, 2])
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5, 90, 300])
+def test_ticks_are_whole_epochs(epochs, tmp_path, monkeypatch):
+    records = [record("train", 5 * epoch, epoch) for epoch in range(1, epochs + 1)]
+    for axis in curves(records, monkeypatch, tmp_path):
+        assert ticks(axis) and all(tick == round(tick) for tick in ticks(axis))
+
+
+def test_many_steps_are_means_and_epochs_are_marked(tmp_path, monkeypatch):
+    records = [record("step", step, 1 + (step - 1) // 500) for step in range(5, 1001, 5)]
+    records += [record("train", 100), record("train", 500), record("train", 1000, 2), record("val", 1000, 2)]
+    axes = curves(records, monkeypatch, tmp_path, 500, loss="label smoothing 0.1, mixup 0.2", top1="mixup 0.2")
+    each = "training loss (label smoothing 0.1, mixup 0.2), means of 5 steps"
+    assert list(lines(axes[0])) == [each, "its mean over each epoch", "validation loss"]
+    assert [x for x, _ in lines(axes[0])["its mean over each epoch"]] == [1.0, 2.0]
+    assert axes[0].get_lines()[0].get_marker() == "None" and len(lines(axes[0])[each]) == 200
+    assert next(iter(lines(axes[1]))) == "training accuracy (mixup 0.2), means of 5 steps"
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == list(lines(axes[0]))
+
+
+def test_records_of_older_runs_are_running_means(tmp_path, monkeypatch):
+    records = [record("train", 50), record("train", 100), record("val", 100)]
+    axes = curves(records, monkeypatch, tmp_path, 100, loss="binary cross-entropy", validated="cross-entropy")
+    assert list(lines(axes[0])) == [
+        "training loss (binary cross-entropy), running mean of the epoch",
+        "validation loss (cross-entropy)",
+    ]
+
+
+@pytest.mark.parametrize("records", [[], [record("val", 5)], [record("train", 5)]])
+def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
+    assert len(curves(records, monkeypatch, tmp_path)) == 4
+    assert opens(tmp_path / "curves.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "notes"),
+    [
+        ({}, ("label smoothing 0.1", "", "")),
+        ({"smoothing": 0.0}, ("", "", "")),
+        ({"mixup": 0.2}, ("label smoothing 0.1, mixup 0.2", "mixup 0.2: the larger share counts", "")),
+        (
+            {"cutmix": 1.0, "bce_loss": True, "smoothing": 0.0},
+            ("binary cross-entropy, cutmix 1", "cutmix 1: the larger share counts", "cross-entropy"),
+        ),
+    ],
+)
+def test_what_sets_training_apart_is_noted(settings, notes):
+    assert astuple(report._curve_notes(Train(**settings))) == notes
+
+
+@pytest.mark.parametrize("count", [1, 6, 7])
+def test_predictions(count, tmp_path):
+    images = [np.full((8, 9, 3), i, np.uint8) for i in range(count)]
+    plot_predictions(images, ["a (50%)"] * count, [True, False] * 4, tmp_path / "p.png")
+    assert opens(tmp_path / "p.png").shape[1] == pytest.approx(187 * min(6, count), abs=1)
+
+
+def confused(n):
+    """Ten images of each class; of class i, min(i, 10) are taken for the class before it."""
+    matrix = np.diag(10 - np.minimum(np.arange(n), 10))
+    for i in range(1, n):
+        matrix[i, i - 1] = min(i, 10)
+    return matrix
+
+
+@pytest.mark.parametrize("n", [3, 60, 61, 120, 150])
+def test_a_confusion_matrix_names_its_classes(n, tmp_path, monkeypatch):
+    names = [f"n{i:04d}-breed" for i in range(n)]
+    draw = partial(plot_confusion, confused(n), names, "title", tmp_path / "c.png")
+    figure, said = drawn_by(draw, monkeypatch)
+    axis = figure.axes[0]
+    assert said == []
+    for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
+        assert [label.get_text() for label in labels] == names
+        assert min(label.get_fontsize() for label in labels) >= 7
+        # Lines of text do not overlap: a class has at least as many points as its label.
+        assert 72 * figure.get_figwidth() * 0.7 / n >= labels[0].get_fontsize() or n < 10
+
+
+def test_of_a_thousand_classes_the_most_confused_are_shown(tmp_path, monkeypatch):
+    matrix = np.diag(np.full(1000, 10))
+    for true, predicted in ((7, 500), (999, 8), (500, 7)):
+        matrix[true, predicted] = 5
+    draw = partial(plot_confusion, matrix, [f"class {i}" for i in range(1000)], "val", tmp_path / "c.png")
+    figure, said = drawn_by(draw, monkeypatch)
+    assert said == ["the picture shows the 40 most confused of 1,000 classes; --json has all of them"]
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(names) == 40 and {"class 7", "class 8", "class 500", "class 999"} <= set(names)
+    assert names == sorted(names, key=lambda name: int(name.split()[1]))
+    title = figure.axes[0].get_title()
+    assert title == "val\nthe 40 most confused of 1,000 classes; colour: share of all images of the true class"
+    shares = figure.axes[0].images[0].get_array()
+    assert shares[names.index("class 7"), names.index("class 500")] == pytest.approx(1 / 3)
+    assert figure.axes[0].images[0].get_array().shape == (40, 40)
+    counts = [text.get_text() for text in figure.axes[0].texts]
+    assert counts.count("5") == 3 and counts.count("10") == 40
+
+
+def test_long_names_end_in_an_ellipsis_and_stay_apart(tmp_path, monkeypatch):
+    names = ["x" * 79 + "a", "x" * 79 + "b", "y" * 80, "z" * 32]
+    figure, _ = drawn_by(partial(plot_confusion, confused(4), names, "t", tmp_path / "c.png"), monkeypatch)
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == [f"0: {'x' * 31}…", f"1: {'x' * 31}…", f"{'y' * 31}…", "z" * 32]
+
+
+def test_a_caption_that_is_too_long_ends_in_an_ellipsis(tmp_path, monkeypatch):
+    images = [np.zeros((8, 9, 3), np.uint8)]
+    figure, said = drawn_by(partial(plot_predictions, images, ["w" * 80], [True], tmp_path / "p.png"), monkeypatch)
+    assert figure.axes[0].get_title() == "w" * 21 + "…" and said == []

@@ -1,0 +1,75 @@
+"""Sizes by epoch, what is refused, and a run whose loader and model see them."""
+
+import pytest
+
+from fastimg.errors import UsageError
+from fastimg.train.choices.progressive import Progressive, parse
+
+
+def test_the_table_of_resnet50_in_16_epochs():
+    """ffcv-imagenet's rn50_16_epochs: 160 to 192 pixels from epoch 11 to 13, by multiples of 32."""
+    sizes = [Progressive(160, 192, 11, 13).size(epoch) for epoch in range(16)]
+    assert sizes == [*[160] * 12, *[192] * 4]
+
+
+def test_it_grows_by_steps_of_32_and_stays_within():
+    plan = Progressive(100, 230, 2, 8)
+    sizes = [plan.size(epoch) for epoch in range(12)]
+    assert sizes == sorted(sizes)
+    assert sizes[:3] == [100] * 3 and sizes[8:] == [230] * 4
+    assert all(size % 32 == 0 for size in sizes[3:8])
+    assert plan.sizes(12) == [100, 128, 160, 192, 224, 230]
+
+
+def test_by_itself_it_grows_between_70_and_85_percent():
+    assert parse("160:192", None, 100) == Progressive(160, 192, 70, 85)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "epochs", "words"),
+    [
+        ("192:160", None, "smaller size in pixels, then a larger"),
+        ("160", None, "two numbers and a colon"),
+        ("a:b", None, "two numbers and a colon"),
+        ("0:32", None, "smaller size"),
+        ("32:64", "5:3", "the earlier epoch first"),
+        ("32:64", "x", "two numbers"),
+        ("32:64", "10:12", "has no effect: all 10 epochs would have 32 pixels"),
+    ],
+)
+def test_refused(sizes, epochs, words):
+    with pytest.raises(UsageError, match=words):
+        parse(sizes, epochs, 10)
+
+
+def test_a_run_changes_size_and_says_so(trained, fast, tmp_path, cli, monkeypatch):
+    seen = []
+    import fastimg.train.step as step
+
+    inner = step.model_input
+
+    def spy(plan, images, *rest):
+        seen.append(images.shape[-1])
+        return inner(plan, images, *rest)
+
+    monkeypatch.setattr(step, "model_input", spy)
+    flags = [*fast[: fast.index("--epochs")], "--epochs", "4", "--progressive", "32:64", "--progressive-epochs", "1:2"]
+    ran = cli("train", trained.shards, *flags, "-o", tmp_path / "runs")
+    assert ran.code == 0, ran.err
+    assert "crops of 32, 64 pixels, growing from epoch 1 to 2" in ran.out
+    assert seen == [*[32] * 6, *[64] * 6]  # three batches an epoch
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--arch", "vit_tiny_patch16_224", "--progressive", "32:64"), "--model-kwargs dynamic_img_size=True"),
+        (("--progressive", "32:64", "--train-crop-size", "48"), "--train-crop-size has no effect with --progressive"),
+        (("--progressive-epochs", "1:2"), "--progressive-epochs has no effect without --progressive"),
+        (("--progressive", "32:64", "--no-aug"), "--progressive has no effect with --no-aug"),
+    ],
+)
+def test_pairs_that_cannot_be(flags, words, trained, fast, tmp_path, cli):
+    rest = [*fast[: fast.index("--epochs")], "--epochs", "4"]
+    ran = cli("train", trained.shards, *rest, *flags, "-o", tmp_path / "runs")
+    assert ran.code == 2 and words in ran.err, ran.err

@@ -1,0 +1,181 @@
+"""A run's directory: its name, what resuming asks of it, its log."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from fastimg.config.commands import Train
+from fastimg.errors import UsageError, UserError
+from fastimg.train.checkpoints.run_directory import (
+    Log,
+    batch_of_before,
+    begin,
+    choose,
+    last_checkpoint,
+    read_log,
+    withdraw,
+)
+
+
+def made(output, *names):
+    for at, name in enumerate(names):
+        begin(output / name, Train())
+        os.utime(output / name / "config.yaml", (1000 + at, 1000 + at))
+
+
+@pytest.mark.parametrize("base", ["data-net", "[x]data-net", "a*b-net", "x-2"])
+def test_numbers(base, tmp_path):
+    assert choose(tmp_path, base, None, None) == (tmp_path / base, False)
+    made(tmp_path, base)
+    assert choose(tmp_path, base, None, None) == (tmp_path / f"{base}-2", False)
+    made(tmp_path, f"{base}-9", f"{base}-other", f"{base}other")
+    (tmp_path / f"{base}-50").mkdir()  # no run
+    assert choose(tmp_path, base, None, None) == (tmp_path / f"{base}-10", False)
+
+
+def test_an_output_that_is_not_there_yet(tmp_path):
+    assert choose(tmp_path / "no", "b", None, "auto") == (tmp_path / "no" / "b", False)
+
+
+def test_names(tmp_path):
+    assert choose(tmp_path, "b", "mine", None) == (tmp_path / "mine", False)
+    made(tmp_path, "mine")
+    with pytest.raises(UsageError, match="mine: a run of that name is there; use --resume auto"):
+        choose(tmp_path, "b", "mine", None)
+    assert choose(tmp_path, "b", "mine", "auto") == (tmp_path / "mine", True)
+    assert choose(tmp_path, "b", "other", "auto") == (tmp_path / "other", False)
+
+
+def test_auto_is_the_newest_of_the_same_base(tmp_path):
+    made(tmp_path, "b-2", "b", "b-3", "c")
+    os.utime(tmp_path / "b" / "config.yaml", (5000, 5000))
+    assert choose(tmp_path, "b", None, "auto") == (tmp_path / "b", True)
+    assert choose(tmp_path, "b", None, str(tmp_path / "c")) == (tmp_path / "c", True)
+
+
+def test_resuming_what_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="no run there"):
+        choose(tmp_path, "b", None, str(tmp_path / "no"))
+
+
+def test_withdraw_takes_back_what_was_made(tmp_path):
+    run = tmp_path / "a" / "b" / "run"
+    folders = begin(run, Train())
+    Log(run, 0).add("train", step=1)
+    assert folders == [run, run.parent, run.parent.parent]
+    withdraw(run, folders)
+    assert not list(tmp_path.iterdir())
+
+
+def test_withdraw_leaves_what_is_others(tmp_path):
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    (tmp_path / "runs" / "run" / "notes.txt").touch()
+    withdraw(tmp_path / "runs" / "run", begin(tmp_path / "runs" / "run", Train()))
+    assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["run", "notes.txt"]
+
+
+def test_withdraw_keeps_a_run_with_a_checkpoint(tmp_path):
+    folders = begin(tmp_path / "run", Train())
+    (tmp_path / "run" / "last").mkdir()
+    withdraw(tmp_path / "run", folders)
+    assert (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
+    config = Train(epochs=3)
+    begin(tmp_path / "run", config)
+    assert last_checkpoint(tmp_path / "run", config, 64) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": "7"},
+        {"log_interval": 3},
+        {"batch_size": 8, "grad_accum_steps": 8},
+        {"grad_checkpointing": True},
+        {"strategy": "ddp"},
+    ],
+)
+def test_what_may_change(changes, tmp_path):
+    begin(tmp_path / "run", Train())
+    assert last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epochs": 11}, {"lr": 0.5}, {"seed": 1}, {"arch": "x"}, {"hflip": 0.0}, {"strategy": "fsdp"}, {"compile": "x"}],
+)
+def test_what_may_not(changes, tmp_path):
+    begin(tmp_path / "run", Train())
+    (name, value), *_ = changes.items()
+    with pytest.raises(UsageError, match=f"was another training: {name} was .* and is {value}"):
+        last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64)
+
+
+def saved(run, batch_size, accumulate, ranks):
+    """A run with one checkpoint."""
+    begin(run, Train(batch_size=batch_size, grad_accum_steps=accumulate))
+    (run / "last").mkdir()
+    torch.save({"global_batch": batch_size * accumulate * ranks}, run / "last" / "training.pt")
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks", "asked", "found"),
+    [
+        ((64, 1, 4), 2, (64, 1), (64, 2)),  # two of four are left
+        ((64, 1, 2), 4, (64, 1), (32, 1)),  # two more have come
+        ((64, 1, 2), 1, (48, 1), (32, 4)),  # in three parts 128 does not divide
+        ((6, 1, 2), 3, (6, 1), (4, 1)),
+        ((7, 1, 1), 1, (7, 1), (7, 1)),
+        ((7, 1, 2), 1, (5, 1), (2, 7)),  # 14 = 2 x 7
+        ((64, 1, 2), 4, (16, 2), (16, 2)),  # what was asked for fits
+        ((64, 1, 2), 2, (32, 1), (32, 1)),  # not the ranks' doing: `last_checkpoint` refuses it
+        ((64, 1, 2), 4, ("auto", 1), (32, 1)),
+    ],
+)
+def test_other_ranks_keep_the_images_of_a_step(before, ranks, asked, found, tmp_path):
+    saved(tmp_path / "run", *before)
+    config = Train(batch_size=asked[0], grad_accum_steps=asked[1])
+    assert batch_of_before(tmp_path / "run", config, ranks) == found
+
+
+def test_ranks_that_cannot_share_a_step(tmp_path):
+    saved(tmp_path / "run", 4, 1, 2)
+    with pytest.raises(UsageError, match=r"with 8 images .* 3 ranks cannot share evenly; start 2 or 4 of them"):
+        batch_of_before(tmp_path / "run", Train(batch_size=4), 3)
+    with pytest.raises(UsageError, match="start 8 of them"):
+        batch_of_before(tmp_path / "run", Train(batch_size=4), 9)
+
+
+def test_a_run_without_a_checkpoint_keeps_what_is_asked(tmp_path):
+    begin(tmp_path / "run", Train(batch_size=64))
+    assert batch_of_before(tmp_path / "run", Train(batch_size=3), 5) == (3, 1)
+    assert batch_of_before(tmp_path / "run", Train(batch_size="auto"), 5) == (64, 1)
+
+
+def test_log(tmp_path):
+    log = Log(tmp_path, 0)
+    log.add("train", step=1, loss=0.5)
+    log.add("val", step=2, loss=0.25)
+    expected = [{"kind": "train", "step": 1, "loss": 0.5}, {"kind": "val", "step": 2, "loss": 0.25}]
+    assert read_log(tmp_path) == expected
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # killed while it wrote
+    assert read_log(tmp_path) == expected
+    Log(tmp_path, 2).add("train", step=3)
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
+
+
+def test_what_comes_again_is_cut_off(tmp_path):
+    log = Log(tmp_path, 0)
+    for step in (1, 2, 3):
+        log.add("train", step=step)
+    Log(tmp_path, 2)
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2]
+
+
+def test_no_log(tmp_path):
+    assert read_log(tmp_path) == []

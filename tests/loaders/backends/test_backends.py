@@ -1,0 +1,476 @@
+"""Every loader behind one face: the same ids, weights and order as the native one, and its pixels or nearly so."""
+
+import contextlib
+import dataclasses
+import gc
+import inspect
+import multiprocessing
+import os
+import re
+import signal
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastimg.loaders import (
+    CenterCrop,
+    DataError,
+    FilesDataset,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    ShardError,
+    WorkerError,
+    open_dataset,
+)
+from fastimg.loaders.backends import selection as backends
+from fastimg.loaders.backends import torch_loader
+from fastimg.loaders.backends.selection import MissingBackend, open_source
+from fastimg.loaders.crop import Window
+
+N, SIZE = 22, 32
+RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
+OURS = ("torch", "synthetic")  # dali and ffcv: tests/peers
+pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
+
+
+@pytest.fixture
+def files(tmp_path, encode):
+    """JPEGs and PNGs of several sizes, one turned by EXIF, one in CMYK, one gray."""
+    names = []
+    for i in range(N):
+        kind = "PNG" if i % 4 == 3 else "JPEG"
+        names.append(f"{i:02d}.{kind.lower()}")
+        (tmp_path / names[-1]).write_bytes(encode((10 * i, 90, 200 - 5 * i), (40 + i, 60 - i), seed=i, kind=kind))
+    with Image.open(tmp_path / names[0]) as image:
+        turned = Image.Exif()
+        turned[0x0112] = 6
+        image.save(tmp_path / names[0], exif=turned)
+    for name, mode in ((names[1], "CMYK"), (names[2], "L")):
+        with Image.open(tmp_path / name) as image:
+            image.convert(mode).save(tmp_path / name)
+    return FilesDataset(tmp_path, names, ("a", "b", "c"), [i % 3 for i in range(N)])
+
+
+def config(**options):
+    return LoaderConfig(**({"batch_size": 4, "workers": 2} | options))
+
+
+# The same batches
+
+
+@pytest.mark.parametrize("backend", OURS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"order": "sequential"},
+        {"order": "quasi-random", "block": 2, "window": 8},
+        {"rank": 1, "world_size": 2},
+        {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 8},  # a rank with nothing but padding
+        {"batch_size": 32, "seed": 5},
+    ],
+    ids=["random", "sequential", "quasi-random", "rank", "padding", "large"],
+)
+def test_ids_targets_and_weights_are_the_native_loaders(files, backend, options, open_loader, read_pixels, plain):
+    crop = CENTRE if options.get("order") == "sequential" else RANDOM
+    native, other = open_loader("native", files, crop, **options), open_loader(backend, files, crop, **options)
+    for _ in range(2):
+        expected, got = read_pixels(native), read_pixels(other)
+        assert plain(got) == plain(expected) and len(got) == len(other) == len(native)
+        for ids, _, weight, _, pixels in got:
+            assert pixels.dtype == torch.uint8 and pixels.shape == (len(ids), SIZE, SIZE, 3)
+            if options.get("order") == "sequential":
+                assert not pixels[int(sum(weight)) :].any()
+            assert all(image.any() for image, w in zip(pixels, weight, strict=True) if w)
+    assert other.epoch == 1 and other.unreadable == other.rerouted == {} and other.wait_seconds > 0
+    native.close()
+    other.close()
+
+
+def test_batches_are_channels_last(files, open_loader):
+    for backend in ("native", *OURS):
+        with contextlib.closing(open_loader(backend, files)) as loader:
+            batch = next(iter(loader))
+            assert batch.inputs.shape == (4, 3, SIZE, SIZE)
+            assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+            assert (batch.targets.dtype, batch.ids.dtype, batch.weight.dtype) == (
+                *(torch.int64, torch.int64),
+                torch.float32,
+            )
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("order", ["random", "sequential"])
+def test_torch_shows_the_native_loaders_boxes_and_pixels(
+    files, order, interpolation, open_loader, read_pixels, difference
+):
+    """Random boxes too: they are drawn by us. Pillow's libjpeg and ours may differ by a level somewhere."""
+    crop = dataclasses.replace(RANDOM if order == "random" else CENTRE, interpolation=interpolation)
+    batches = []
+    for backend in ("native", "torch"):
+        with contextlib.closing(open_loader(backend, files, crop, order=order)) as loader:
+            batches.append(read_pixels(loader) + read_pixels(loader))
+    assert difference(*batches) <= 0.05
+    other = [(*batch[:4], batch[4].flip(2)) for batch in batches[1]]
+    assert difference(batches[0], other) > 1  # the images are such that a wrong box is seen
+
+
+def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path, open_loader, read_pixels):
+    part = np.array([3, 1, 20, 8, 5])
+    with contextlib.closing(open_loader("torch", files, indices=part, order="sequential")) as loader:
+        assert [
+            i for batch in read_pixels(loader) for i, w in zip(batch[0], batch[2], strict=True) if w
+        ] == part.tolist()
+
+
+@pytest.mark.parametrize("backend", OURS)
+def test_a_state_goes_from_one_backend_to_another(files, backend, plain, read_pixels, open_loader):
+    expected = plain(read_pixels(open_loader("native", files))) * 1
+    for first, second in (("native", backend), (backend, "native"), (backend, backend)):
+        begun = open_loader(first, files)
+        batches = iter(begun)
+        done = [next(batches).ids.tolist() for _ in range(2)]
+        state = begun.state_dict()
+        begun.close()
+        rest = open_loader(second, files, workers=1)
+        rest.load_state_dict(state)
+        done += [batch[0] for batch in read_pixels(rest)]
+        assert done == [batch[0] for batch in expected]
+        assert rest.epoch == 0 and [b[0] for b in read_pixels(rest)] != done  # the epoch after it
+        rest.close()
+    other = open_loader(backend, files, seed=1)
+    with pytest.raises(ValueError, match="made with seed 0"):
+        other.load_state_dict(state)
+
+
+# Faults
+
+
+def test_torch_leaves_out_what_cannot_be_decoded(files, spoil, open_loader, read_pixels, plain, difference):
+    spoil(files, 4)
+    Path(files.sample_name(17)).unlink()
+    native, other = open_loader("native", files, batch_size=5), open_loader("torch", files, batch_size=5)
+    expected, got = read_pixels(native), read_pixels(other)
+    assert plain(got) == plain(expected) and difference(expected, got) <= 0.05
+    assert other.unreadable == native.unreadable and sorted(other.unreadable) == [4, 17]
+    for ids, _, weight, _, pixels in got:
+        for bad in {4, 17} & set(ids):
+            assert weight[ids.index(bad)] == 0.0 and not pixels[ids.index(bad)].any()
+    native.close()
+    other.close()
+
+
+def test_torch_fails_a_strict_run_by_name(files, spoil, open_loader, read_pixels):
+    path = spoil(files, 4)
+    with contextlib.closing(open_loader("torch", files, on_error="fail")) as loader:
+        with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use --on-error skip"):
+            read_pixels(loader)
+        path.write_bytes(Path(files.sample_name(5)).read_bytes())
+        assert len(read_pixels(loader)) == len(loader)
+
+
+class Cut(FilesDataset):
+    """A dataset that ends a run when sample 9 is read."""
+
+    def read(self, index, scratch):
+        if index == 9:
+            raise ShardError("train-0.tar: shrank while it was in use")
+        return super().read(index, scratch)
+
+
+class Deadly(FilesDataset):
+    """A dataset that ends the process that reads sample 9."""
+
+    def read(self, index, scratch):
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(index, scratch)
+
+
+class Buggy(FilesDataset):
+    """A dataset with a fault of ours."""
+
+    def read(self, index, scratch):
+        raise KeyError("oops")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (Cut, ShardError, "^train-0.tar: shrank while it was in use$"),
+        (Deadly, WorkerError, "a worker process of torch's DataLoader failed: .*exited unexpectedly|failed: .*killed"),
+        (Buggy, WorkerError, "a worker process of torch's DataLoader failed: (?s:.*)oops"),
+    ],
+)
+def test_the_end_of_a_worker_is_the_end_of_the_run_in_words(files, kind, error, words, open_loader, read_pixels):
+    dataset = kind(files._root, files._paths, files.classes, files.labels)
+    with contextlib.closing(open_loader("torch", dataset)) as loader, pytest.raises(error, match=words):
+        read_pixels(loader)
+
+
+@pytest.mark.parametrize("backend", OURS)
+def test_a_consumer_may_stop_early_and_begin_again(files, backend, plain, read_pixels, open_loader):
+    expected = [plain(read_pixels(native)) for native in [open_loader("native", files)] for _ in range(3)]
+    with contextlib.closing(open_loader(backend, files)) as loader:
+        for _ in loader:
+            break
+        assert plain(read_pixels(loader)) == expected[1]
+        first, second = iter(loader), iter(loader)
+        next(first)
+        next(second)
+        with pytest.raises(RuntimeError, match="this iteration is over"):
+            next(first)
+        assert len(list(second)) == len(loader) - 1
+        held = iter(loader)
+        next(held)
+        loader.close()
+        with pytest.raises(RuntimeError, match="this iteration is over"):
+            next(held)
+
+
+def test_torchs_processes_live_as_long_as_the_loader(files, open_loader, read_pixels):
+    loader = open_loader("torch", files)
+    read_pixels(loader)
+    first = {child.pid for child in multiprocessing.active_children()}
+    read_pixels(loader)
+    assert {child.pid for child in multiprocessing.active_children()} == first and len(first) == 2
+    loader.close()
+    for child in multiprocessing.active_children():
+        child.join(10)
+    assert multiprocessing.active_children() == []
+    assert len(read_pixels(loader)) == len(loader)  # as the native one: it begins anew
+    loader.close()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_torchs_processes_heed_a_second_sigterm_alone(files, open_loader, monkeypatch, early):
+    """`timeout` and batch systems send one to every process; a run needs its data until it has saved."""
+    if early:  # before the process could say that it does not heed it
+        start = torch_loader._leave_signals_to_the_parent
+        killed = lambda worker: (os.kill(os.getpid(), signal.SIGTERM), start(worker))  # noqa: E731
+        monkeypatch.setattr(torch_loader, "_leave_signals_to_the_parent", killed)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with contextlib.closing(open_loader("torch", files)) as loader:
+        batches = iter(loader)
+        count = next(batches).samples
+        workers = multiprocessing.active_children()
+        for worker in workers if not early else ():
+            os.kill(worker.pid, signal.SIGTERM)
+        assert len(workers) == 2 and count + sum(batch.samples for batch in batches) == N
+        with contextlib.suppress(RuntimeError):  # torch tells, unless the parent reaps it first
+            while workers[0].is_alive():  # two that come before it runs again are one to it
+                os.kill(workers[0].pid, signal.SIGTERM)
+                workers[0].join(0.1)
+        assert workers[1].is_alive()
+    assert multiprocessing.active_children() == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == held
+
+
+def test_synthetic_reads_nothing(files, open_loader, read_pixels):
+    dataset = Buggy(files._root, files._paths, files.classes, files.labels)
+    loader = open_loader("synthetic", dataset, batch_size=8)
+    batches = read_pixels(loader)
+    assert all(torch.equal(batch[4], batches[0][4]) for batch in batches)
+    levels = batches[0][4].float()
+    assert 120 < levels.mean() < 135 and levels.min() == 0 and levels.max() == 255
+    assert "nothing is read" in loader.describe()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu(files, open_loader, read_pixels, plain, difference):
+    with contextlib.closing(open_loader("native", files)) as native:
+        expected = read_pixels(native)
+    for backend in OURS:
+        with contextlib.closing(open_source(backend, files, RANDOM, config(), "cuda")) as loader:
+            got = []
+            for batch in loader:
+                assert batch.inputs.is_cuda and batch.targets.is_cuda and batch.weight.is_cuda and not batch.ids.is_cuda
+                torch.cuda._sleep(5_000_000)  # the consumer lags behind the copies
+                pixels = batch.inputs.permute(0, 2, 3, 1).clone().cpu()
+                got.append((batch.ids.tolist(), batch.targets.tolist(), batch.weight.tolist(), batch.samples, pixels))
+            assert plain(got) == plain(expected)
+            assert backend == "synthetic" or difference(expected, got) <= 0.05
+
+
+# What is missing or refused
+
+
+def test_a_backend_that_is_not_installed_is_named_with_its_remedy(files, monkeypatch, open_loader):
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
+    for backend, words in (("dali", "pip install '.[dali]'"), ("ffcv", "libturbojpeg0-dev pkg-config")):
+        with pytest.raises(MissingBackend, match=f"is not installed; .*{re.escape(words)}"):
+            open_loader(backend, files)
+
+    def no_nvidia(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(backends.importlib.util, "find_spec", no_nvidia)
+    with pytest.raises(MissingBackend, match=r"nvidia\.dali is not installed"):
+        open_loader("dali", files)
+
+
+def test_ffcv_reads_betons_alone(files, monkeypatch, open_loader):
+    monkeypatch.setattr(backends, "check_installed", lambda backend: None)
+    with pytest.raises(DataError, match=r"FFCV reads \.beton files alone; `fastimg convert SRC DST --format beton`"):
+        open_loader("ffcv", files)
+
+
+# The library's face
+
+
+def test_a_path_is_enough(image_folder, read_pixels, plain, difference):
+    dataset = open_dataset(image_folder)
+    expected = Loader(dataset, ImageDecoder(RandomResizedCrop(size=20)), LoaderConfig(batch_size=5, seed=3, workers=2))
+    with Loader(str(image_folder), batch_size=5, crop=20, seed=3, workers=2) as loader:
+        assert len(loader) == len(expected) == 8
+        ours, theirs = read_pixels(loader), read_pixels(expected)
+        assert plain(ours) == plain(theirs) and difference(ours, theirs) == 0
+    expected.close()
+
+
+def test_a_crop_in_pixels_is_the_centre_where_the_order_is_sequential(image_folder, read_pixels, difference):
+    dataset = open_dataset(image_folder)
+    decoder = ImageDecoder(CenterCrop(size=28, resize=32))
+    expected = read_pixels(Loader(dataset, decoder, LoaderConfig(batch_size=6, order="sequential")))
+    for crop in (28, CenterCrop(size=28, resize=32)):
+        with Loader(image_folder, batch_size=6, crop=crop, order="sequential") as loader:
+            assert difference(read_pixels(loader), expected) == 0
+
+
+class Corner:
+    """A crop of one's own."""
+
+    size, interpolation, draws = 8, "bilinear", 0
+
+    def window(self, width, height, draws):
+        return Window((0, 0, 16, 16), (8, 8), (0, 0))
+
+
+def test_a_crop_of_ones_own_and_an_open_dataset(files, read_pixels):
+    loader = Loader(files, batch_size=4, crop=Corner())
+    assert next(iter(loader)).inputs.shape == (4, 3, 8, 8)
+    loader.close()
+    assert len(read_pixels(loader)) == len(loader)  # the data is the caller's, and open still
+    loader.close()
+
+
+def test_a_split_is_opened_and_closed(trained_shards, read_pixels, open_files):
+    gc.collect()
+    before = open_files()
+    loader = Loader(trained_shards, batch_size=4, crop=16, split="val", order="sequential")
+    assert [i for batch in read_pixels(loader) for i in batch[0]] == list(range(len(loader.dataset)))
+    loader.close()
+    assert open_files() == before
+    with pytest.raises(RuntimeError, match="the loader was closed, and with it the data"):
+        read_pixels(loader)
+    forgotten = Loader(trained_shards, batch_size=4, crop=16)
+    read_pixels(forgotten)
+    assert open_files() != before
+    del forgotten
+    gc.collect()
+    assert open_files() == before
+
+
+@pytest.fixture
+def trained_shards(tmp_path, encode):
+    """Somebody's tars, train and val."""
+    import io
+    import tarfile
+
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for split, count in (("train", 9), ("val", 8)):
+        with tarfile.open(folder / f"{split}-0.tar", "w") as archive:
+            for i in range(count):
+                for name, content in ((f"{i}.jpg", encode(seed=i)), (f"{i}.cls", b"%d" % (i % 2))):
+                    info = tarfile.TarInfo(name)
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 4}, "give crop, in pixels or as a Crop, or a decoder"),
+        ({"crop": 16}, "give batch_size, or a config"),
+        ({"batchsize": 4, "crop": 16}, "unexpected keyword argument 'batchsize'"),
+        ({"batch_size": 4, "crop": 16, "decoder": ImageDecoder(RANDOM)}, "crop and max_pixels are the decoder's"),
+        ({"batch_size": 4, "crop": 16, "config": LoaderConfig(batch_size=4)}, "batch_size and a config were given"),
+        ({"config": LoaderConfig(batch_size=4), "crop": 16, "seed": 1, "order": "sequential"}, "order, seed and a con"),
+        ({"batch_size": 4, "crop": 16, "split": "val"}, "split='val' has no effect on a dataset that is open"),
+    ],
+)
+def test_arguments_that_are_missing_unknown_or_contradict_each_other(files, arguments, words):
+    with pytest.raises(TypeError, match=words):
+        Loader(files, **arguments)
+
+
+def test_values_that_cannot_be(files, tmp_path):
+    with pytest.raises(ValueError, match="crop 0: give the side of a square in pixels, or"):
+        Loader(files, batch_size=4, crop=0)
+    with pytest.raises(DataError, match="no such folder"):
+        Loader(tmp_path / "nowhere", batch_size=4, crop=16)
+
+
+def test_the_signature_is_that_of_the_config():
+    """What `help(Loader)` shows: every field of LoaderConfig with its type and default, batch_size optional."""
+    parameters, types = inspect.signature(Loader).parameters, typing.get_type_hints(Loader.__init__)
+    stated = typing.get_type_hints(LoaderConfig)
+    for field in dataclasses.fields(LoaderConfig):
+        parameter, required = parameters[field.name], field.name == "batch_size"
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert types[field.name] == (int | None if required else stated[field.name])
+        assert parameter.default == (None if required else field.default)
+    names = [field.name for field in dataclasses.fields(LoaderConfig)]
+    assert list(parameters)[-len(names) :] == names
+    assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    told = re.findall(r"^    ([a-z_, ]+):", inspect.getdoc(Loader).replace("\n", "\n    "), re.MULTILINE)
+    assert {name for line in told for name in line.split(", ")} | {"block", "window", "split"} == set(parameters)
+
+
+def test_every_keyword_reaches_the_config(files):
+    """One by one, a value that is not the default."""
+    other = {"batch_size": 3, "order": "sequential", "block": 2, "window": 9999, "together": 8, "padding": "zeros"}
+    other |= {"seed": 5, "workers": 1, "prefetch": 4, "on_error": "fail", "rank": 1, "world_size": 2}
+    with Loader(files, crop=8, **other) as loader:
+        assert dataclasses.asdict(loader.config) == other
+
+
+@pytest.mark.parametrize("crop", [(32, 48), [32, 48], np.array([32, 48]).tolist()])
+def test_a_crop_of_height_and_width(files, crop, read_pixels, difference):
+    for order, own in (
+        ("random", RandomResizedCrop(size=(32, 48))),
+        ("sequential", CenterCrop(size=(32, 48), resize=(37, 55))),
+    ):
+        with Loader(files, batch_size=4, crop=crop, order=order) as loader:
+            ours = read_pixels(loader)
+        with Loader(files, ImageDecoder(own), LoaderConfig(batch_size=4, order=order)) as loader:
+            assert ours[0][4].shape == (4, 32, 48, 3) and difference(ours, read_pixels(loader)) == 0
+
+
+def test_crops_that_cannot_be(files):
+    for crop in ((32,), (32, 48, 3), (0, 48), 0):
+        with pytest.raises(ValueError, match=r"crop .*: give the side of a square in pixels, or \(height, width\)"):
+            Loader(files, batch_size=4, crop=crop)
+
+
+@pytest.mark.parametrize("backend", OURS)
+@pytest.mark.parametrize("crop", [RandomResizedCrop(size=(20, 30)), CenterCrop(size=(20, 30), resize=40)])
+def test_rectangles_of_other_loaders(backend, crop, files, open_loader, read_pixels, difference):
+    with contextlib.closing(open_loader("native", files, crop)) as loader:
+        expected = read_pixels(loader)
+    with contextlib.closing(open_loader(backend, files, crop)) as loader:
+        got = read_pixels(loader)
+        assert loader.slot_bytes in (0, 4 * (3 * 20 * 30 + 20))
+        loader.set_size((10, 15))
+        assert next(iter(loader)).inputs.shape == (4, 3, 10, 15)
+    assert got[0][4].shape == expected[0][4].shape == (4, 20, 30, 3)
+    assert backend == "synthetic" or difference(got, expected) < 1

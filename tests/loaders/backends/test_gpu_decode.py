@@ -1,0 +1,275 @@
+"""Decoders that leave work to the device give what `ImageDecoder` gives, through a whole loader.
+
+The kernel is interpreted on the CPU (`TestInterpreted`, in a process of its own); where the GPU's decoder would be,
+libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests/peers has nvImageCodec itself.
+"""
+
+import io
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+from fastimg.loaders import (
+    CenterCrop,
+    DataError,
+    FilesDataset,
+    ImageDecoder,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+    WorkerError,
+)
+from fastimg.loaders.backends.nvcodec import DecodedImage, installed
+from fastimg.loaders.decode import read_header
+from fastimg.loaders.decoder import Field
+from fastimg.loaders.jpeg.rewriting.tiles import tile
+
+pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
+from fastimg.loaders.backends.gpu_decode import DeviceDecode, DeviceResize
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+RANDOM = ImageDecoder(RandomResizedCrop(size=16))
+CENTRE = ImageDecoder(CenterCrop(size=16, resize=18, interpolation="bicubic"))
+
+
+class Libjpeg:
+    """A codec in place of the GPU's. It refuses JPEGs of 47 pixels' height, at once, and gray ones when they come."""
+
+    def __init__(self):
+        self.kept, self.calls = [], []
+
+    def parse(self, jpeg):
+        return None if simplejpeg.decode_jpeg_header(jpeg)[0] == 47 else jpeg
+
+    def decode(self, parsed, stream):
+        assert stream == 0
+        self.calls.append(len(parsed))
+        self.kept = [None if _gray(jpeg) else simplejpeg.decode_jpeg(jpeg, "RGB") for jpeg in parsed]
+        return [None if pixels is None else _decoded(pixels) for pixels in self.kept]
+
+
+def _decoded(pixels):
+    return DecodedImage(pixels.ctypes.data, pixels.shape[1], pixels.shape[0], (3, pixels.strides[0], 1))
+
+
+def _gray(jpeg):
+    return simplejpeg.decode_jpeg_header(jpeg)[2] == "Gray"
+
+
+def encoded(number, size, mode="RGB", kind="JPEG", orientation=1):
+    """Structure and noise, so that a pixel in the wrong place is seen."""
+    y, x = np.mgrid[: size[1], : size[0]]
+    noise = np.random.default_rng(number).integers(0, 80, x.shape)
+    pixels = np.stack([x * 3 % 256, y * 5 % 256, (x * y + noise) % 256], axis=2).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, kind, exif=exif, **({"quality": 92} if kind == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Twenty images: tiled and not, of every orientation, gray, CMYK, PNG, tiny, long, and one that is broken."""
+    contents = [tile(encoded(i, (48 + 3 * i, 24 + 2 * i), orientation=1 + i)).jpeg for i in range(8)]
+    contents += [encoded(20 + i, (40 + i, 20), orientation=8 - 2 * i) for i in range(2)]
+    contents += [encoded(30, (40, 30), "L"), encoded(31, (35, 44), "CMYK"), encoded(32, (41, 33), kind="PNG")]
+    contents += [encoded(33, (40, 47)), encoded(34, (1, 1)), encoded(35, (3, 30)), encoded(36, (50, 9))]
+    contents += [tile(encoded(37, (64, 40), "L")).jpeg, b"nothing", encoded(38, (30, 30))]
+    for i, content in enumerate(contents):
+        (tmp_path / f"{i:02d}.img").write_bytes(content)
+    assert sum(read_header(content).restarts for content in contents[:8]) == 8
+    names = [f"{i:02d}.img" for i in range(len(contents))]
+    return FilesDataset(tmp_path, names, ("a", "b"), [i % 2 for i in range(len(names))])
+
+
+def epochs(dataset, decoder, count=1, batch=6, indices=None, device="cpu", **settings):
+    """All batches of some epochs, copied, and the loader."""
+    loader = Loader(dataset, decoder, LoaderConfig(batch_size=batch, workers=2, **settings), device, indices)
+    try:
+        return [copied(batch) for _ in range(count) for batch in loader], loader
+    finally:
+        loader.close()
+
+
+def copied(batch):
+    return [batch.samples, *(t.clone() for t in (batch.inputs, batch.targets, batch.ids, batch.weight))]
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one[0] == other[0]
+        for tensor, wanted in zip(one[1:], other[1:], strict=True):
+            assert torch.equal(tensor, wanted)
+    return True
+
+
+class TestInterpreted:
+    __test__ = INTERPRETED
+
+    @pytest.mark.parametrize("images", [RANDOM, CENTRE], ids=["random", "centre"])
+    def test_resized_on_the_device(self, files, images):
+        settings = {"order": "sequential"} if images is CENTRE else {"count": 2, "seed": 3}
+        expected, plain = epochs(files, images, **settings)
+        found, loader = epochs(files, DeviceResize(images), **settings)
+        assert same(found, expected)
+        assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18] and not loader.rerouted
+
+    @pytest.mark.parametrize("images", [RANDOM, CENTRE], ids=["random", "centre"])
+    def test_decoded_on_the_device(self, files, images):
+        settings = {"order": "sequential"} if images is CENTRE else {"seed": 4}
+        expected, plain = epochs(files, images, **settings)
+        codec = Libjpeg()
+        found, loader = epochs(files, DeviceDecode(images, codec), **settings)
+        assert same(found, expected)
+        assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18]
+        assert set(loader.rerouted) == {10, 13, 17} and "refused" in loader.rerouted[10]
+        # All else went to the codec, but not the CMYK, the PNG, the broken one, and an evaluation's padding.
+        rows = torch.cat([ids[weight > 0] if images is CENTRE else ids for *_, ids, weight in found]).numpy()
+        assert sum(codec.calls) == np.isin(rows, [11, 12, 13, 18], invert=True).sum() >= 16
+
+    def test_a_crop_that_is_too_large_for_its_slot(self, files, monkeypatch):
+        expected, _ = epochs(files, RANDOM)
+        for pixels, taps in ((1, 32), (64, 4)):
+            monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._PIXELS", pixels)
+            monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._TAPS_OF_CROPS", taps)
+            found, _ = epochs(files, DeviceResize(RANDOM))
+            assert same(found, expected)
+
+    def test_a_jpeg_of_too_many_taps(self, files, monkeypatch):
+        expected, _ = epochs(files, RANDOM)
+        monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._TAPS_OF_JPEGS", 6)
+        codec = Libjpeg()
+        found, _ = epochs(files, DeviceDecode(RANDOM, codec))
+        assert same(found, expected) and 0 < sum(codec.calls) < 16
+
+    def test_a_refused_image_that_cannot_be_decoded_at_all(self, files):
+        path = Path(files.sample_name(10))
+        path.write_bytes(path.read_bytes()[:400])
+        found, loader = epochs(files, DeviceDecode(RANDOM, Libjpeg()), indices=np.array([0, 8, 10, 14, 18]))
+        assert set(loader.unreadable) == {10, 18} and 10 in loader.rerouted
+        for samples, inputs, _, ids, weight in found:
+            assert samples == weight.sum()
+            for row in np.flatnonzero(np.isin(ids.numpy(), [10, 18])):
+                assert weight[row] == 0 and not inputs[row].any()
+        with pytest.raises(DataError, match=r"10\.img: .*--on-error skip"):
+            epochs(files, DeviceDecode(RANDOM, Libjpeg()), indices=np.array([0, 10, 19]), on_error="fail")
+
+    def test_a_codec_that_fails_ends_the_run(self, files):
+        class Failing(Libjpeg):
+            def decode(self, parsed, stream):
+                raise RuntimeError("out of memory")
+
+        loader = Loader(files, DeviceDecode(RANDOM, Failing()), LoaderConfig(batch_size=4, workers=2))
+        with pytest.raises(WorkerError, match="could not be made on cpu: RuntimeError\\('out of memory'\\)"):
+            next(iter(loader))
+        loader.close()
+
+    @pytest.mark.parametrize("make", [lambda: DeviceResize(RANDOM), lambda: DeviceDecode(RANDOM, Libjpeg())])
+    def test_stopping_early_and_beginning_anew(self, files, make):
+        some = np.array([0, 3, 5, 8, 10, 12, 14, 15, 16, 18, 19])
+        expected, _ = epochs(files, RANDOM, count=2, indices=some, batch=3, seed=1)
+        steps = len(expected) // 2
+        loader = Loader(files, make(), LoaderConfig(batch_size=3, workers=2, seed=1), indices=some)
+        left = iter(loader)
+        next(left)
+        next(left)
+        state = loader.state_dict()
+        loader.set_epoch(1)
+        found = [copied(batch) for batch in loader]
+        assert same(found, expected[steps : 2 * steps])
+        left.close()  # an iteration of long ago ends while another is under way
+        loader.load_state_dict(state)
+        found = [copied(batch) for batch in loader]
+        assert same(found, expected[2:steps])
+        loader.close()
+
+    @pytest.mark.parametrize("make", [DeviceResize, lambda images: DeviceDecode(images, Libjpeg())])
+    def test_sizes_that_change(self, files, make):
+        some = np.array([0, 8, 10, 12, 18])
+        loader = Loader(files, make(RANDOM), LoaderConfig(batch_size=3, workers=2), indices=some)
+        memory, lanes = [slot.buffer.data_ptr() for slot in loader._slots], set()
+        for number, size in enumerate((9, 16)):
+            loader.set_size(size)
+            found = [copied(batch) for batch in loader]
+            lanes |= {(lane.fields.data_ptr(), lane.out.data_ptr()) for lane in loader._ring._lanes.values()}
+            expected, _ = epochs(files, RANDOM.sized(size), number + 1, batch=3, indices=some)
+            assert same(found, expected[number * len(loader) :]) and found[0][1].shape == (3, 3, size, size)
+        assert len(lanes) == len(loader) == 2 and [slot.buffer.data_ptr() for slot in loader._slots] == memory
+        loader.close()
+
+    def test_closing_while_a_batch_is_decoded(self, files):
+        class Slow(Libjpeg):
+            def decode(self, parsed, stream):
+                time.sleep(0.2)
+                return super().decode(parsed, stream)
+
+        loader = Loader(files, DeviceDecode(RANDOM, Slow()), LoaderConfig(batch_size=4, workers=2))
+        batches = iter(loader)
+        next(batches)
+        loader.close()
+        with pytest.raises(RuntimeError, match="this iteration is over"):
+            next(batches)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("decodes", [False, True], ids=["resized", "decoded"])
+def test_on_a_device(files, decodes):
+    """Resized there: the same bits. Decoded there: nearly the same pixels, and the same samples left out."""
+    if decodes and not installed():
+        pytest.skip("needs the extra gpu")
+    device = torch.device("cuda")
+    expected, plain = epochs(files, RANDOM, count=3)
+    decoder = DeviceDecode.on(device, RANDOM) if decodes else DeviceResize(RANDOM)
+    found, loader = epochs(files, decoder, count=3, device=device)
+    assert loader.unreadable == plain.unreadable
+    for ours, theirs in zip(found, expected, strict=True):
+        difference = (ours[1].cpu().int() - theirs[1].int()).abs().float().mean()
+        assert difference < 4 if decodes else difference == 0
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(ours[2:], theirs[2:], strict=True))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
+def test_dct_scaling_is_refused():
+    scaled = ImageDecoder(RandomResizedCrop(size=16), dct_scaling=True)
+    for make in (lambda: DeviceResize(scaled), lambda: DeviceDecode(scaled, Libjpeg())):
+        with pytest.raises(ValueError, match="leave dct_scaling out"):
+            make()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_under_the_interpreter(interpreted):
+    interpreted(__file__, loops=True)
+
+
+class Further(ImageDecoder):
+    """A decoder with a field more."""
+
+    @property
+    def fields(self):
+        return *super().fields, Field("more", (), np.dtype(np.int64))
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (ImageDecoder(RandomResizedCrop(size=(16, 24))), "crop 16 x 24: the GPU's resize makes squares; give one side"),
+        (Further(RandomResizedCrop(size=16)), "fills `inputs` alone; decode on the CPU for further fields"),
+    ],
+)
+def test_what_the_device_does_not_make(images, words):
+    for make in (DeviceResize, lambda images: DeviceDecode(images, None)):
+        with pytest.raises(ValueError, match=words):
+            make(images)
+    square = DeviceResize(ImageDecoder(RandomResizedCrop(size=16)))
+    with pytest.raises(ValueError, match="crop 8 x 16: the GPU's resize makes squares"):
+        square.sized((8, 16))

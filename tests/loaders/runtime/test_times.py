@@ -1,0 +1,159 @@
+"""Where a loader's time goes: what its threads, its consumer and its stream are counted for."""
+
+import time
+
+import pytest
+import torch
+
+from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders.runtime.times import Spans, Waits
+
+gpu = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+NAP = 0.02
+
+
+def epoch(folder, workers=2):
+    """What was spent in an epoch, the seconds that it took, and its images."""
+    loader = Loader(
+        open_dataset(folder, "train"),
+        ImageDecoder(RandomResizedCrop(size=16)),
+        LoaderConfig(batch_size=6, workers=workers),
+    )
+    before = loader.spent()
+    assert (before.wait, before.copy, before.read, before.busy) == (0.0, 0.0, 0.0, 0.0)
+    began, count = time.perf_counter(), 0
+    for batch in loader:
+        count += batch.samples
+    seconds, spent = time.perf_counter() - began, loader.spent()
+    loader.close()
+    assert loader.spent() == spent  # kept when the threads are gone
+    assert 0 < spent.wait <= seconds and spent.wait == loader.wait_seconds and spent.copy == 0.0
+    assert 0 < spent.read <= spent.busy <= workers * seconds
+    return spent, seconds, count
+
+
+def asleep(method):
+    def wrapped(*args):
+        time.sleep(NAP)
+        return method(*args)
+
+    return wrapped
+
+
+def test_reading_is_counted_apart(image_folder, monkeypatch):
+    epoch(image_folder)  # a process's first decoding takes seconds
+    monkeypatch.setattr(FilesDataset, "read", asleep(FilesDataset.read))
+    spent, _, count = epoch(image_folder)
+    assert spent.read >= NAP * count and spent.read > 0.5 * spent.busy
+
+
+def test_decoding_is_what_else_keeps_threads_busy(image_folder, monkeypatch):
+    epoch(image_folder)
+    monkeypatch.setattr(ImageDecoder, "fill", asleep(ImageDecoder.fill))
+    spent, _, count = epoch(image_folder)
+    assert spent.busy >= NAP * count and spent.read < 0.5 * spent.busy
+
+
+def test_what_cannot_be_read_takes_its_time_too(image_folder, monkeypatch):
+    (image_folder / "red" / "000.jpg").write_bytes(b"no image")
+    spent, _, count = epoch(image_folder)
+    assert count == 35 and spent.busy > 0
+
+
+def test_threads_of_an_epoch_that_was_left_count_on(image_folder):
+    loader = Loader(open_dataset(image_folder, "train"), batch_size=4, crop=16, workers=2)
+    for _ in loader:
+        break
+    first = loader.spent()
+    for _ in loader:
+        pass
+    second = loader.spent()
+    loader.close()
+    for _ in loader:  # with new threads
+        pass
+    third = loader.spent()
+    loader.close()
+    assert third.busy > second.busy > first.busy > 0 and second.wait >= first.wait
+
+
+def test_other_loaders_count_waiting_alone(image_folder, open_loader):
+    loader = open_loader("synthetic", open_dataset(image_folder, "train"))
+    for _ in loader:
+        pass
+    spent = loader.spent()
+    assert spent.wait == loader.wait_seconds > 0
+    assert (spent.copy, spent.read, spent.busy) == (0.0, None, None)
+
+
+class Event:
+    """An event of a device whose clock the test moves."""
+
+    now, made = 0.0, 0
+
+    def __init__(self, enable_timing=False):
+        assert enable_timing
+        self.at = None
+        Event.made += 1
+
+    def record(self, stream):
+        self.at = stream.pop(0)
+
+    def query(self):
+        return Event.now >= self.at
+
+    def elapsed_time(self, other):
+        assert self.query() and other.query()
+        return other.at - self.at
+
+
+def test_spans_are_counted_when_they_are_over(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    Event.now, Event.made = 0.0, 0
+    spans = Spans()
+    for at in range(0, 100, 10):  # the device does it at these milliseconds
+        spans.begin([at])
+        spans.end([at + 3])
+        Event.now = at - 5.0  # it lags by a span
+    assert spans.seconds == pytest.approx(0.003 * 8)
+    Event.now = 1000.0
+    spans.settle()
+    assert spans.seconds == pytest.approx(0.03) and Event.made <= 8  # events are used again
+    spans.begin([2000.0])  # and never ended
+    spans.begin([3000.0])
+    spans.end([3001.0])
+    spans.end([3002.0])  # of nothing
+    Event.now = 9999.0
+    spans.settle()
+    assert spans.seconds == pytest.approx(0.031)
+
+
+@gpu
+@needs_cuda
+def test_on_a_gpu_waiting_is_the_streams_standing_still():
+    device = torch.device("cuda")
+    waits = Waits(device)
+    torch.cuda.synchronize()
+    waits.begin()
+    time.sleep(0.1)
+    waits.end()
+    torch.cuda.synchronize()
+    assert waits.host >= 0.1 and waits.seconds >= 0.09  # the device had nothing to do
+    idle = waits.seconds
+    torch.cuda._sleep(2_000_000_000)  # about a second of work
+    waits.begin()
+    time.sleep(0.1)
+    waits.end()
+    torch.cuda.synchronize()
+    assert waits.host >= 0.2 and waits.seconds - idle < 0.05  # it computed all the while
+
+
+@gpu
+@needs_cuda
+def test_copies_to_a_gpu_are_timed(image_folder):
+    with Loader(image_folder, batch_size=6, crop=224, workers=2, device="cuda") as loader:
+        for _ in loader:
+            pass
+        torch.cuda.synchronize()
+        spent = loader.spent()
+    assert spent.copy is not None and 0 < spent.copy < 1 and spent.busy is not None and spent.busy > 0
