@@ -1,5 +1,7 @@
 """What the two packages promise to others."""
 
+from importlib import resources
+
 import fastimg.augment
 import fastimg.loaders
 
@@ -18,6 +20,11 @@ def test_the_augment_names():
 def test_every_name_is_there():
     for package in (fastimg.loaders, fastimg.augment):
         assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_type_checkers_read_the_annotations():
+    """PEP 561: without the marker they pass over an installed package."""
+    assert (resources.files("fastimg") / "py.typed").is_file()
 
 
 def test_errors_are_caught_as_data_errors():
