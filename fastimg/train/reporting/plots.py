@@ -125,15 +125,15 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
     names = [str(classes[index]) for index in drawn.tolist()]
     n = len(names)
     cell = max(0.14, min(0.42, 16 / n))  # inches
-    side = 2.8 + cell * n
-    figure = blank(side, side)
+    size = min(10.0, 72 * 0.75 * cell)
+    letters = lettering([*names, title])
+    labels = _labels([letters.text(name, _LABEL) for name in names], drawn.tolist())
+    side = max(4.2, 1.6 + cell * n + max(map(len, labels)) * size * 0.6 / 72)  # a letter is 0.6 of its size wide
+    figure = blank(side + (1.5 if n > _COUNTED else 0), side)  # with room for the scale of colours
     axis = figure.subplots()
     image = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     axis.set(xlabel="predicted", ylabel="true")
-    axis.set_title(title, parse_math=False)
-    letters = lettering([*names, title])
-    labels = _labels([letters.text(name, _LABEL) for name in names], drawn.tolist())
-    size = min(10.0, 72 * 0.75 * cell)
+    figure.suptitle(title, parse_math=False)
     axis.set_xticks(range(n), labels=labels, rotation=90, parse_math=False, fontsize=size)
     axis.set_yticks(range(n), labels=labels, parse_math=False, fontsize=size)
     if n <= _COUNTED:

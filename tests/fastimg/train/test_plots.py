@@ -171,8 +171,10 @@ def test_of_a_thousand_classes_the_most_confused_are_shown(tmp_path, monkeypatch
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(names) == 40 and {"class 7", "class 8", "class 500", "class 999"} <= set(names)
     assert names == sorted(names, key=lambda name: int(name.split()[1]))
-    title = figure.axes[0].get_title()
-    assert title == "val\nthe 40 most confused of 1,000 classes; colour: share of all images of the true class"
+    assert (
+        figure.get_suptitle()
+        == "val\nthe 40 most confused of 1,000 classes; colour: share of all images of the true class"
+    )
     shares = figure.axes[0].images[0].get_array()
     assert shares[names.index("class 7"), names.index("class 500")] == pytest.approx(1 / 3)
     assert figure.axes[0].images[0].get_array().shape == (40, 40)
@@ -184,6 +186,7 @@ def test_long_names_end_in_an_ellipsis_and_stay_apart(tmp_path, monkeypatch):
     names = ["x" * 79 + "a", "x" * 79 + "b", "y" * 80, "z" * 32]
     figure, _ = drawn_by(partial(plot_confusion, confused(4), names, "t", tmp_path / "c.png"), monkeypatch)
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert figure.axes[0].get_window_extent().width > 4 * 20  # long labels leave room for the cells
     assert labels == [f"0: {'x' * 31}…", f"1: {'x' * 31}…", f"{'y' * 31}…", "z" * 32]
 
 
