@@ -195,7 +195,7 @@ def test_test_split_without_labels_and_classes_without_images(tmp_path, jpegs, r
     source = read(tmp_path)
     assert source.stored and source.splits["test"].labels.tolist() == [-1, -1, -1]
     assert "3 of 3 images of test have no label" in source.remarks[0]
-    assert "1 of 3 classes have no training image (dog)" in source.remarks[1]
+    assert "1 of 3 classes has no training image (dog)" in source.remarks[1]
 
 
 @pytest.mark.parametrize(

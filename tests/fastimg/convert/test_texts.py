@@ -214,7 +214,7 @@ def test_a_csv_without_a_header(tmp_path, make, console):
         ("good,1\n", {"text_column": "3", "no_header": True}, "no column '3' .*it has 1, 2"),
         ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "--text-column is for texts"),
         ("text,label\ngood,1\n", {"label_column": "text"}, "names one of them twice"),
-        ("text,label\ngood,1\nbad\n", {}, "row 3: 1 fields under a header of 2"),
+        ("text,label\ngood,1\nbad\n", {}, "row 3: 1 field under a header of 2"),
         ("text,label\ngood, \n", {}, "row 2: the label in column 'label' is empty"),
         ("text,label\ngood,\udcff\n", {}, "row 2: the label .* is not UTF-8"),
         ("text,label,split\ngood,1,fold1\n", {}, "row 2: 'fold1' is no split"),
