@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .wording import plural
+
 ROOT = Path("/")
 
 
@@ -31,7 +33,8 @@ class Load:
         """For a person."""
         words = []
         if self.before is not None and self.during is not None:
-            words.append(f"load average {self.before:.1f} before and {self.during:.1f} after, on {self.cores} cores")
+            loads = f"load average {self.before:.1f} before and {self.during:.1f} after"
+            words.append(f"{loads}, on {plural(self.cores, 'core')}")
         if self.others is not None:
             words.append(f"other processes took {self.others:.0%} of the processors")
         return "; ".join(words) or "not known on this system"
