@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
+from numba.core.caching import IndexDataCacheFile
 
 # numpy's scalar types as compiled code uses them: mixing them with int is exact there, which type checkers do not know.
 int64: Any = np.int64
@@ -15,6 +16,7 @@ uint32: Any = np.uint32
 int32: Any = np.int32
 uint16: Any = np.uint16
 
+Stamp = tuple[str, int, int]  # a file, when it was written in ns, its bytes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -32,12 +34,12 @@ def compiled(function: F, nogil: bool = True) -> F:
         dispatcher: Any = njit(nogil=nogil, cache=True)(function)
     except RuntimeError:  # "cannot cache function: no locator available"
         dispatcher = njit(nogil=nogil)(function)
-    dispatcher.sources = _sources(function)
+    dispatcher.made_from = stamp_of(function.__code__.co_filename)
     cache = getattr(dispatcher, "_cache", None)
     if cache is not None:
-        if hasattr(cache, "_cache_file"):  # numba's own stamp is that of one file
-            stamps = ((os.path.basename(file), os.stat(file)) for file in sorted(dispatcher.sources))
-            cache._cache_file._source_stamp = tuple((name, s.st_mtime_ns, s.st_size) for name, s in stamps)
+        if hasattr(cache, "_cache_file"):
+            cache._cache_file.__class__ = _Kept
+            cache._cache_file.dispatcher = dispatcher
         save = cache.save_overload
 
         def save_if_possible(signature: object, result: object) -> None:
@@ -51,7 +53,7 @@ def compiled(function: F, nogil: bool = True) -> F:
 def inlined(function: F) -> F:
     """`function` as a part of the compiled functions that call it. Of scalars: an array as an argument costs 10 ns."""
     dispatcher: Any = njit(nogil=True, forceinline=True)(function)
-    dispatcher.sources = _sources(function)
+    dispatcher.made_from = stamp_of(function.__code__.co_filename)
     return cast(F, dispatcher)
 
 
@@ -67,7 +69,38 @@ def is_kept(function: Callable[..., Any]) -> bool:
     return bool(dispatcher.signatures) or (file is not None and bool(file._load_index()))
 
 
-def _sources(function: Callable[..., Any]) -> frozenset[str]:
-    """The files that the machine code of a function is made from."""
-    called = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return frozenset({function.__code__.co_filename}).union(*(getattr(value, "sources", ()) for value in called))
+def stamp_of(file: str) -> Stamp:
+    """What a source file is like now."""
+    try:
+        stat = os.stat(file)
+    except OSError:  # made by `exec`
+        return file, 0, 0
+    return file, stat.st_mtime_ns, stat.st_size
+
+
+def sources_of(function: Callable[..., Any]) -> frozenset[Stamp]:
+    """The files that the machine code of a function is made from: its own, and those of all that it calls.
+
+    They are looked up when code is kept or sought, not when the function is defined: what it calls may stand below it.
+    """
+    seen: dict[int, Any] = {}
+    waiting: list[Any] = [function]
+    while waiting:
+        called = waiting.pop()
+        if id(called) not in seen:
+            seen[id(called)] = called
+            python = getattr(called, "py_func", None)
+            values = [python.__globals__.get(name) for name in python.__code__.co_names] if python else []
+            waiting += [value for value in values if hasattr(value, "made_from")]
+    return frozenset(called.made_from for called in seen.values())
+
+
+class _Kept(IndexDataCacheFile):
+    """numba's index of kept code, for more files than one."""
+
+    dispatcher: Any
+
+    @property
+    def _source_stamp(self) -> tuple[Stamp, ...]:
+        stamps = sorted(sources_of(self.dispatcher))
+        return tuple((os.path.basename(file), written, size) for file, written, size in stamps)

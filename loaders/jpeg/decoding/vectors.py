@@ -12,14 +12,19 @@ from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 from numba.np import arrayobj as untyped_arrays
 
+from .compiled import stamp_of
+
 cgutils: Any = untyped_cgutils
 context_arrays: Any = untyped_arrays
+
+
+_STAMP = stamp_of(__file__)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's, of any type: a call leaves out the first argument."""
     made: Any = untyped_intrinsic(function)
-    made.sources = {__file__}  # see `compiled`
+    made.made_from = _STAMP
     return made
 
 

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import sys
 
-from fastimg.loaders.runtime.compiled import compiled, is_kept
+from fastimg.loaders.runtime.compiled import compiled, is_kept, sources_of
 
 CALLED = "from fastimg.loaders.runtime.compiled import {kind}\n\n\n@{kind}\ndef number():\n    return {number}\n"
 CALLER = (
@@ -43,24 +43,36 @@ def test_an_edited_function_in_another_file_is_noticed(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+def test_what_a_function_calls_may_be_defined_below_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    first, last = CALLER.split("@compiled\n")
+    (tmp_path / "caller_by_test.py").write_text(
+        first + "@compiled\ndef quadrupled():\n    return 2 * doubled()\n\n\n@compiled\n" + last
+    )
+    for step, number in enumerate((1, 2)):
+        called = tmp_path / "called_by_test.py"
+        called.write_text(CALLED.format(kind="compiled", number=number))
+        os.utime(called, ns=(step + 1, 10**18 + step))
+        loaded(tmp_path, "called_by_test")
+        quadrupled = loaded(tmp_path, "caller_by_test").quadrupled
+        assert quadrupled() == 4 * number
+        assert quadrupled.stats.cache_misses == {(): 1}
+    for name in ("called_by_test", "caller_by_test"):
+        del sys.modules[name]
+
+
 def test_the_sources_of_a_function_are_those_of_what_it_calls_too():
     from fastimg.loaders.jpeg.decoding import tiled
+    from fastimg.loaders.jpeg.rewriting import splice
 
-    names = {os.path.basename(file) for file in tiled.crop_tiled.sources}
-    assert names == {
-        "tiled.py",
-        "baseline.py",
-        "entropy.py",
-        "frame.py",
-        "huffman.py",
-        "colour.py",
-        "filters.py",
-        "vectors.py",
-    }
-    rows = {os.path.basename(file) for file in tiled._crop_rows.sources}
-    assert rows == names | {"region.py"}
-    peek = {os.path.basename(file) for file in tiled._peek.sources}
-    assert peek == {"tiled.py", "frame.py", "exif.py"}
+    def names(function):
+        return {os.path.basename(file) for file, *_ in sources_of(function)}
+
+    decoding = {"tiled.py", "baseline.py", "colour.py", "entropy.py", "filters.py", "frame.py", "huffman.py"}
+    assert names(tiled.crop_tiled) == decoding | {"vectors.py"}
+    assert names(tiled._crop_rows) == decoding | {"vectors.py", "region.py"}
+    assert names(tiled._peek) == {"tiled.py", "frame.py", "exif.py"}
+    assert names(splice._splice) == {"splice.py", "frame.py", "exif.py", "region.py", "huffman.py"}
 
 
 def test_what_cannot_be_kept_is_compiled_all_the_same():
