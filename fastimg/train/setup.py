@@ -39,7 +39,6 @@ from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
 from .checkpoints import changed_data
-from .checkpoints import format as checkpoint
 from .checkpoints import machine_profile as machine
 from .checkpoints import run_directory as rundir
 from .choices import refusals
@@ -70,10 +69,17 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     part, val_part, data = open_data(config, ranks, console, stack)
     check_content(config, data, part)
     base = f"{display_name(data)}-{short_name(effective.architecture(config))}"
-    directory, resuming = rundir.choose(config.output, base, config.name, config.resume)
+    directory, resuming = rundir.choose(config.output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = Path(ranks.broadcast(str(directory)))
     if resuming:
-        _check_same_data(directory, data, part)
+        changed_data.check(directory, data, part.dataset)
+    elif config.name is not None and directory != (named := config.output / config.name):
+        console.print(
+            f"{named}, which {config.config} names, is there already: this run is {directory}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
     check_classes(data, part)
     model, preprocessing = build_model(config, ranks, part.dataset.classes, stated)
     trained_on = _provenance(config, data, part, val_part) if ranks.first and not config.dry_run else ()
@@ -265,14 +271,6 @@ def compiled(parallel: nn.Module, config: Train) -> Compilation | None:
     if config.compile is None:
         return None
     return compile_modules(repeated(parallel) if config.strategy == "fsdp" else [parallel], config.compile)
-
-
-def _check_same_data(directory: Path, data: Path, part: Part) -> None:
-    """Raises UserError where classes or their numbers of samples are not those of the run's last checkpoint."""
-    last = (directory / "last").resolve() / checkpoint.MODEL
-    if last.exists():
-        card = checkpoint.read_card(last)
-        changed_data.check(directory, data, card.classes, card.class_counts, part.dataset)
 
 
 def _batch_of_before(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:

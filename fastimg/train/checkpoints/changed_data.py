@@ -8,6 +8,8 @@ import numpy as np
 from fastimg.errors import UserError
 from fastimg.loaders import Dataset
 
+from . import format as checkpoint
+
 _MOST = 8  # names in a message
 
 
@@ -16,8 +18,16 @@ def class_counts(dataset: Dataset) -> tuple[int, ...]:
     return tuple(np.bincount(dataset.labels, minlength=len(dataset.classes)).tolist())
 
 
-def check(run: Path, data: Path, before: Sequence[str], counts_before: Sequence[int], dataset: Dataset) -> None:
-    """Raises UserError where the classes, or how many samples each has, are not those that the run was trained on.
+def check(run: Path, data: Path, dataset: Dataset) -> None:
+    """Raises UserError where classes, or how many samples each has, are not those of the run's last checkpoint."""
+    last = (run / "last").resolve() / checkpoint.MODEL
+    if last.exists():
+        card = checkpoint.read_card(last)
+        compare(run, data, card.classes, card.class_counts, dataset)
+
+
+def compare(run: Path, data: Path, before: Sequence[str], counts_before: Sequence[int], dataset: Dataset) -> None:
+    """Raises UserError where the dataset has other classes, or other numbers of samples of each, than a run had.
 
     `counts_before` is empty for checkpoints that do not state them.
     """

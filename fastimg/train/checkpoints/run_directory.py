@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastimg.config.commands import Train
-from fastimg.config.yaml_file import dump, load
+from fastimg.config.yaml_file import dump, load, read
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers.tar import replace_file
 from fastimg.train.patience import DEFAULT_METRIC
@@ -30,14 +30,22 @@ _FREE = frozenset(
 )
 
 
-def choose(output: Path, base: str, name: str | None, resume: str | None) -> tuple[Path, bool]:
-    """(run directory, whether to go on with it). Raises UsageError for a name that is taken, or nothing to resume."""
+def choose(output: Path, base: str, name: str | None, resume: str | None, from_file: bool = False) -> tuple[Path, bool]:
+    """(run directory, whether to go on with it). Raises UsageError for a name that is taken, or nothing to resume.
+
+    A name `from_file` is that of the run that the file describes, which may be there: numbers follow it, as they follow
+    the `base` of a run without a name.
+    """
     if resume is not None and resume != "auto":
         run = Path(resume)
         if not (run / CONFIG).exists():
             raise UserError(f"--resume {resume}: no run there (no {CONFIG}); give a run directory, or auto")
         return run, True
-    if name is not None:
+    if name is not None and from_file:
+        if resume is None and not (output / name / CONFIG).exists():
+            return output / name, False
+        base = name
+    elif name is not None:
         run = output / name
         if (run / CONFIG).exists() and resume is None:
             raise UsageError(f"{run}: a run of that name is there; use --resume auto to go on, or another --name")
@@ -48,6 +56,13 @@ def choose(output: Path, base: str, name: str | None, resume: str | None) -> tup
         return max(taken, key=lambda run: (run / CONFIG).stat().st_mtime_ns), True
     number = max((_numbered(run.name, base) for run in taken), default=0) + 1
     return output / (base if number == 1 else f"{base}-{number}"), False
+
+
+def named_by_file(config: Train) -> bool:
+    """Whether the run's name is that in the file that --config gives: then the file may be an earlier run's."""
+    return (
+        config.name is not None and config.config is not None and read(config.config, Train).get("name") == config.name
+    )
 
 
 def _numbered(name: str, base: str) -> int:

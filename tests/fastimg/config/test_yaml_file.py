@@ -274,11 +274,14 @@ def test_a_runs_own_file_makes_the_same_weights(flags, trained, tmp_path, cli):
     first = ("--arch", "test_resnet", "-b", "8", "-j", "1", "--epochs", "2", "--seed", "5")
     ran = cli("train", trained.shards, *first, *flags, *common, "--name", "first")
     assert ran.code == 0, ran.err
-    ran = cli("train", "--config", tmp_path / "first" / "config.yaml", "--name", "second")
+    file = tmp_path / "first" / "config.yaml"
+    ran = cli("train", "--config", file)
     assert ran.code == 0, ran.err
-    one, two = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("first", "second"))
+    assert f"{tmp_path}/first, which {file} names, is there already: this run is {tmp_path}/first-2\n" in ran.out
+    one, two = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("first", "first-2"))
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
-    settings = [load(tmp_path / name / "config.yaml", Train) for name in ("first", "second")]
-    assert dataclasses.replace(settings[0], name="second") == settings[1]
+    settings = [load(tmp_path / name / "config.yaml", Train) for name in ("first", "first-2")]
+    assert settings[0] == settings[1]
+    assert cli("train", trained.shards, *first, *flags, *common, "--name", "first").code == 2
     for name in ("lr", "weight_decay", "sched", "mean", "std", "interpolation", "train_crop_size", "val_resize_size"):
         assert yaml.safe_load((tmp_path / "first" / "config.yaml").read_text())[name] is not None

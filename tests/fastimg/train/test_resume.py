@@ -320,10 +320,10 @@ def test_how_class_lists_differ(
     labels = np.repeat(np.arange(len(now)), present)
     data: Any = SimpleNamespace(classes=tuple(now), labels=labels)
     with pytest.raises(UserError) as refused:
-        changed_data.check(Path("RUN"), Path("DATA"), tuple(before), counts, data)
+        changed_data.compare(Path("RUN"), Path("DATA"), tuple(before), counts, data)
     assert f"DATA has other classes than RUN was trained on: {said}; restore" in str(refused.value)
-    changed_data.check(Path("RUN"), Path("DATA"), tuple(now), (), data)
-    changed_data.check(Path("RUN"), Path("DATA"), tuple(now), present, data)
+    changed_data.compare(Path("RUN"), Path("DATA"), tuple(now), (), data)
+    changed_data.compare(Path("RUN"), Path("DATA"), tuple(now), present, data)
 
 
 @pytest.mark.slow

@@ -48,6 +48,17 @@ def test_names(tmp_path):
     assert choose(tmp_path, "b", "other", "auto") == (tmp_path / "other", False)
 
 
+def test_a_name_from_a_file_is_followed_by_numbers(tmp_path):
+    assert choose(tmp_path, "b", "mine", None, True) == (tmp_path / "mine", False)
+    assert choose(tmp_path, "b", "mine", "auto", True) == (tmp_path / "mine", False)
+    made(tmp_path, "mine-7")
+    assert choose(tmp_path, "b", "mine", None, True) == (tmp_path / "mine", False)
+    made(tmp_path, "mine", "b")
+    assert choose(tmp_path, "b", "mine", None, True) == (tmp_path / "mine-8", False)
+    made(tmp_path, "mine", "mine-8")
+    assert choose(tmp_path, "b", "mine", "auto", True) == (tmp_path / "mine-8", True)
+
+
 def test_auto_is_the_newest_of_the_same_base(tmp_path):
     made(tmp_path, "b-2", "b", "b-3", "c")
     os.utime(tmp_path / "b" / "config.yaml", (5000, 5000))
