@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .wording import plural
+from fastimg.wording import plural
 
 ROOT = Path("/")
 

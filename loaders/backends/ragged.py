@@ -8,8 +8,8 @@ planar pixels are read where they are.
 
 A program makes ROWS output rows of BLOCK values (3 a pixel). It walks the source rows that these need, once: what
 neighbouring programs share is computed by both, (2 * support) source rows for ROWS * scale, and nothing is written
-between the two passes. `tests/loaders/backends/test_ragged.py` holds it equal to `resample` under Triton's interpreter, and
-compiles it for an H200 (sm_90) without spills. It has not been run or measured on a GPU yet.
+between the two passes. `tests/loaders/backends/test_ragged.py` holds it equal to `resample` under Triton's interpreter,
+and compiles it for an H200 (sm_90) without spills. It has not been run or measured on a GPU yet.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

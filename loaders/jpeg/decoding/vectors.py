@@ -12,7 +12,7 @@ from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 from numba.np import arrayobj as untyped_arrays
 
-from .compiled import stamp_of
+from fastimg.loaders.runtime.compiled import stamp_of
 
 cgutils: Any = untyped_cgutils
 context_arrays: Any = untyped_arrays

@@ -2,8 +2,8 @@
 
 The markers are read by `frame`, one segment at a time. Stricter than a decoder: what a decoder would merely warn of is
 refused here, since only what is fully understood is rewritten. What libjpeg-turbo refuses or warns of in headers is
-refused: who rewrote a file need not decode it to know that it can be decoded. `tests/loaders/jpeg/test_tiles_fuzz.py` holds
-that.
+refused: who rewrote a file need not decode it to know that it can be decoded. `tests/loaders/jpeg/test_tiles_fuzz.py`
+holds that.
 """
 
 from collections.abc import Iterator
