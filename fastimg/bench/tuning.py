@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
+from fastimg.data.intent import architecture
 from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.measurement import show as show_table
 from fastimg.system.memory import ran_out, release
 from fastimg.train.checkpoints.machine_profile import Profile, device_name, now
-from fastimg.train.choices.resolution import architecture
 
 from .dataset import Images
 from .rig import Rig, real_rate, with_loader

@@ -3,12 +3,11 @@
 import torch
 
 from fastimg.config.commands import Train
-from fastimg.data import augmentation
+from fastimg.data import augmentation, intent
 from fastimg.data.datasets import chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.arrays import MULTIPLE
 from fastimg.models.registry import Model, Preprocessing
-from fastimg.train.choices import resolution as effective
 
 from .encoder import shape_of, why_not
 
@@ -20,7 +19,7 @@ def choose(config: Train, model: Model, preprocessing: Preprocessing) -> tuple[s
 
     Raises UsageError where embeddings were asked for that cannot stand for the encoder.
     """
-    if not effective.head_alone(config):
+    if not intent.head_alone(config):
         return None, ""
     asked = config.cache_embeddings
     if asked == OFF:
@@ -30,7 +29,7 @@ def choose(config: Train, model: Model, preprocessing: Preprocessing) -> tuple[s
         raise UsageError(f"--cache-embeddings {asked}: {reason}; leave it out")
     if reason:
         return OFF, reason
-    if asked is None and not effective.plain(config):
+    if asked is None and not intent.plain(config):
         return OFF, "augmentation was asked for; --cache-embeddings K keeps K augmented views of each image"
     return asked or "1", ""
 
@@ -51,7 +50,7 @@ def _reason(config: Train, model: Model, preprocessing: Preprocessing) -> str:
         return "a classifier alone is nothing to share with --strategy fsdp"
     if chosen_backend(config.loader) == "synthetic":
         return "the pixels of --loader synthetic are nobody's"
-    happens = augmentation.effective(config, effective.plain(config))
+    happens = augmentation.effective(config, intent.plain(config))
     if happens["mixup"] or happens["cutmix"]:
         return "mixed images have no embeddings of their own"
     if config.kornia or _names_kornia(config):

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fastimg.augment import Policy
 from fastimg.config.commands import Embed, Train
+from fastimg.data import intent
 from fastimg.data.datasets import Part, build_loader, center_crop, check_classes, worker_count
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import cache_root, why_not
@@ -86,7 +87,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
 
 def _check(config: Embed) -> None:
     inference.check_ranges(1, config.max_pixels)
-    texts = effective.reads_text(Train(arch=config.arch))
+    texts = intent.reads_text(Train(arch=config.arch))
     idle = [
         (config.img_size is not None and texts, "--img-size", "on texts"),
         (config.max_length is not None and not texts, "--max-length", "on images"),
@@ -106,7 +107,7 @@ def _check(config: Embed) -> None:
 def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:
     """The encoder, with a classifier that nobody asks."""
     texts = dataset.content == "text"
-    if texts != effective.reads_text(Train(arch=config.arch)):
+    if texts != intent.reads_text(Train(arch=config.arch)):
         others = "--arch hf:NAME" if texts else "a model of timm's or torchvision's"
         what = samples_of(dataset.content)
         raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")
@@ -114,7 +115,7 @@ def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Prep
     classes, kwargs = max(1, len(dataset.classes)), parse_kwargs(config.model_kwargs)
     check_kwargs(kwargs, config.img_size, "--img-size")
     model = build(
-        config.arch or effective.ARCH,
+        config.arch or intent.ARCH,
         classes,
         pretrained=config.pretrained,
         weights=config.weights,

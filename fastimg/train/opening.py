@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from fastimg.config.commands import Train
+from fastimg.data import intent
 from fastimg.data.datasets import (
     Part,
     build_loader,
@@ -71,7 +72,7 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
 def check_content(config: Train, data: Path, part: Part) -> None:
     """Raises UsageError where the model does not read such data."""
     texts = part.dataset.content == "text"
-    arch, reader = effective.architecture(config), effective.reads_text(config)
+    arch, reader = intent.architecture(config), intent.reads_text(config)
     if texts and not reader:
         raise UsageError(
             f"--arch {arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
@@ -100,7 +101,7 @@ def build_model(
 
     Raises UsageError and UserError.
     """
-    stated, arch = stated or Stated(), effective.architecture(config)
+    stated, arch = stated or Stated(), intent.architecture(config)
     num_classes = config.num_classes or len(classes)
     if num_classes < len(classes):
         raise UsageError(

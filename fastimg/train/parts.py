@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fastimg.config.commands import Train
-from fastimg.data import augmentation
+from fastimg.data import augmentation, intent
 from fastimg.data.datasets import Part, center_crop, chosen_backend, train_crop
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, pixels_of, views
@@ -99,7 +99,7 @@ def embedded(
         return dataset
 
     count, began = effective.views(config), time.perf_counter()
-    augmented = not effective.plain(config)
+    augmented = not intent.plain(config)
     train = replace(parts.train, dataset=views([one(parts.train, v if augmented else None) for v in range(count)]))
     val = None if parts.val is None else replace(parts.val, dataset=one(parts.val, None))
     evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=one(parts.evaluated, None))

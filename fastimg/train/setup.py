@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, kornia_pass, provenance
+from fastimg.data import augmentation, intent, kornia_pass, provenance
 from fastimg.data.datasets import Part, center_crop, display_name, train_crop, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
@@ -68,7 +68,7 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     set_backends(config, ranks)
     part, val_part, data = open_data(config, ranks, console, stack)
     check_content(config, data, part)
-    base = f"{display_name(data)}-{short_name(effective.architecture(config))}"
+    base = f"{display_name(data)}-{short_name(intent.architecture(config))}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = Path(ranks.broadcast(str(directory)))
     if resuming:

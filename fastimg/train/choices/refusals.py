@@ -9,12 +9,13 @@ from fastimg.config.commands import Train
 from fastimg.config.training import COMPILE_MODES
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_backend, chosen_backend
+from fastimg.data.intent import head_alone, plain, reads_text, tuned
 from fastimg.errors import UsageError
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.order import BLOCK
 from fastimg.wording import plural
 
-from .resolution import EPOCHS, OF_IMAGES, head_alone, plain, progressive, reads_text, tuned
+from .resolution import EPOCHS, OF_IMAGES, progressive
 
 _PIXELS = "a size from 1 to 16384 pixels"
 

@@ -13,6 +13,7 @@ from fastimg.config import spans as duration
 from fastimg.config.commands import Train
 from fastimg.data import augmentation
 from fastimg.data.datasets import Part, chosen_backend
+from fastimg.data.intent import head_alone, plain, reads_text, tuned
 from fastimg.errors import UsageError
 from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends.selection import IDLE
@@ -21,7 +22,6 @@ from fastimg.loaders.order import WINDOW
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
-from fastimg.models.text_encoder import PREFIX
 from fastimg.train.optimisers import Schedule
 from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.wording import plural
@@ -29,8 +29,7 @@ from fastimg.wording import plural
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
 
-ARCH = "resnet50"  # where nothing is said, nor stated by weights
-EPOCHS = 10  # the same
+EPOCHS = 10  # where nothing is said
 _BASE = 256  # the batch that a learning rate is for, as timm has it
 
 
@@ -45,31 +44,6 @@ def scales(config: Train) -> bool:
     """Whether training crops may be decoded smaller than they are."""
     native = "dct_scaling" not in IDLE[chosen_backend(config.loader)]
     return native and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
-
-
-def plain(config: Train) -> bool:
-    """Whether training sees what validation sees: texts, as told, or with a frozen backbone and no augmentation."""
-    return config.no_aug or reads_text(config) or (head_alone(config) and not augmentation.asked(config))
-
-
-def reads_text(config: Train) -> bool:
-    """Whether the model is a text encoder."""
-    return architecture(config).startswith(PREFIX)
-
-
-def architecture(config: Train) -> str:
-    """The model's name, where what its weights state was adopted."""
-    return config.arch or ARCH
-
-
-def tuned(config: Train) -> bool:
-    """Whether training starts from trained weights."""
-    return config.pretrained or config.weights is not None or reads_text(config)
-
-
-def head_alone(config: Train) -> bool:
-    """Whether nothing but the classifier ever trains."""
-    return config.freeze == "backbone" and config.freeze_epochs is None
 
 
 def progressive(config: Train, epochs: int | None = None) -> Progressive:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastimg.config.commands import Embed, Train
+from fastimg.data.intent import ARCH
 from fastimg.errors import UserError
 from fastimg.models.registry import Preprocessing, TextSide, parse_kwargs, read_metadata, weights_file
 from fastimg.models.text_encoder import PREFIX
@@ -20,8 +21,6 @@ from fastimg.models.tokenizer import read_tokenizer
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import Card
 from fastimg.train.reporting.report import shown
-
-from .resolution import ARCH
 
 _Config = TypeVar("_Config", bound=Train | Embed)
 
