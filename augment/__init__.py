@@ -1,4 +1,7 @@
-"""A uint8 batch on the device -> the model's input."""
+"""A uint8 batch on the device -> the model's input.
+
+In: a batch, a policy, ids, a seed. Out: augmented and normalised images. Must not know: loaders, the application.
+"""
 
 from .apply import apply
 from .mix import mix

@@ -1,4 +1,7 @@
-"""Bytes on disk -> a batch on the device."""
+"""Bytes on disk -> a batch on the device.
+
+In: a dataset, a crop, settings. Out: uint8 batches in an order that resumes. Must not know: augment, the application.
+"""
 
 from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
 from fastimg.loaders.folders.folder import FilesDataset

@@ -1,5 +1,6 @@
 """The house: who may import whom, the links, and what stands at the top."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -48,8 +49,33 @@ def test_the_package_has_few_names_of_its_own():
     assert ran.stdout.strip() == f"[] {fastimg.__version__}"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("fastimg/*.py")), ids=lambda path: path.name)
-def test_every_room_says_what_it_is_for(path):
-    """And no room is named after nothing."""
+def names_of(path):
+    return str(path.relative_to(ROOT))
+
+
+MODULES = sorted(path for top in ("fastimg", "loaders", "augment") for path in (ROOT / top).rglob("*.py"))
+PACKAGES = sorted(path.parent for path in MODULES if path.name == "__init__.py" and path.parent != ROOT / "fastimg")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names_of)
+def test_every_module_says_what_it_is_for(path):
+    """And none is named after nothing."""
     assert path.stem not in ("utils", "helpers", "common", "misc", "manager")
-    assert path.name == "__init__.py" or path.read_text(encoding="utf-8").startswith('"""')
+    assert path.parent / path.name == ROOT / "fastimg/__init__.py" or path.read_text(encoding="utf-8").startswith('"""')
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=names_of)
+def test_every_package_says_what_it_takes_gives_and_must_not_know(package):
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+    assert [part in docstring for part in ("In: ", "Out: ", "Must not know: ")] == [True] * 3
+    assert len(list(package.glob("*.py"))) <= 15  # fourteen modules, and this one
+
+
+def test_the_house_has_few_rooms():
+    rooms = {path.name for path in (ROOT / "fastimg").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms == {
+        *("config", "system", "data", "models", "train", "embeddings", "convert", "predict", "inspect", "bench"),
+        *("doctor", "loaders", "augment"),
+    }
+    files = {path.stem for path in (ROOT / "fastimg").glob("*.py")}
+    assert files == {"__init__", "__main__", "cli", "demo", "errors", "wording"}
