@@ -157,8 +157,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def check_strategy(strategy: str, ranks: Ranks, dtype: torch.dtype | None, sync_bn: bool) -> None:
     """Raise UsageError where `strategy` cannot be had: fsdp needs torchrun, and goes with neither scaler nor --sync-bn.
 
-    `dtype` is autocast's, None for float32.
+    `dtype` is autocast's, None for float32. --sync-bn needs several ranks.
     """
+    if sync_bn and ranks.world_size == 1:
+        raise UsageError("--sync-bn has no effect on one process; leave it out, or start several with torchrun")
     if strategy != "fsdp":
         return
     if ranks.backend is None:

@@ -30,6 +30,7 @@ from fastimg.models.precision import Precision
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, check_strategy, wrap
 from fastimg.models.registry import Model, Preprocessing
+from fastimg.models.sync_norm import share_statistics
 from fastimg.models.text_encoder import short_name
 from fastimg.train.checkpoints.format import trained_before
 from fastimg.train.checkpoints.saving import restore
@@ -190,10 +191,8 @@ def assemble(
     """Put the pieces of a resolved configuration together on the device; without `wrapping`, for this process alone."""
     assert config.lr != "auto" and config.weight_decay is not None
     module = model.module
-    if config.sync_bn:
-        if ranks.world_size == 1 or ranks.device.type != "cuda":
-            raise UsageError("--sync-bn has no effect on one process, and needs GPUs on several; leave it out")
-        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    if config.sync_bn and wrapping and not share_statistics(module, ranks):
+        raise UsageError(f"--sync-bn has no effect: {config.arch} has no batch norm; leave it out")
     kornia = None
     if config.kornia:
         kornia = kornia_pass.build(config.kornia, preprocessing.train_size, ranks.device)

@@ -79,6 +79,7 @@ def check(config: Train) -> None:
             "--ghost-bn",
             "--freeze backbone and --head linear",
         ),
+        (config.sync_bn and head_alone(config) and config.head == "linear", "--sync-bn", "--freeze backbone"),
         (
             config.cache_dtype is not None and config.cache_embeddings == "off",
             "--cache-dtype",

@@ -54,16 +54,21 @@ MIXED = (
 
 
 @pytest.mark.slow
-def test_two_ranks_train_like_one_process_without_batch_norm(
+def test_two_ranks_train_like_one_process(
     make_image_folder: Callable[[int], Path], two_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Flips, accumulated by the two ranks; and augmentation that mixes within a batch, which is not; and patience."""
+    """In float32, without batch norm: flips, accumulated by the two ranks; and augmentation that mixes within a batch,
+    which is not. With batch norm where ranks share its statistics. And patience."""
     data = make_image_folder(9)
-    kinds = {"flips": ((), ("--batch-size", "2", "--grad-accum-steps", "2")), "mixed": (MIXED, ())}
+    kinds = {
+        "flips": ("test_vit", (), ("--batch-size", "2", "--grad-accum-steps", "2")),
+        "mixed": ("test_vit", MIXED, ()),
+        "norms": ("test_efficientnet", ("--opt", "sgd", "--lr", "0.01"), ("--sync-bn",)),
+    }
     trainings = []
-    for name, (augmentation, share) in kinds.items():
-        assert cli.run([*arguments(data, tmp_path / f"{name}-one", "test_vit", 8), *augmentation]) == 0
-        trainings.append([*arguments(data, tmp_path / f"{name}-two", "test_vit", 4), *share, *augmentation])
+    for name, (arch, augmentation, share) in kinds.items():
+        assert cli.run([*arguments(data, tmp_path / f"{name}-one", arch, 8), *augmentation]) == 0
+        trainings.append([*arguments(data, tmp_path / f"{name}-two", arch, 4), *share, *augmentation])
     still = ("--lr", "1e-12", "--sched", "constant", "--epochs", "9", "--patience", "1", "--patience-metric", "top1")
     done = two_ranks(*trainings, [*arguments(data, tmp_path / "patient", "test_vit", 4), *still])
     assert done.out.count("stopped: no better for ") == 1  # said by rank 0; ranks that disagreed would hang
@@ -80,9 +85,10 @@ def test_two_ranks_train_like_one_process_without_batch_norm(
         assert [r[3] for r in one] == [r[3] for r in two]  # every sample counted once, in both
         np.testing.assert_allclose([r[2] for r in one], [r[2] for r in two], rtol=2e-5)
         weights, weights2 = (load_file(tmp_path / f"{name}-{n}/run/last/model.safetensors") for n in ("one", "two"))
+        assert weights.keys() == weights2.keys()
         for tensor in weights:
             torch.testing.assert_close(weights[tensor], weights2[tensor], rtol=1e-3, atol=2e-4)
-    assert done.out.count("last checkpoint") == 3  # only rank 0 speaks
+    assert done.out.count("last checkpoint") == len(kinds) + 1  # only rank 0 speaks
     assert "Warning" not in done.err.replace("OMP_NUM_THREADS", "")
 
 
@@ -174,7 +180,7 @@ def test_moving_averages_of_running_statistics_become_the_mean_too() -> None:
     ],
 )
 def test_what_fsdp_does_not_go_with(backend: str | None, dtype: torch.dtype | None, sync_bn: bool, words: str) -> None:
-    ranks = Ranks(0, 1, 1, torch.device("cpu"), backend)
+    ranks = Ranks(0, 2, 2, torch.device("cpu"), backend)
     with pytest.raises(UsageError, match=words):
         check_strategy("fsdp", ranks, dtype, sync_bn)
     check_strategy("ddp", ranks, dtype, sync_bn)
