@@ -19,7 +19,8 @@ def several(noun: str) -> str:
     """The plural of a noun, given in the singular."""
     if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
         return f"{noun[:-1]}ies"
-    return f"{noun}es" if noun.endswith(_SIBILANTS) else f"{noun}s"
+    sibilant = noun.endswith(_SIBILANTS) and not noun.endswith("epoch")  # whose ch is a k
+    return f"{noun}es" if sibilant else f"{noun}s"
 
 
 def shortened(text: str, length: int) -> str:

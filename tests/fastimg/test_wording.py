@@ -59,6 +59,11 @@ def test_counts(count, noun, written):
     assert plural(count, noun) == written
 
 
+def test_plurals_of_the_nouns_in_use():
+    irregular = {"batch": "batches", "box": "boxes", "class": "classes", "copy": "copies", "process": "processes"}
+    assert {noun: several(noun) for noun in NOUNS} == {noun: f"{noun}s" for noun in NOUNS} | irregular
+
+
 def test_verbs_agree():
     assert [plural(n, "file", "is") for n in (0, 1, 2)] == ["0 files are", "1 file is", "2 files are"]
     assert [agreeing(n, verb) for verb in ("was", "has") for n in (1, 2)] == ["was", "were", "has", "have"]
