@@ -19,6 +19,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .ignored import Ignored
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
+from .wording import plural
 
 Level = Literal["top", "leaf"]  # which folder names the class of a file: the topmost, or the one that it lies in
 
@@ -185,8 +186,8 @@ def _readings(
     leaves = Counter(_innermost(path) for path, _ in names)
     return [
         f"{root}: the classes are the {len(classes)} folders at the top ({_some(classes)}), and {deeper:,} of "
-        f"{len(names):,} files lie in folders below them; --classes leaf makes the folder that a file lies in its "
-        f"class, which gives {len(leaves)} ({_some(sorted(leaves))}); --classes top keeps this and says nothing"
+        f"{plural(len(names), 'file')} lie in folders below them; --classes leaf makes the folder that a file lies in "
+        f"its class, which gives {len(leaves)} ({_some(sorted(leaves))}); --classes top keeps this and says nothing"
     ]
 
 

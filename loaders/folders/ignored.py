@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .wording import plural
+
 HIDDEN = "hidden by a leading dot"
 NOT_A_FILE = "not a regular file"
 NOT_AN_IMAGE = "not an image by its extension"
@@ -92,8 +94,8 @@ class Ignored:
         if not self.total:
             return []
         (first, _), *_ = self.first()
-        found = self.total + used
-        return [f"{where}: {self.total:,} of {found:,} files are not used: {self.summary()}; the first is {first}"]
+        found, verb = plural(self.total + used, "file"), "is" if self.total == 1 else "are"
+        return [f"{where}: {self.total:,} of {found} {verb} not used: {self.summary()}; the first is {first}"]
 
     def to_json(self) -> dict[str, Any]:
         """What `of_json` reads."""

@@ -34,7 +34,7 @@ WORDS = "|".join(several(noun) for noun in NOUNS)
 # Constants above one, numbers that are checked not to be one, and what is no number.
 NOT_ONE = {
     *("BLOCK images", "AHEAD batches", "config.freeze blocks", "most steps", "len(shards) files", "n samples"),
-    *("self.dtype.name arrays", "kind fields", "len(input) samples"),
+    *("self.dtype.name arrays", "kind fields", "len(input) samples", "there epochs"),
 }
 NOT_ONE_IN = {
     *(("plots.py", "len(classes) classes"), ("predict.py", "len(answers) files"), ("inputsize.py", "count rows")),
