@@ -16,10 +16,10 @@ import numpy.typing as npt
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
 
 from .ignored import Ignored
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
-from .wording import plural
 
 Level = Literal["top", "leaf"]  # which folder names the class of a file: the topmost, or the one that it lies in
 

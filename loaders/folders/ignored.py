@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .wording import plural
+from fastimg.loaders.wording import plural
 
 HIDDEN = "hidden by a leading dot"
 NOT_A_FILE = "not a regular file"
