@@ -2,6 +2,7 @@
 
 _VERBS = {"is": "are", "was": "were", "has": "have"}
 _SIBILANTS = ("s", "x", "z", "ch", "sh")
+_HARD = ("epoch",)  # its ch is a k
 
 
 def plural(count: int, noun: str, verb: str = "") -> str:
@@ -19,8 +20,7 @@ def several(noun: str) -> str:
     """The plural of a noun, given in the singular."""
     if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
         return f"{noun[:-1]}ies"
-    sibilant = noun.endswith(_SIBILANTS) and not noun.endswith("epoch")  # whose ch is a k
-    return f"{noun}es" if sibilant else f"{noun}s"
+    return f"{noun}es" if noun.endswith(_SIBILANTS) and not noun.endswith(_HARD) else f"{noun}s"
 
 
 def shortened(text: str, length: int) -> str:

@@ -67,7 +67,7 @@ def test_plurals_of_the_nouns_in_use():
 def test_verbs_agree():
     assert [plural(n, "file", "is") for n in (0, 1, 2)] == ["0 files are", "1 file is", "2 files are"]
     assert [agreeing(n, verb) for verb in ("was", "has") for n in (1, 2)] == ["was", "were", "has", "have"]
-    assert several("day") == "days"
+    assert several("day") == "days" and several("epoch") == "epochs"
 
 
 def test_loaders_write_counts_alike():

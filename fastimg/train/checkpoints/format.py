@@ -35,7 +35,7 @@ from fastimg.errors import UserError, reason_of
 from fastimg.loaders.containers.tar import give_usual_mode, sync_folder
 from fastimg.models.heads import HeadKind
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import Model, Preprocessing, TextSide, build, load_weights, read_weights
+from fastimg.models.registry import Model, Preprocessing, TextSide, build, load_weights, read_weights, weights_file
 from fastimg.models.tokenizer import read_tokenizer
 
 MODEL = "model.safetensors"
@@ -245,11 +245,11 @@ def read_card(file: Path) -> Card:
 
 
 def trained_before(weights: Path | None) -> tuple[TrainedOn, ...]:
-    """What the weights in a file were trained on; nothing where the file does not say, as one of another program."""
+    """What the weights of --weights were trained on; nothing where they do not say, as those of another program."""
     if weights is None:
         return ()
     try:
-        return read_card(weights).trained_on or ()
+        return read_card(weights_file(weights)).trained_on or ()
     except UserError:
         return ()
 
