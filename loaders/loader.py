@@ -41,7 +41,7 @@ class Loader(Epochs):
 
     data: a Dataset, or the path of shards, a `.beton` or an image folder, of which `split` is opened ("train" where
         none is named). The loader closes what it has opened.
-    decoder, config: instead of `crop` and `max_pixels`, a decoder of your own (see `loaders.sample.Decoder`: what it
+    decoder, config: instead of `crop` and `max_pixels`, a decoder of your own (see `loaders.decoder.Decoder`: what it
         fills beside `inputs` is in `batch.fields`); instead of all that begins with `batch_size`, a LoaderConfig.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
     indices: int64, the samples of the dataset that are read; None: all of them.

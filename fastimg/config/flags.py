@@ -57,7 +57,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         *("load-from", "pretrained-weights"),
     ),
     "resume": ("resume-from-checkpoint", "resume-from", "ckpt-path", "auto-resume"),
-    "num-classes": ("nc", "num-labels", "nb-classes", "classes", "n-classes"),
+    "num-classes": ("nc", "num-labels", "nb-classes", "n-classes"),
     "drop-path": ("drop-path-rate", "stochastic-depth", "stochastic-depth-prob"),
     "freeze": ("freeze-backbone", "freeze-layers", "freeze-encoder", "linear-probe"),
     "grad-checkpointing": ("gradient-checkpointing", "activation-checkpointing", "use-checkpoint"),

@@ -287,7 +287,7 @@ def test_a_runs_own_file_says_kornias_too(trained, tmp_path, cli):
 
 @pytest.fixture
 def one_epoch(trained, tmp_path, cli):
-    """Train test_vit (no batch norm) with plain SGD for an epoch; its weights and its first record."""
+    """Train test_vit (no batch norm) with plain SGD for an epoch; its weights and its first record of training."""
 
     def train(data, name, *flags):
         common = ("--arch", "test_vit", "--img-size", "32", "--no-amp", "-j", "1", "--wd", "0", "--seed", "3")
@@ -296,7 +296,9 @@ def one_epoch(trained, tmp_path, cli):
         ran = cli("train", data, *common, *sgd, *log, *flags)
         assert ran.code == 0, ran.err
         records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return load_file(tmp_path / name / "last" / "model.safetensors"), records[0]
+        return load_file(tmp_path / name / "last" / "model.safetensors"), next(
+            record for record in records if record["kind"] == "train"
+        )
 
     return train
 

@@ -37,7 +37,7 @@ def train(cli, fast, shards, trained, tmp_path):
     """`train("name", *flags)`: what the frozen run said; on the trunk of the trained run."""
 
     def run(name, *flags, code=0, data=shards):
-        frozen = ("--freeze", "backbone", "--weights", trained.run, "--log-interval", "1", "--head-init", "xavier")
+        frozen = ("--freeze", "backbone", "--weights", trained.run, "--log-interval", "1")
         ran = cli("train", data, *fast, "--epochs", "3", *frozen, "-o", tmp_path / "runs", "--name", name, *flags)
         assert ran.code == code, ran.out + ran.err
         return ran
@@ -469,7 +469,7 @@ def test_buffers_of_frozen_modules_are_not_averaged():
 @pytest.mark.slow
 def test_two_ranks_on_kept_embeddings(shards, trained, train, losses, tmp_path, fast, two_ranks):
     """Each makes its shards, and they train like one process."""
-    frozen = ["--freeze", "backbone", "--weights", trained.run, "--log-interval", "1", "--head-init", "xavier"]
+    frozen = ["--freeze", "backbone", "--weights", trained.run, "--log-interval", "1"]
     more = ["--epochs", "3", "-b", "4", "--cache-dtype", "fp32", "--cache-dir", tmp_path / "ranks"]
     flags = ["train", shards, *fast, *frozen, *more, "-o", tmp_path / "runs", "--name", "two"]
     assert two_ranks(flags).out.count("36 made now") == 1
