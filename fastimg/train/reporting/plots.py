@@ -143,7 +143,7 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
                 axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
     else:
         figure.colorbar(image, shrink=0.7, fraction=0.03, label="share of the images of the true class")
-    _save(figure, file, letters)
+    _save(figure, file, letters, whole=True)
     return [*remarks, *filter(None, [letters.note()])]
 
 
@@ -178,9 +178,10 @@ def plot_predictions(
     return [*filter(None, [letters.note()])]
 
 
-def _save(figure: "Figure", file: Path, letters: Lettering | None = None) -> None:
+def _save(figure: "Figure", file: Path, letters: Lettering | None = None, whole: bool = False) -> None:
+    """Write the picture; `whole`: grown to all of its labels, where the layout has left no room for some."""
     if letters is not None:
         letters.apply(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)  # labels leave little room
-        figure.savefig(file, dpi=110)
+        figure.savefig(file, dpi=110, bbox_inches="tight" if whole else None)
