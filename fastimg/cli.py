@@ -3,6 +3,8 @@
 Exit codes: 0 done, 1 something is wrong with the world, 2 with the command line; 130 and 143 for Ctrl-C and SIGTERM.
 """
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -182,14 +184,13 @@ def _signal_code(signal: int) -> int:
 def _parse(command: str, arguments: list[str]) -> Any:
     kind = _COMMANDS[command]
     options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
-    options["console_outputs"] = ending.first_rank()
     if not {"-h", "--help"}.isdisjoint(arguments):
         helptext.fold(kind)
     flags.check(command, kind, arguments, _COMMANDS)
     for flag, meaning in _NUMBERS.items():
         arguments = _with_number(arguments, flag, meaning)
     if kind is not config.Train:
-        return tyro.cli(kind, args=arguments, **options)
+        return _parsed(kind, arguments, **options)
     for flag, (meaning, words) in _ALONE.items():
         arguments = _with_value(arguments, flag, meaning, words)
     resumed, recipe = _value(arguments, "--resume"), _value(arguments, "--recipe")
@@ -201,9 +202,18 @@ def _parse(command: str, arguments: list[str]) -> Any:
     if recipe is not None:
         file = {**file, "recipe": recipe}
     default = configfile.combined(file)
-    parsed = tyro.cli(config.Train, args=arguments, default=default, **options)
+    parsed = _parsed(config.Train, arguments, default=default, **options)
     given = {name: value for name, value in vars(parsed).items() if value != getattr(default, name)}
     return configfile.combined(file, given)
+
+
+def _parsed(kind: type, arguments: list[str], **options: Any) -> Any:
+    """What tyro makes of the arguments. Help and faults are printed by rank 0 alone, as all ranks find the same."""
+    if ending.first_rank():
+        return tyro.cli(kind, args=arguments, **options)
+    nowhere = io.StringIO()  # tyro's own switch lets some faults through
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        return tyro.cli(kind, args=arguments, **options)
 
 
 def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection[str]) -> list[str]:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d, SyncBatchNormAct
 from torch import nn
 
-from fastimg.models.ranks import Ranks
+from fastimg.config.commands import Train
+from fastimg.errors import UsageError
+from fastimg.models.ranks import Ranks, check_strategy
+from fastimg.models.registry import build
 from fastimg.models.sync_norm import share_statistics
+from fastimg.train.setup import assemble
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,15 @@ def test_on_gpus_it_is_torchs_with_timms_activations() -> None:
 def test_a_model_without_batch_norm_has_none_to_share() -> None:
     ranks = Ranks(0, 2, 2, torch.device("cpu"), "gloo")
     assert share_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), ranks) == 0
+    model, config = build("test_vit", 3), Train(arch="test_vit", lr=0.1, weight_decay=0.0, sync_bn=True)
+    pieces: Any = (model, model.preprocessing, None, None)
+    with pytest.raises(UsageError, match="--sync-bn has no effect: test_vit has no batch norm; leave it out"):
+        assemble(config, ranks, Path(), *pieces)
+
+
+def test_one_process_has_nobody_to_share_with() -> None:
+    with pytest.raises(UsageError, match="--sync-bn has no effect on one process; leave it out, or start several"):
+        check_strategy("ddp", Ranks(0, 1, 1, torch.device("cpu"), "gloo"), None, True)
 
 
 def test_one_value_per_channel_has_no_variance() -> None:

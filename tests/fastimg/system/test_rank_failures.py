@@ -112,14 +112,18 @@ def test_a_fault_of_fastimg_is_reported_once_with_its_traceback(
     assert recorded == "a fault of fastimg: ZeroDivisionError: division"
 
 
-def test_wrong_flags_are_printed_by_rank_0_alone(
-    as_rank: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(("--nonsense",), "train has no flag --nonsense"), (("--epochs", "many"), "Error parsing --epochs")],
+)
+def test_wrong_flags_are_printed_once(
+    flags: tuple[str, ...], words: str, as_rank: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in (0, 1):
         as_rank(rank)
-        assert cli.run(["train", "--nonsense"]) == 2
+        assert cli.run(["train", *flags]) == 2
     said = capsys.readouterr()
-    assert (said.err + said.out).count("Unrecognized options: --nonsense") == 1
+    assert (said.err + said.out).count(words) == 1
 
 
 def test_a_restart_does_not_hear_of_the_failure_before_it(

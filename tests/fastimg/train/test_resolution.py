@@ -46,6 +46,7 @@ OWN = Preprocessing(
         (("--freeze", "backbone", "--grad-checkpointing"), "--grad-checkpointing"),
         (("--ghost-bn", "64"), "--ghost-bn has no effect with --batch-size 64"),
         (("--ghost-bn", "16", "--sync-bn"), "--sync-bn"),
+        (("--freeze", "backbone", "--sync-bn"), "--sync-bn has no effect with --freeze backbone"),
         (("--tta", "--val-fraction", "0"), "--tta"),
         (("--no-aug", "--scale", "0.5", "1"), "--scale"),
         (("--no-aug", "--ratio", "0.5", "1"), "--ratio"),
