@@ -2,9 +2,7 @@
 
 import dataclasses
 from os import PathLike
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple, cast
 
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 
@@ -64,8 +62,8 @@ def resolve(
 
 
 def _crop(crop: Crop | Size, order: Order) -> Crop:
-    if not isinstance(crop, int | tuple | list | np.integer):
-        return crop
+    if hasattr(crop, "window"):
+        return cast(Crop, crop)
     height, width = pair(crop, "crop")
     if order == "sequential":
         return CenterCrop(size=(height, width), resize=(round(height / _RESIZE), round(width / _RESIZE)))

@@ -457,7 +457,7 @@ def test_a_crop_of_height_and_width(files, crop, read_pixels, difference):
 
 
 def test_crops_that_cannot_be(files):
-    for crop in ((32,), (32, 48, 3), (0, 48), 0):
+    for crop in ((32,), (32, 48, 3), (0, 48), 0, "a", 3.5):
         with pytest.raises(ValueError, match=r"crop .*: give the side of a square in pixels, or \(height, width\)"):
             Loader(files, batch_size=4, crop=crop)
 
