@@ -21,7 +21,12 @@ def opens(file):
 def drawn_by(draw, monkeypatch):
     """(The figure that `draw()` saves, what it returns)."""
     kept, save = [], plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, *rest: (save(figure, *rest), kept.append(figure)))
+
+    def keep(figure, *rest, **options):
+        save(figure, *rest, **options)
+        kept.append(figure)
+
+    monkeypatch.setattr(plots, "_save", keep)
     said = draw()
     return kept[0], said
 
@@ -159,6 +164,16 @@ def test_a_confusion_matrix_names_its_classes(n, tmp_path, monkeypatch):
         assert min(label.get_fontsize() for label in labels) >= 7
         # Lines of text do not overlap: a class has at least as many points as its label.
         assert 72 * figure.get_figwidth() * 0.7 / n >= labels[0].get_fontsize() or n < 10
+
+
+def test_a_large_confusion_matrix_is_saved_with_all_of_its_labels(tmp_path, monkeypatch):
+    """The layout leaves no room for so many: the picture grows instead of cutting them."""
+    names = [f"a long name of the class number {i}" for i in range(120)]
+    matrix = np.eye(120, dtype=np.int64)
+    figure, _ = drawn_by(lambda: plot_confusion(matrix, names, "title", tmp_path / "c.png"), monkeypatch)
+    box = figure.get_tightbbox()
+    height, width = opens(tmp_path / "c.png").shape[:2]
+    assert width >= 110 * box.width and height >= 110 * box.height
 
 
 def test_of_a_thousand_classes_the_most_confused_are_shown(tmp_path, monkeypatch):
