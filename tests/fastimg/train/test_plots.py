@@ -166,14 +166,12 @@ def test_a_confusion_matrix_names_its_classes(n, tmp_path, monkeypatch):
         assert 72 * figure.get_figwidth() * 0.7 / n >= labels[0].get_fontsize() or n < 10
 
 
-def test_a_large_confusion_matrix_is_saved_with_all_of_its_labels(tmp_path, monkeypatch):
+def test_a_large_confusion_matrix_is_saved_with_all_of_its_labels(tmp_path):
     """The layout leaves no room for so many: the picture grows instead of cutting them."""
-    names = [f"a long name of the class number {i}" for i in range(120)]
-    matrix = np.eye(120, dtype=np.int64)
-    figure, _ = drawn_by(lambda: plot_confusion(matrix, names, "title", tmp_path / "c.png"), monkeypatch)
-    box = figure.get_tightbbox()
-    height, width = opens(tmp_path / "c.png").shape[:2]
-    assert width >= 110 * box.width and height >= 110 * box.height
+    names = [f"a very long name of the class number {i}" if i % 7 == 0 else f"number {i}" for i in range(120)]
+    plot_confusion(np.eye(120, dtype=np.int64), names, "title", tmp_path / "c.png")
+    edge = opens(tmp_path / "c.png")[:, :3]
+    assert edge.min() == edge.max()  # blank: no label is cut
 
 
 def test_of_a_thousand_classes_the_most_confused_are_shown(tmp_path, monkeypatch):
