@@ -25,6 +25,15 @@ _PROBES = 16  # samples, spread over a split, whose content tells it from anothe
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A sample that stands for its split."""
+
+    index: int
+    name: str  # digest of the file name, in a plain folder; else empty
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Identity:
     """What identifies a split under any path."""
 
@@ -33,6 +42,7 @@ class Identity:
     counts: str  # digest of the number of samples of each class
     content: str  # digest of some samples, and of file names in a plain folder
     folder: bool  # a plain folder, not shards
+    probes: tuple[Probe, ...] = ()  # those samples; checkpoints of earlier versions have none
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Identity":
@@ -43,6 +53,7 @@ class Identity:
             counts=_counts_digest(dataset.labels),
             content=_content_digest(dataset),
             folder=isinstance(dataset, FilesDataset),
+            probes=_probes(dataset),
         )
 
     def fits(self, dataset: Dataset) -> bool:
@@ -50,6 +61,19 @@ class Identity:
         if len(dataset) != self.samples or _labels_digest(dataset) != self.labels:
             return False
         return _content_digest(dataset) == self.content
+
+    def shared(self, dataset: Dataset) -> int:
+        """How many of the probes `dataset` holds: by file name in a plain folder, by position in shards."""
+        scratch = Scratch()
+        if self.folder != isinstance(dataset, FilesDataset):
+            return 0
+        if self.folder:
+            names = {probe.name for probe in self.probes}
+            samples = ((_name_digest(dataset, index), index) for index in range(len(dataset)))
+            present = {(name, _sample_digest(dataset, index, scratch)) for name, index in samples if name in names}
+            return sum((probe.name, probe.content) in present for probe in self.probes)
+        inside = [probe for probe in self.probes if probe.index < len(dataset)]
+        return sum(_sample_digest(dataset, probe.index, scratch) == probe.content for probe in inside)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +162,9 @@ def _judged(
             return replace(found, trained_on=False)
         if change := _change(data, dataset, history, classes):
             return replace(found, warning=f"{change}; some of these {len(dataset):,} {unit} may have been trained on")
+        for each in history:
+            if same := each.identity.shared(dataset):
+                return replace(found, warning=_OVERLAP.format(same=same, probes=len(each.identity.probes), unit=unit))
         if any(_may_be(each.identity, data, dataset, classes) for each in history):
             return replace(found, warning=_SAME_COUNTS.format(unit=unit))
         return replace(found, trained_on=False)
@@ -160,6 +187,12 @@ def _judged(
 _UNKNOWN = (
     "the checkpoint is from before fastimg recorded what was trained on; if it was trained on these {unit}, the result "
     "says little about new {unit}"
+)
+
+
+_OVERLAP = (
+    "the data overlaps the training data ({same} of the {probes} {unit} that were compared are in both), so the result "
+    "may say little about new {unit}"
 )
 
 
@@ -228,13 +261,36 @@ def _content_digest(dataset: Dataset) -> str:
     if isinstance(dataset, FilesDataset):
         for index in range(len(dataset)):
             digest.update(os.fsencode(os.path.basename(dataset.sample_key(index))) + b"\n")
-    scratch = Scratch()
-    for index in np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist():
-        try:
-            digest.update(hashlib.sha256(dataset.read(index, scratch)).digest())
-        except DataError:  # the loader will report it
-            digest.update(b"unreadable")
+    for probe in _probes(dataset):
+        digest.update(bytes.fromhex(probe.content))
     return digest.hexdigest()
+
+
+def _probes(dataset: Dataset) -> tuple[Probe, ...]:
+    """Samples spread over the split."""
+    scratch = Scratch()
+    named = isinstance(dataset, FilesDataset)
+    indices = np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist()
+    return tuple(
+        Probe(
+            index=index,
+            name=_name_digest(dataset, index) if named else "",
+            content=_sample_digest(dataset, index, scratch),
+        )
+        for index in indices
+    )
+
+
+def _name_digest(dataset: Dataset, index: int) -> str:
+    return hashlib.sha256(os.fsencode(os.path.basename(dataset.sample_key(index)))).hexdigest()
+
+
+def _sample_digest(dataset: Dataset, index: int, scratch: Scratch) -> str:
+    """Of the encoded sample; an unreadable one, which the loader will report, has the digest of no bytes."""
+    try:
+        return hashlib.sha256(dataset.read(index, scratch)).hexdigest()
+    except DataError:
+        return hashlib.sha256().hexdigest()
 
 
 def _place_digest(dataset: Dataset) -> str:
