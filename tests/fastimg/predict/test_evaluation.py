@@ -218,7 +218,7 @@ def test_the_table_says_what_was_held_out(unsplit, plot, cli):
 def test_other_data_needs_no_warning(unsplit, plot, write_images, tmp_path, cli):
     """With names and labels like those that were trained on, too."""
     other = write_images(tmp_path / "other")
-    for file in other.glob("*/*.jpg"):
+    for file in other.glob("*/*"):
         Image.effect_noise((40, 40), 50).convert("RGB").save(file)
     told = told_of(cli, unsplit / "on-images", other, "--plot", plot)
     assert (told["images"], told["trained_on"], told["warning"]) == (36, False, None)
