@@ -5,13 +5,19 @@ and which readers must go on understanding.
 """
 
 import gzip
+import io
+import os
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fastimg.cli import run
 
@@ -40,13 +46,65 @@ def convert(images: Path, shards: Path, betons: Path) -> None:
         assert run(["convert", str(images), str(target), "--format", container]) == 0
 
 
+def train(data: Path, output: Path, *flags: str) -> int:
+    """A run of four steps, named `run`, that keeps the checkpoint of its first epoch. Returns the exit code."""
+    model = ("--arch", "test_convnext", "--img-size", "32", "--no-amp", "--model-ema")
+    loading = ("-b", "2", "-j", "1", "--val-fraction", "0", "--checkpoint-hist", "9")
+    return run(["train", str(data), *model, *loading, "-o", str(output), "--name", "run", "--epochs", "2", *flags])
+
+
+def pack_run(folder: Path, packed: Path) -> None:
+    """A run's first checkpoint and its config, every weight and moment made 0, so that little is left to keep."""
+    checkpoint = min((folder / "checkpoints").iterdir())
+    weights = checkpoint / "model.safetensors"
+    card = metadata_of(weights)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in load_file(weights).items()}
+    save_file(zeros, weights, metadata=card)
+    config = folder / "config.yaml"
+    lines = config.read_text().splitlines()
+    config.write_text("".join(f"{line}\n" for line in lines if not line.startswith(("data:", "output:"))))
+    torch.save(zeroed(torch.load(checkpoint / "training.pt", weights_only=True)), checkpoint / "training.pt")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for file in (folder / "config.yaml", *sorted(checkpoint.iterdir())):
+            tar.add(file, arcname=str(file.relative_to(folder)), filter=anonymous)
+    packed.write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
+
+
+def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without owner and time."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def metadata_of(weights: Path) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    with safe_open(weights, framework="pt") as handle:
+        return dict(handle.metadata())
+
+
+def zeroed(value: object) -> object:
+    """The same structure, with zeros in its tensors that have a dimension."""
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value) if value.ndim else value
+    if isinstance(value, dict):
+        return {key: zeroed(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(zeroed(each) for each in value)
+    return value
+
+
 def make_all(scratch: Path) -> None:
     """Write all golden files."""
+    shutil.rmtree(scratch, ignore_errors=True)
     make_images(HERE / "images")
     shutil.rmtree(HERE / "shards", ignore_errors=True)
     convert(HERE / "images", HERE / "shards", scratch / "betons")
     packed = gzip.compress((scratch / "betons" / "train.beton").read_bytes(), mtime=0)  # mostly zeros: FFCV's pages
     (HERE / "train.beton.gz").write_bytes(packed)
+    assert train(Path(os.path.relpath(HERE / "shards")), scratch) == 0
+    pack_run(scratch / "run", HERE / "run.tar.gz")
 
 
 if __name__ == "__main__":
