@@ -1,8 +1,12 @@
-"""Ctrl-C and SIGTERM as a wish: the step ends, a checkpoint is written, the run stops. A second Ctrl-C is obeyed."""
+"""Ctrl-C and SIGTERM as a request to stop: the step ends, a checkpoint is written, the run stops. A second Ctrl-C stops
+it at once."""
 
 import signal
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)  # weakest first
 
 
 class Interrupt:
@@ -12,7 +16,7 @@ class Interrupt:
         self.signal = 0  # the signal's number, once it came
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._note) for number in STOPPING}
         return self
 
     def __exit__(
@@ -25,3 +29,17 @@ class Interrupt:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.signal = number
+
+
+def votes(heard: int) -> list[float]:
+    """What a rank adds to a sum over all ranks: one number per signal of STOPPING, 1 for the one that it heard.
+
+    The sum counts the ranks that heard each signal, so `strongest` can take the maximum. It travels with sums that the
+    ranks exchange anyway and needs no collective of its own.
+    """
+    return [float(heard == number) for number in STOPPING]
+
+
+def strongest(counts: Sequence[float]) -> int:
+    """The strongest signal that any rank heard, from the sum of all ranks' `votes`; 0 if none heard one."""
+    return max((int(number) for number, count in zip(STOPPING, counts, strict=True) if count), default=0)

@@ -1,0 +1,38 @@
+"""Signals as requests, and how ranks agree on one."""
+
+import signal
+
+import pytest
+
+from fastimg.system.signals import Interrupt, strongest, votes
+
+INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("heard", "agreed"),
+    [
+        ([0], 0),
+        ([0] * 8, 0),
+        ([INT], INT),
+        ([0] * 7 + [INT], INT),
+        ([TERM] * 8, TERM),
+        ([0, TERM], TERM),
+        ([INT] * 15, INT),  # as a sum of signal numbers, two SIGTERMs
+        ([INT] * 30 + [0] * 34, INT),
+        ([INT, TERM], TERM),
+        ([INT] * 63 + [TERM], TERM),
+    ],
+)
+def test_ranks_agree_on_the_strongest_signal(heard, agreed):
+    """From the sum over ranks alone, which is all that they exchange."""
+    counts = [sum(column) for column in zip(*map(votes, heard), strict=True)]
+    assert strongest(counts) == agreed
+
+
+def test_a_second_interrupt_is_obeyed_at_once():
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.signal == INT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
