@@ -8,7 +8,7 @@ from fastimg.augment import Plan, Policy, apply
 from fastimg.loaders import Batch
 from fastimg.models.precision import Precision
 from fastimg.models.registry import build
-from fastimg.train.augment_stream import Beside
+from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.optimisers import build_optimizer
 
 
@@ -36,7 +36,7 @@ class Stepper:
         self.policy = Policy(hflip=0.5, mean=model.preprocessing.mean, std=model.preprocessing.std)
         self.optimizer = build_optimizer(self.module, "sgd", lr=0.01, weight_decay=1e-4, momentum=0.9)
         self.scaler = self.precision.scaler()
-        self._beside = Beside(device)
+        self._stream = AugmentStream(device)
 
     def __call__(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:
         """uint8 images [B, 3, H, W], targets [B] on the device -> the loss, a scalar on the device."""
@@ -50,9 +50,9 @@ class Stepper:
 
     def beside(self, batch: Batch, plan: Plan) -> torch.Tensor:
         """A step on what the loader gave, its augmentation beside the step before, as the trainer has it."""
-        with self._beside.step(batch):
+        with self._stream.step(batch):
             inputs = self.augmented(batch.inputs, plan)
-        self._beside.keep(batch, inputs)
+        self._stream.keep(batch, inputs)
         return self._settled(self.gradients(inputs, batch.targets))
 
     def backward(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:

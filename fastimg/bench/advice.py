@@ -59,8 +59,8 @@ def advise(
 
 
 def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Path) -> Iterator[Change]:
-    config, ids = rig.run.config, images.epoch(count)
-    device = rig.run.ranks.device
+    config, ids = rig.config, images.epoch(count)
+    device = rig.device
 
     def other(**changes: Any) -> Callable[[], tuple[Rig, Rig]]:
         return lambda: (with_loader(rig, images.dataset, ids, **changes), rig)
@@ -92,7 +92,7 @@ def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Pa
 
 def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]:
     """What is not tried here: for lack of another disk, or since it changes the model's side."""
-    kind, config = judge(measured).kind, rig.run.config
+    kind, config = judge(measured).kind, rig.config
     if kind == "storage-bound" and measured.storage is not None:
         if images.folder:
             change = f"fastimg convert {images.path.name} DST, whose shards are read in long pieces"
@@ -104,7 +104,7 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
             change = f"fastimg convert --max-size {MAX_SIZE}"
             yield Advice(change=change, factor=_gain(measured, storage=measured.storage * fewer), tried=False)
     if kind == "copy-bound" and measured.copy is not None:
-        raw = 3 * rig.run.preprocessing.train_size**2
+        raw = 3 * rig.run.setup.input.preprocessing.train_size**2
         if nvcodec.installed() and config.decode != "gpu" and images.mean_bytes < raw:
             gain = _gain(measured, copy=measured.copy * raw / images.mean_bytes)
             yield Advice(change="--decode gpu, which sends JPEGs over the bus", factor=gain, tried=False)
@@ -113,7 +113,7 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
         factor = _gain(measured, synthetic=measured.step)
         yield Advice(change="less augmentation (this is without any)", factor=factor, tried=False)
     if kind == "compute-bound":
-        if not config.amp and rig.run.ranks.device.type == "cuda":
+        if not config.amp and rig.device.type == "cuda":
             yield Advice(change="leave --no-amp out", factor=None, tried=False)
         if config.compile is None:
             yield Advice(change="--compile", factor=None, tried=False)

@@ -145,7 +145,7 @@ def _measure(
     watch = Watch()
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
     decoder = _decoder(first)
-    threads = int(first.run.config.workers)
+    threads = int(first.config.workers)
     with telling(progress, "choosing how many images to measure with"):
         cores = threads if settings.loader in ("auto", "native") else 1
         count = epoch_size(images, decoder, cores, settings.batch_size, settings.images)
@@ -161,7 +161,7 @@ def _measure(
         "threads": threads,
         "repeats": settings.repeats,
         "device": str(ranks.device),
-        "precision": rig.run.precision.reason,
+        "precision": rig.run.setup.precision.reason,
         "environment": environment(),
     }
     _head(out, found)
@@ -208,7 +208,7 @@ def _measure(
         found |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
         found["left_out"] = comparison.left_out
     if settings.plot is not None:
-        scaling = [{"name": rig.run.config.loader, **row} for row in found.get("scaling", [])]
+        scaling = [{"name": rig.config.loader, **row} for row in found.get("scaling", [])]
         plot_loaders(records or scaling, settings.plot)
         out.print(f"drawn in {settings.plot}", highlight=False, markup=False, soft_wrap=True)
     if settings.tune:
@@ -223,7 +223,7 @@ def _measure(
 
 def _decoder(rig: Rig) -> ImageDecoder:
     """The native loader's, with which stages are taken apart."""
-    config, preprocessing = rig.run.config, rig.run.preprocessing
+    config, preprocessing = rig.config, rig.run.setup.input.preprocessing
     if config.no_aug:
         return ImageDecoder(center_crop(preprocessing))
     crop = train_crop(preprocessing, config.scale, config.ratio)

@@ -20,14 +20,14 @@ from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import train_mode
 from fastimg.system.measurement import seconds, synchronise
-from fastimg.train.augment_stream import Beside
+from fastimg.train.assembly import Blueprint, assemble, set_backends
+from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.batch_size import batches
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.run import Run
-from fastimg.train.setup import assemble, set_backends
-from fastimg.train.step import whole_step
+from fastimg.train.step import MicroBatch, forward_backward, optimiser_step, update
 
 Clock = Callable[[], float]
 
@@ -45,11 +45,21 @@ class Rig:
     @property
     def loader(self) -> BatchSource:
         """What reads and decodes."""
-        return self.run.loader
+        return self.run.setup.data.loader
+
+    @property
+    def config(self) -> Train:
+        """What is measured."""
+        return self.run.setup.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.run.setup.ranks.device
 
     def close(self) -> None:
         """End the loader."""
-        self.run.loader.close()
+        self.loader.close()
 
 
 def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks: Ranks) -> Rig:
@@ -59,9 +69,16 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
     classes = dataset.classes or ("one", "two")
     model, preprocessing = build_model(replace(config, num_classes=max(2, len(classes))), ranks, classes)
     final = effective.resolve(config, config.data or Path(), model, preprocessing, None, ranks)
-    parts = Parts(Part(dataset, indices, config.train_split), None, None)
-    run = assemble(final, ranks, Path(), model, preprocessing, precision, parts, wrapping=False)
-    train_mode(run.trained)
+    blueprint = Blueprint(
+        config=final,
+        directory=Path(),
+        model=model,
+        preprocessing=preprocessing,
+        precision=precision,
+        parts=Parts(Part(dataset, indices, config.train_split), None, None),
+    )
+    run = assemble(blueprint, ranks, alone=True)
+    train_mode(run.setup.trained)
     return Rig(run)
 
 
@@ -69,20 +86,28 @@ def with_loader(rig: Rig, dataset: Dataset, indices: npt.NDArray[np.int64], **ch
     """The same model with another loader: other data, or other settings of `Train`."""
     unknown = changes.keys() - {field.name for field in fields(Train)}
     assert not unknown, unknown
-    run, config = rig.run, replace(rig.run.config, **changes)
-    parts = Parts(Part(dataset, indices, config.train_split), None, None)
-    preprocessing, precision = run.preprocessing, run.precision
-    other = assemble(config, run.ranks, Path(), run.model, preprocessing, precision, parts, wrapping=False)
-    train_mode(other.trained)
+    setup = rig.run.setup
+    config = replace(rig.config, **changes)
+    blueprint = Blueprint(
+        config=config,
+        directory=Path(),
+        model=setup.model,
+        preprocessing=setup.input.preprocessing,
+        precision=setup.precision,
+        parts=Parts(Part(dataset, indices, config.train_split), None, None),
+    )
+    other = assemble(blueprint, setup.ranks, alone=True)
+    train_mode(other.setup.trained)
     return Rig(other)
 
 
 def loader_rate(rig: Rig, clock: Clock = time.perf_counter) -> float:
     """Images per second of an epoch that nobody waits for but this loop."""
-    began, count = clock(), 0
+    began = clock()
+    count = 0
     for batch in rig.loader:
         count += batch.samples
-    synchronise(rig.run.ranks.device)
+    synchronise(rig.device)
     return count / max(clock() - began, 1e-12)
 
 
@@ -120,54 +145,57 @@ def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter, seconds: fl
 
 
 def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: float = SECONDS) -> float:
-    run, beside, count, began, timed = rig.run, Beside(rig.run.ranks.device, rig.run.config.augment_stream), 0, 0.0, 0
-    for number in itertools.count(-warm):
-        if number == 0:
-            synchronise(run.ranks.device)
-            began = clock()
-        batch = next(source)
-        whole_step(run, batch, beside, number + warm)
-        if number >= 0:
-            count, timed = count + batch.samples, timed + 1
-            if timed >= _STEPS and clock() - began > least:
-                break
-    synchronise(run.ranks.device)
-    return count / max(clock() - began, 1e-12)
+    run = rig.run
+    accumulate = rig.config.grad_accum_steps
+    account = run.accounting.account
+    stream = AugmentStream(rig.device, rig.config.augment_stream)
+    for _ in range(warm):
+        optimiser_step(run, source, accumulate, stream)
+    synchronise(rig.device)
+    account.skip()  # what was counted before
+    began = clock()
+    timed = 0
+    while timed < _STEPS or clock() - began <= least:
+        optimiser_step(run, source, accumulate, stream)
+        timed += 1
+    synchronise(rig.device)
+    return account.read().samples / max(clock() - began, 1e-12)
 
 
 def augment_rate(rig: Rig) -> float:
     """Images per second of augmentation alone: drawing the plan, and the model's input from uint8."""
-    run, batch = rig.run, on_device(rig)
+    setup = rig.run.setup
+    batch = on_device(rig)
+    config = rig.config
+    policy = setup.input.policy
+    kornia = setup.input.kornia
+    dtype = setup.precision.input_dtype
 
-    def one() -> None:
-        plan = None if run.config.no_aug else draw(run.policy, batch.ids, run.config.seed, 0)
-        model_input(plan, batch.inputs, run.policy, run.precision.input_dtype, run.kornia, 0)
+    def augment() -> None:
+        plan = None if config.no_aug else draw(policy, batch.ids, config.seed, 0)
+        model_input(plan, batch.inputs, policy, dtype, kornia, 0)
 
-    return len(batch.ids) / _each(one, run.ranks.device)
+    return len(batch.ids) / _each(augment, rig.device)
 
 
 def step_rate(rig: Rig) -> float:
-    """Images per second of forward pass, backward pass and update alone, on an input that is made already."""
-    run, batch = rig.run, on_device(rig)
-    images = model_input(None, batch.inputs, run.policy, run.precision.input_dtype)
-    targets = batch.targets.clamp(min=0)
+    """Images per second of forward pass, backward pass and update alone, on an input that is prepared already."""
+    setup = rig.run.setup
+    batch = on_device(rig)
+    images = model_input(None, batch.inputs, setup.input.policy, setup.precision.input_dtype)
+    prepared = MicroBatch(images, batch.targets.clamp(min=0), batch.weight, rig.config.smoothing)
 
-    def one() -> None:
-        with run.precision.autocast():
-            logits = run.parallel(images)
-        loss = torch.nn.functional.cross_entropy(logits.float(), targets)
-        run.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-        run.optimizer.zero_grad(set_to_none=True)
+    def step() -> None:
+        forward_backward(rig.run, prepared)
+        update(rig.run, setup.nominal_batch)
 
-    one()
-    return len(batch.ids) / _each(one, run.ranks.device)
+    step()
+    return len(batch.ids) / _each(step, rig.device)
 
 
 def copy_rate(rig: Rig) -> tuple[float, float, float] | None:
     """(images per second, bytes per second of a slot, bytes per second of 256 MB) to the device; None on a CPU."""
-    device = rig.run.ranks.device
+    device = rig.device
     if device.type != "cuda":
         return None
     size = rig.loader.slot_bytes

@@ -104,7 +104,7 @@ def measure(
         rows.append(_augment(rig, repeats))
     if "step" in names:
         found = Spread.of([step_rate(rig) for _ in range(repeats)])
-        rows.append(Stage(name="step", rate=found, note=f"{rig.run.config.arch}: forward, backward, update"))
+        rows.append(Stage(name="step", rate=found, note=f"{rig.config.arch}: forward, backward, update"))
     return rows
 
 
@@ -194,11 +194,11 @@ def _copy(rig: Rig, repeats: int) -> Stage:
 
 
 def _augment(rig: Rig, repeats: int) -> Stage:
-    run = rig.run
+    setup = rig.run.setup
     rate = Spread.of([augment_rate(rig) for _ in range(repeats)])
-    itemsize = torch.empty(0, dtype=run.precision.input_dtype).element_size()
-    nbytes = 3 * run.preprocessing.train_size**2 * (1 + itemsize)  # read as uint8, written in the model's type
-    ceiling = device_copy_rate(run.ranks.device) / nbytes
+    itemsize = torch.empty(0, dtype=setup.precision.input_dtype).element_size()
+    nbytes = 3 * setup.input.preprocessing.train_size**2 * (1 + itemsize)  # read as uint8, written in the model's type
+    ceiling = device_copy_rate(rig.device) / nbytes
     return Stage(
         name="augment",
         rate=rate,

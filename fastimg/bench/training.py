@@ -73,7 +73,7 @@ def measure_training(
 
     There is none where the rates contradict each other: then nothing is tried either.
     """
-    arch, slots = rig.run.model.arch, rig.loader.config.prefetch
+    arch, slots = rig.run.setup.model.arch, rig.loader.config.prefetch
     synthetic, real = list[float](), list[float]()
     with telling(progress, f"measuring {arch}: on random pixels, and end to end"):
         for _ in range(settings.repeats):
@@ -81,7 +81,7 @@ def measure_training(
             # What the slots hold already must be used up, unless the step is the slower by far.
             warm = slots + 1 if alone.median < 2 * synthetic[-1] else 1
             real.append(real_rate(rig, warm))
-    shared = rig.run.ranks.device.type == "cpu"
+    shared = rig.device.type == "cpu"
     decode = alone.median
     if shared and rig.loader.workers < available_cpus():
         with telling(progress, "measuring the loader on all cores"):

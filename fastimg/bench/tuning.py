@@ -50,9 +50,9 @@ def candidates(cores: int) -> list[int]:
 
 def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
     """Try them all. The dataset is read over and over, from memory where it fits there."""
-    config, device = rig.run.config, rig.run.ranks.device
+    config, device = rig.config, rig.device
     best: dict[str, Any] = {"loader": "native", "decode": "cpu", "on_error": "skip"}
-    best |= {"workers": config.workers, "prefetch": LoaderConfig.prefetch, "batch_size": rig.run.batch_size}
+    best |= {"workers": config.workers, "prefetch": LoaderConfig.prefetch, "batch_size": rig.run.setup.batch_size}
     best |= {"augment_stream": "own"}
     tried: list[dict[str, Any]] = []
 
@@ -86,7 +86,7 @@ def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
         augment_stream=best["augment_stream"],
         batch_size=best["batch_size"],
         arch=architecture(config),
-        size=rig.run.preprocessing.train_size,
+        size=rig.run.setup.input.preprocessing.train_size,
         amp=config.amp,
         images_per_second=round(max(by_batch.values()), 1),
         made=now(),
@@ -113,7 +113,7 @@ def _rate(rig: Rig, images: Images, count: int, settings: dict[str, Any]) -> flo
     except Exception as error:
         if not ran_out(error):
             raise
-        release(rig.run.ranks.device)
+        release(rig.device)
         return 0.0
 
 

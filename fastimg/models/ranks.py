@@ -4,7 +4,7 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,6 +72,10 @@ class Ranks:
     def agree(self, fact: bool) -> bool:
         """Whether it holds on every rank."""
         return all(value == "1" for value in self.gather("1" if fact else ""))
+
+    def alone(self) -> "Ranks":
+        """This process by itself, on the same device and cores: nothing is exchanged."""
+        return replace(self, rank=0, world_size=1, backend=None)
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:

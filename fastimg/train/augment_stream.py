@@ -1,7 +1,7 @@
-"""Work on the next batch beside the step before it: on a stream of its own, as soon as the batch is on the device.
+"""Prepares the next batch on a CUDA stream of its own while the previous step is still running.
 
-The host is ahead of a GPU by a step or more. What it enqueues on the step's stream comes after that step; what it
-enqueues here, after the batch's own copy alone.
+The host runs a step or more ahead of the GPU. Work that it enqueues on the step's stream waits for that step; work on
+this stream waits only for the copy of its batch.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ import torch
 from fastimg.loaders import Batch
 
 
-class Beside:
-    """On a CPU, with `stream` step, and for batches that do not say when they stand, nothing differs."""
+class AugmentStream:
+    """Has no effect on a CPU, with `stream` "step", and for batches without a `ready` event."""
 
     def __init__(self, device: torch.device, stream: str = "own") -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -22,10 +22,10 @@ class Beside:
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """What reads `batch` in this context runs beside the step; the step's stream waits for it at the end.
+        """Work on `batch` in this context runs beside the previous step; the step's stream waits for it at the end.
 
-        The batch is not to be given back before the step is enqueued. Tensors that are made here and used by the step
-        go through `keep`.
+        Do not release the batch before the step is enqueued. Pass tensors that are made here and used by the step to
+        `keep`.
         """
         if self._stream is None or batch.ready is None:
             yield
@@ -37,7 +37,7 @@ class Beside:
         step.wait_stream(self._stream)  # sync point: the step waits for its input
 
     def keep(self, batch: Batch, *made: torch.Tensor) -> None:
-        """What was made beside the step is the step's now: its memory is free when the step is over."""
+        """Hand over tensors that were made beside the step: their memory is reused only after the step."""
         if self._stream is not None and batch.ready is not None:
             step = torch.cuda.current_stream(self._stream.device)
             for tensor in made:

@@ -1,4 +1,4 @@
-"""What is counted: sums on the device that are read only when somebody looks."""
+"""Loss and accuracy, summed on the device and read only when they are shown."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Meter:
     def add(self, logits: torch.Tensor, losses: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor) -> None:
         """Count a batch: logits [B, C], losses [B], targets [B] or soft ones [B, C], weight [B].
 
-        Of soft targets the class with the largest share is the one to hit. Nothing waits for the device.
+        For soft targets, the class with the largest share counts as the right one. No sync.
         """
         if targets.is_floating_point():
             targets = targets.argmax(dim=1)
@@ -47,18 +47,18 @@ class Meter:
 
 
 class Trace:
-    """Training step by step: a meter's sums are noted on the device every few steps, and read when somebody looks."""
+    """Training step by step: a meter's sums are copied on the device every few steps, and read when they are logged."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._noted: list[tuple[int, torch.Tensor]] = []
 
     def begin(self, step: int, meter: Meter) -> None:
-        """Training begins, or goes on, after `step`: what `meter` has counted so far was noted before."""
+        """Training starts, or continues, after `step`: what `meter` has counted so far was noted before."""
         self._noted = [(step, meter.sums.clone())]
 
     def note(self, step: int, meter: Meter, due: bool) -> None:
-        """`step` is done; with `due` it is noted in any case. Nobody waits for the device."""
+        """`step` is done; `due` notes it in any case. No sync."""
         if due or step % self._every == 0:
             self._noted.append((step, meter.sums.clone()))
 
@@ -74,7 +74,7 @@ class Trace:
 
 
 def _recalls(by_class: list[list[float]]) -> tuple[float | None, tuple[int, ...]]:
-    """The mean recall of the classes that have samples, None without any; and those whose recall is 0."""
+    """The mean recall over the classes that have samples, None if none has; and the classes with a recall of 0."""
     recalls = {index: hits / count for index, (count, hits) in enumerate(by_class) if count > 0}
     if not recalls:
         return None, ()
@@ -100,7 +100,7 @@ class Score:
         return cls(loss=loss / weight, top1=top1 / weight, top5=top5 / weight, samples=round(count))
 
     def as_dict(self, classes: int) -> dict[str, float]:
-        """For logs; top-5 only where it says something, and classes where they were counted."""
+        """For logs; with top-5 if it is informative, and with recalls if classes were counted."""
         values: dict[str, float] = {"loss": self.loss, "top1": self.top1, "samples": self.samples}
         if self.balanced_accuracy is not None:
             values |= {"balanced_accuracy": self.balanced_accuracy, "zero_recall_classes": len(self.missed)}
@@ -108,14 +108,14 @@ class Score:
 
 
 def zero_recall(names: Sequence[str]) -> str:
-    """A sentence that names the classes with a recall of 0: the first ten, and how many there are."""
+    """A sentence that names the first ten classes with a recall of 0, and says how many there are."""
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
     classes = "class has" if len(names) == 1 else "classes have"
     return f"{len(names):,} {classes} a recall of 0: {', '.join(names[:10])}{more}"
 
 
 def shows_top5(classes: int) -> bool:
-    """Whether top-5 accuracy says something: with ten classes or more."""
+    """Whether top-5 accuracy is informative: with ten classes or more."""
     return classes >= 10
 
 

@@ -1,4 +1,4 @@
-"""The first things that a run opens: its data, its model, and a loader of a part."""
+"""Opens what a run starts with: its data, its model, and the loader of a split."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,7 +39,8 @@ from .choices import resolution as effective
 
 
 def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
-    with ranks.first_goes_first():  # it may write the digits, or an index, for all
+    """The training split, the validation split, and the dataset's absolute path. `stack` closes them."""
+    with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
         part, val_part = open_parts(
             data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes
@@ -51,8 +52,8 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
         console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
     if config.order == "quasi-random" and is_plain_folder(data):
         raise UsageError(
-            f"--order quasi-random: {data} is a plain folder, whose files do not lie together; leave it out, or train "
-            f"on the shards that `fastimg convert {data} DST` makes"
+            f"--order quasi-random: {data} is a plain folder, whose files are not stored together; leave it out, or "
+            f"train on the shards that `fastimg convert {data} DST` makes"
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
     if note:
@@ -70,20 +71,21 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
 
 
 def check_content(config: Train, data: Path, part: Part) -> None:
-    """Raises UsageError where the model does not read such data."""
+    """Raises UsageError if the model cannot read this kind of data."""
     texts = part.dataset.content == "text"
-    arch, reader = intent.architecture(config), intent.reads_text(config)
+    arch = intent.architecture(config)
+    reader = intent.reads_text(config)
     if texts and not reader:
         raise UsageError(
             f"--arch {arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
             "such as --arch hf:FOLDER"
         )
     if reader and not texts:
-        raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a model of timm's, say")
+        raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
 def check_classes(data: Path, part: Part) -> None:
-    """Raises UserError where all samples are of one class."""
+    """Raises UserError if all samples are of one class."""
     labels = part.dataset.labels
     if len(labels) and (labels == labels[0]).all():
         what = "text" if part.dataset.content == "text" else "image"
@@ -97,23 +99,25 @@ def check_classes(data: Path, part: Part) -> None:
 def build_model(
     config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
 ) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of its images; `stated` is what its weights state.
+    """The model and the preprocessing of its images; `stated` comes from its weights.
 
     Raises UsageError and UserError.
     """
-    stated, arch = stated or Stated(), intent.architecture(config)
+    stated = stated or Stated()
+    arch = intent.architecture(config)
     num_classes = config.num_classes or len(classes)
     if num_classes < len(classes):
         raise UsageError(
             f"--num-classes {num_classes}: the dataset has {plural(len(classes), 'class')}; give that many or more"
         )
     kwargs = parse_kwargs(config.model_kwargs)
-    size, size_flag = config.train_crop_size or config.img_size, _size_flag(config)
+    size = config.train_crop_size or config.img_size
+    size_flag = _size_flag(config)
     check_kwargs(kwargs, size, size_flag)
     if config.drop_path is not None:
         kwargs["drop_path_rate"] = config.drop_path
     torch.manual_seed(config.seed)
-    with ranks.first_goes_first():  # it may download weights for all
+    with ranks.first_goes_first():  # rank 0 may download weights for all
         model = build(
             arch,
             num_classes,
@@ -146,14 +150,14 @@ def build_model(
 
 
 def _size_flag(config: Train) -> str:
-    """The flag that says how large training images are."""
+    """The flag that sets the size of training images."""
     if config.progressive is not None:
         return "--progressive"
     return "--train-crop-size" if config.train_crop_size is not None else "--img-size"
 
 
 def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
-    """The preprocessing of images, for which the model was tried at every size."""
+    """The preprocessing of images. Runs the model once at every size that the run will use."""
     preprocessing = effective.preprocessing(config, model.preprocessing)
     check_input(model, preprocessing.train_size, num_classes, _size_flag(config))
     if preprocessing.val_size != preprocessing.train_size:
@@ -175,9 +179,9 @@ def open_loader(
     arrays: ArrayDecoder | None = None,
     scaling: bool = False,
 ) -> BatchSource:
-    """The loader of a part: of embeddings where there are `arrays`; without `ranks`, of all of it."""
+    """The loader of a split. With `arrays` it reads embeddings; without `ranks` this process reads all of it."""
     assert config.batch_size != "auto"
-    tokenised = isinstance(part.dataset, ArrayDataset) and arrays is None  # not in a dry run, which keeps nothing
+    tokenised = isinstance(part.dataset, ArrayDataset) and arrays is None  # a dry run writes no tokens
     settings = LoaderConfig(
         batch_size=config.batch_size,
         order="length" if tokenised and order == "sequential" and ranks is not None else order,

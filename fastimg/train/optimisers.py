@@ -1,4 +1,4 @@
-"""Optimisers and schedules: what is updated, by how much, at which step."""
+"""Optimisers and learning rate schedules."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -23,13 +23,14 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Trainable parameters (`frozen_too`: all) in groups with a `weight_decay` and an `lr_scale`.
 
-    Matrices and filters decay by `weight_decay`; norms, biases and other vectors by `norm_weight_decay`; what timm's
-    models exempt, position embeddings and tokens, never does. With `layer_decay` each block of the model learns at that
-    share of the rate of the block above it, the head at the whole (Howard and Ruder, 2018; Bao et al., 2021).
+    Matrices and filters decay by `weight_decay`; norms, biases and other vectors by `norm_weight_decay`; parameters
+    that a timm model exempts, such as position embeddings and tokens, never decay. With `layer_decay`, each block has
+    that share of the learning rate of the block above it, and the head the full rate (Howard and Ruder, 2018; Bao et
+    al., 2021).
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad or frozen_too}
-    named = getattr(model, "no_weight_decay", None)
-    exempt: set[str] = set(named()) if callable(named) else set()
+    exempts = getattr(model, "no_weight_decay", None)
+    exempt: set[str] = set(exempts()) if callable(exempts) else set()
     never = exempt if norm_weight_decay else set()  # else they are vectors like others
     parts: list[tuple[float, Iterable[str]]] = [(1.0, parameters)]
     if layer_decay is not None:
@@ -58,10 +59,10 @@ def build_optimizer(
     layer_decay: float | None = None,
     frozen_too: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW or Nesterov SGD over `parameter_groups`; `auto` is fused where torch has that.
+    """AdamW or Nesterov SGD over `parameter_groups`; `auto` is fused if torch has that.
 
     Fused is the fastest on CPUs too: ResNet-50's step took 41 ms of processor time with AdamW and 30 with SGD, foreach
-    144 and 103, a loop 149 and 110. Raises UsageError where fused is asked for and torch has no such kernel.
+    144 and 103, a loop 149 and 110. Raises UsageError if `impl` is fused and torch has no such kernel.
     """
     groups = parameter_groups(model, weight_decay, norm_weight_decay, layer_decay, frozen_too=frozen_too)
     sharded = any(isinstance(p, DTensor) for p in model.parameters())
@@ -76,14 +77,14 @@ def build_optimizer(
 
 
 def implementation(optimizer: torch.optim.Optimizer) -> Literal["fused", "foreach", "for-loop"]:
-    """What a step of the optimiser runs."""
+    """The implementation that the optimiser uses."""
     group = optimizer.param_groups[0]
     return "fused" if group["fused"] else "foreach" if group["foreach"] else "for-loop"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate as a pure function of the step: linear warmup, then a fall over the steps that are left."""
+    """The learning rate as a pure function of the step: linear warmup, then decay over the remaining steps."""
 
     kind: Literal["cosine", "linear", "step", "constant"]
     lr: float  # at the end of warmup
@@ -94,20 +95,20 @@ class Schedule:
     decay_rate: float = 0.1
 
     def __call__(self, step: int) -> float:
-        """Learning rate of step `step`, counted from 0."""
+        """Learning rate of step `step`, counted from 0. A benchmark may take more steps than the run has."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        falls: dict[str, Callable[[], float]] = {
+        share = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        decays: dict[str, Callable[[], float]] = {
             "cosine": lambda: self.min_lr + (self.lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * share)),
             "linear": lambda: self.lr + (self.min_lr - self.lr) * share,
             "step": lambda: self.lr * self.decay_rate ** math.floor(step / self.decay_steps),
             "constant": lambda: self.lr,
         }
-        return falls[self.kind]()
+        return decays[self.kind]()
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group its share of this learning rate."""
+    """Set the learning rate of every group to its share of `lr`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)

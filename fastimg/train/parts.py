@@ -1,4 +1,4 @@
-"""What a run reads: samples as they are, tokens of texts, or the embeddings of a frozen encoder."""
+"""What a run reads: the samples themselves, tokens of texts, or embeddings from a frozen encoder."""
 
 import time
 from contextlib import ExitStack
@@ -25,28 +25,28 @@ from .opening import open_loader
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run reads; `embedding` is the shape where that is embeddings, of which `words` tell."""
+    """What a run reads. With embeddings, `embedding` is their shape; `words` describes them for people."""
 
     train: Part
     val: Part | None
-    evaluated: Part | None  # the training split, cut like validation's
+    evaluated: Part | None  # the training split, cropped like validation
     embedding: tuple[int, ...] | None = None
     words: str | None = None
-    made: int = 0  # embeddings, just now
-    seconds: float = 0.0  # that it took to have them all
+    made: int = 0  # embeddings that were computed now, not found in the cache
+    seconds: float = 0.0  # for computing and opening all embeddings
 
 
 def tokenised(
     text: TextSide, keeper: Keeper, part: Part, val_part: Part | None, stack: ExitStack
 ) -> tuple[Part, Part | None]:
-    """The parts as tokens, which are made where they are not kept yet."""
+    """Both splits as tokens, which are computed if the cache does not have them."""
 
-    def one(each: Part) -> Part:
-        dataset = keeper.tokens(each.dataset, text.tokenizer)
+    def tokens(texts: Part) -> Part:
+        dataset = keeper.tokens(texts.dataset, text.tokenizer)
         stack.callback(dataset.close)
-        return replace(each, dataset=dataset)
+        return replace(texts, dataset=dataset)
 
-    return one(part), None if val_part is None else one(val_part)
+    return tokens(part), None if val_part is None else tokens(val_part)
 
 
 def embedded(
@@ -58,7 +58,7 @@ def embedded(
     parts: Parts,
     stack: ExitStack,
 ) -> Parts:
-    """The parts as embeddings, which are made where they are not kept yet: the encoder runs once."""
+    """All splits as embeddings, which are computed if the cache does not have them: the encoder runs once."""
     ranks = keeper.ranks
     model.module.to(ranks.device)
     if config.channels_last and model.convolutional:
@@ -72,12 +72,12 @@ def embedded(
     folders: dict[Path, int] = {}
     scales = effective.scales(config)
 
-    def one(each: Part, view: int | None) -> ArrayDataset:
+    def encoded(part: Part, view: int | None) -> ArrayDataset:
         crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config.scale, config.ratio)
 
-        def open_(some: Part) -> BatchSource:
+        def open_(missing: Part) -> BatchSource:
             return open_loader(
-                alone, None, some, crop, "sequential", "zeros", model, scaling=view is not None and scales
+                alone, None, missing, crop, "sequential", "zeros", model, scaling=view is not None and scales
             )
 
         reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
@@ -93,18 +93,21 @@ def embedded(
             view=view,
             seed=config.seed,
         )
-        dataset, folder, made = keeper.embeddings(each, encoding)
+        dataset, folder, made = keeper.embeddings(part, encoding)
         folders[folder] = folders.get(folder, 0) + made
         stack.callback(dataset.close)
         return dataset
 
-    count, began = effective.views(config), time.perf_counter()
+    began = time.perf_counter()
+    count = effective.views(config)
     augmented = not intent.plain(config)
-    train = replace(parts.train, dataset=views([one(parts.train, v if augmented else None) for v in range(count)]))
-    val = None if parts.val is None else replace(parts.val, dataset=one(parts.val, None))
-    evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=one(parts.evaluated, None))
+    numbers = range(count) if augmented else [None] * count
+    train = replace(parts.train, dataset=views([encoded(parts.train, number) for number in numbers]))
+    val = None if parts.val is None else replace(parts.val, dataset=encoded(parts.val, None))
+    evaluated = None if parts.evaluated is None else replace(parts.evaluated, dataset=encoded(parts.evaluated, None))
     shape = caching.shape(model, preprocessing)
     seen = f"{plural(count, 'augmented view')} of each" if augmented else "each sample once"
-    made, where = sum(folders.values()), ", ".join(shown(folder) for folder in folders)
+    made = sum(folders.values())
+    where = ", ".join(shown(folder) for folder in folders)
     words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
     return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)

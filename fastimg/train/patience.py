@@ -1,7 +1,7 @@
-"""Which of two validations is better, and how long ago the last better one was.
+"""Which of two validations is better, and how long ago the last improvement was.
 
-The best checkpoint is that of the highest top-1 accuracy; among equals, of the lowest loss. `--patience` watches one
-metric beside it, so that a run never stops while either gets better.
+The best checkpoint has the highest top-1 accuracy; on a tie, the lowest loss. `--patience` watches one more metric, so
+that a run never stops while either of the two improves.
 """
 
 import math
@@ -33,16 +33,16 @@ class Standing:
 
     best: Best | None = None  # by top-1: what RUN/best holds
     watched: Best | None = None  # by the metric of --patience
-    stale: int = 0  # validations that count for --patience since the last better one
+    stale: int = 0  # validations since the last improvement that count for --patience
 
     def after(self, score: Score, epoch: int, metric: Metric, counts: bool = True) -> "Standing":
-        """The standing with the validation after `epoch` added. One that does not count uses up no patience."""
-        found = Best(score, epoch)
+        """The standing after one more validation. One that does not count uses up no patience."""
+        latest = Best(score, epoch)
         is_best = self.best is None or is_better(score, self.best.score, "top1")
         is_watched = self.watched is None or is_better(score, self.watched.score, metric)
         return Standing(
-            best=found if is_best else self.best,
-            watched=found if is_watched else self.watched,
+            best=latest if is_best else self.best,
+            watched=latest if is_watched else self.watched,
             stale=0 if is_best or is_watched or not counts else self.stale + 1,
         )
 
@@ -52,7 +52,7 @@ class Standing:
 
     @classmethod
     def from_state(cls, training: dict[str, Any]) -> "Standing":
-        """From a checkpoint's training state. An older one has no watched metric; its best stands in."""
+        """From a checkpoint's training state. Older ones have no watched metric: their best takes its place."""
         best, watched = (
             None if stated is None else Best(Score(**stated["score"]), stated["epoch"])
             for stated in (training["best"], training.get("watched", training["best"]))
@@ -61,9 +61,10 @@ class Standing:
 
 
 def is_better(score: Score, other: Score, metric: Metric) -> bool:
-    """By `metric`; accuracies that tie are decided by the lower loss. A loss of nan never wins."""
+    """By `metric`; the lower loss decides if accuracies tie. A loss of NaN never wins."""
     if metric != "loss":
-        ours, theirs = _accuracy(score, metric), _accuracy(other, metric)
+        ours = _accuracy(score, metric)
+        theirs = _accuracy(other, metric)
         if ours != theirs:
             return ours > theirs
     return score.loss < other.loss or (math.isnan(other.loss) and not math.isnan(score.loss))
@@ -83,7 +84,8 @@ def rule(patience: int, metric: Metric) -> str:
 
 def stopped(standing: Standing, metric: Metric, epoch: int) -> str:
     """Why a run stopped after `epoch`: the best value of the metric and its epoch."""
-    best, watched = standing.best, standing.watched
+    best = standing.best
+    watched = standing.watched
     assert best is not None and watched is not None
     name = _NAMES[metric]
     shown = f"lowest {name} {watched.score.loss:.4f}"

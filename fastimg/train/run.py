@@ -1,4 +1,9 @@
-"""A training run: what the loop touches."""
+"""A training run: its setup, which never changes; its progress, which moves; and its accounting, which is only counted.
+
+run.setup       the configuration, the ranks, the data, the model, the optimiser
+run.progress    step, epoch, the meter, the validations so far, checkpoints that wait to be written
+run.accounting  seconds, the log, where the time goes; nothing in here influences the weights
+"""
 
 import copy
 import math
@@ -25,18 +30,146 @@ from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.checkpoints.format import Card
 from fastimg.train.choices.progressive import Progressive
 from fastimg.train.reporting.accounting import Account
-from fastimg.train.reporting.hints import Probe
 
 from .checkpoints import run_directory as rundir
 from .metrics import Meter, Trace
 from .optimisers import Schedule
 from .patience import DEFAULT_METRIC, Best, Metric, Standing
 
-_TRACED = 2000  # records of steps that a run writes, and no more than one for each epoch beyond
+_TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
 
 
-@dataclass(frozen=True)
-class Held:
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a run reads."""
+
+    loader: BatchSource
+    val_loader: BatchSource | None
+    train_eval_loader: BatchSource | None  # the training split, cropped like validation
+    classes: tuple[str, ...]
+    class_counts: tuple[int, ...]  # samples per class in the training split
+    embedding: tuple[int, ...] | None = None  # the shape of an embedding, if training on cached ones
+    embedding_note: str | None = None  # about the cached embeddings, for people
+    trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
+
+    @property
+    def loaders(self) -> list[BatchSource]:
+        """All loaders."""
+        loaders = (self.loader, self.val_loader, self.train_eval_loader)
+        return [loader for loader in loaders if loader is not None]
+
+    @property
+    def samples(self) -> int:
+        """Samples in the training split."""
+        indices = self.loader.indices
+        return len(self.loader.dataset if indices is None else indices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInput:
+    """How a batch of uint8 images becomes the model's input."""
+
+    preprocessing: Preprocessing
+    policy: Policy
+    kornia: KorniaPass | None = None  # runs after the policy's pixel operations
+    progressive: Progressive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimisation:
+    """What changes the weights."""
+
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    schedule: Schedule
+    steps_per_epoch: int
+    ema: Ema | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What never changes in a run."""
+
+    config: Train
+    ranks: Ranks
+    directory: Path
+    model: Model
+    trained: nn.Module  # what learns: the model, or on cached embeddings only its classifier
+    precision: Precision
+    input: ModelInput
+    data: TrainingData
+    optimisation: Optimisation
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch on this rank."""
+        assert self.config.batch_size != "auto"
+        return self.config.batch_size
+
+    @property
+    def nominal_batch(self) -> int:
+        """Samples per optimiser step on this rank, if every batch is full."""
+        return self.batch_size * self.config.grad_accum_steps
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimiser step over all ranks, if every batch is full."""
+        return self.nominal_batch * self.ranks.world_size
+
+    @property
+    def true_batch(self) -> int:
+        """Samples per optimiser step over all ranks; at most as many as the training split has."""
+        return min(self.global_batch, self.data.samples)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.optimisation.schedule.steps
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last may end early."""
+        return math.ceil(self.steps / self.optimisation.steps_per_epoch)
+
+    @property
+    def unit(self) -> str:
+        """What samples are called."""
+        return "images" if self.model.text is None else "texts"
+
+    @property
+    def outputs(self) -> int:
+        """Logits per sample."""
+        return self.config.num_classes or len(self.data.classes)
+
+    @property
+    def patience_metric(self) -> Metric:
+        """The metric that --patience watches."""
+        return self.config.patience_metric or DEFAULT_METRIC
+
+    def frozen(self, epoch: int) -> bool:
+        """Whether --freeze holds in this epoch, counted from 0."""
+        limit = self.config.freeze_epochs
+        return self.config.freeze is not None and (limit is None or epoch < limit)
+
+    def changing(self, epoch: int) -> bool:
+        """Whether this epoch still comes before unfreezing, or before the largest crops."""
+        progressive = self.input.progressive
+        limit = self.config.freeze_epochs
+        growing = progressive is not None and progressive.size(epoch) < progressive.size(self.epochs - 1)
+        return growing or (limit is not None and epoch < limit)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the model has the weights that are validated and saved: the moving average, if there is one."""
+        if self.optimisation.ema is None:
+            yield
+            return
+        with self.optimisation.ema.swapped(self.trained):
+            yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingCheckpoint:
     """A checkpoint that is not written yet."""
 
     card: Card
@@ -45,162 +178,113 @@ class Held:
     averages: Mapping[str, torch.Tensor] | None
     files: Mapping[str, bytes] | None
 
-    def copied(self, learning: Collection[str]) -> "Held":
-        """One that further steps do not change: with copies of all that learns, by the names of weights."""
+    def copied(self, learning: Collection[str]) -> "PendingCheckpoint":
+        """One that later steps do not change: with copies of the weights that learn, which are given by name."""
         weights = {name: value.clone() if name in learning else value for name, value in self.weights.items()}
         averages = None if self.averages is None else {name: value.clone() for name, value in self.averages.items()}
-        return Held(self.card, weights, copy.deepcopy(self.training), averages, self.files)
+        return PendingCheckpoint(
+            card=self.card,
+            weights=weights,
+            training=copy.deepcopy(self.training),
+            averages=averages,
+            files=self.files,
+        )
 
 
-@dataclass
-class Run:
-    """All that the training loop touches."""
+@dataclass(kw_only=True)
+class Progress:
+    """What moves. `parallel`, `parameters` and `compilation` change when --freeze ends."""
 
-    config: Train
-    ranks: Ranks
-    directory: Path
-    model: Model
-    trained: nn.Module  # what is called and learns: the model, or on cached embeddings its classifier alone
-    parallel: nn.Module  # `trained` as it is called: wrapped for several ranks
-    classes: tuple[str, ...]
-    class_counts: tuple[int, ...]  # samples of each in the training split
-    preprocessing: Preprocessing
-    policy: Policy
-    kornia: KorniaPass | None  # runs after the policy's pixel operations
-    precision: Precision
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    schedule: Schedule
-    loader: BatchSource
-    val_loader: BatchSource | None
-    train_eval_loader: BatchSource | None  # the training split, cut like validation's
-    steps_per_epoch: int
-    steps: int  # optimiser steps of the whole run
-    embedding: tuple[int, ...] | None = None  # its shape, where training is on cached embeddings
-    cached: str | None = None  # of these, in words
-    ema: Ema | None = None
-    progressive: Progressive | None = None
-    compilation: Compilation | None = None
-    log: rundir.Log | None = None  # rank 0's
-    trained_on: tuple[TrainedOn, ...] = ()  # rank 0's: for the checkpoints
+    parallel: nn.Module  # `Setup.trained` as it is called: wrapped for several ranks
+    parameters: list[nn.Parameter]  # those that learn
+    compilation: Compilation | None
+    meter: Meter  # of the epoch so far, this rank's share
+    bad_step: torch.Tensor  # the first step whose loss was not finite, on the device
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
-    meter: Meter = field(init=False)  # of the epoch so far, this rank's share
-    trace: Trace = field(init=False)  # of single steps, or of a few where there are many
-    bad_step: torch.Tensor = field(init=False)  # the first whose loss was no number, on the device
-    standing: Standing = field(default_factory=Standing)  # what validations have shown
-    seconds: float = 0.0  # of training, over all its parts
-    epoch_seconds: float = 0.0  # of training, of this epoch and this process
-    account: Account = field(init=False)  # of this process
-    told: bool = False  # that it waits for data
-    probed: Probe | None = None  # what the native loader would do with the data, where that was asked
-    tried: float | None = None  # by how much the native loader was faster, where that was tried
-    asked: bool = False  # whether it was to be tried
-    held: dict[str, Held] = field(default_factory=dict)  # what `last` and `best` will be, where they wait
-    saved_at: float = -math.inf  # when a checkpoint was written, by the monotonic clock
+    standing: Standing = field(default_factory=Standing)  # the validations so far
+    pending: dict[str, PendingCheckpoint] = field(default_factory=dict)  # by link: what `last` and `best` will be
+    saved_at: float = -math.inf  # when a checkpoint was last written, by the monotonic clock
 
-    def __post_init__(self) -> None:
-        self.meter = Meter(self.ranks.device)
-        self.trace = Trace(math.ceil(self.steps / _TRACED) or 1)
-        self.account = Account(self.loader.spent, self.loader.workers)
-        self.bad_step = torch.full((), math.inf, dtype=torch.float64, device=self.ranks.device)
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Record on the device whether this step's loss is finite. No sync."""
+        bad = torch.where(loss.isfinite(), math.inf, float(self.step + 1))
+        self.bad_step = torch.minimum(self.bad_step, bad.double())
 
-    @property
-    def best(self) -> Best | None:
-        """The validation that the best checkpoint is from."""
-        return self.standing.best
 
-    @property
-    def patience_metric(self) -> Metric:
-        """What --patience watches."""
-        return self.config.patience_metric or DEFAULT_METRIC
+@dataclass(kw_only=True)
+class Accounting:
+    """What is only counted and written down."""
 
-    @property
-    def out_of_patience(self) -> bool:
-        """Whether --patience ends the run here."""
-        return self.config.patience is not None and self.standing.stale >= self.config.patience
+    account: Account  # of this process
+    trace: Trace  # of single steps, or of a few at a time in long runs
+    log: rundir.Log | None = None  # only rank 0 has it
+    seconds: float = 0.0  # of training, over all parts of a resumed run
+    epoch_seconds: float = 0.0  # of training, in this epoch and this process
+    warned: bool = False  # that the run waits for its data
 
-    @property
-    def stopped_early(self) -> bool:
-        """Whether --patience ended the run before its last epoch."""
-        return self.out_of_patience and self.epoch < self.epochs
+    def spend(self, began: float) -> float:
+        """Count the time since `began` as training. Returns the time now."""
+        now = time.perf_counter()
+        self.seconds += now - began
+        self.epoch_seconds += now - began
+        return now
 
-    @property
-    def batch_size(self) -> int:
-        """Samples per batch of this rank."""
-        assert self.config.batch_size != "auto"
-        return self.config.batch_size
 
-    @property
-    def unit(self) -> str:
-        """What a sample is."""
-        return "images" if self.model.text is None else "texts"
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that the training loop touches."""
 
-    @property
-    def epochs(self) -> int:
-        """Epochs of the whole run; the last may end early."""
-        return math.ceil(self.steps / self.steps_per_epoch)
+    setup: Setup
+    progress: Progress
+    accounting: Accounting
+
+    @classmethod
+    def start(cls, setup: Setup, parallel: nn.Module, compilation: Compilation | None) -> "Run":
+        """A run before its first step."""
+        device = setup.ranks.device
+        loader = setup.data.loader
+        progress = Progress(
+            parallel=parallel,
+            parameters=learning(setup.trained),
+            compilation=compilation,
+            meter=Meter(device),
+            bad_step=torch.full((), math.inf, dtype=torch.float64, device=device),
+        )
+        accounting = Accounting(
+            account=Account(loader.spent, loader.workers),
+            trace=Trace(math.ceil(setup.steps / _TRACED) or 1),
+        )
+        return cls(setup=setup, progress=progress, accounting=accounting)
 
     @property
     def step_in_epoch(self) -> int:
         """Optimiser steps done in this epoch."""
-        return self.step - self.epoch * self.steps_per_epoch
+        return self.progress.step - self.progress.epoch * self.setup.optimisation.steps_per_epoch
 
     @property
     def steps_of_epoch(self) -> int:
         """Optimiser steps that this epoch has."""
-        return min(self.steps_per_epoch, self.steps - self.epoch * self.steps_per_epoch)
+        steps_per_epoch = self.setup.optimisation.steps_per_epoch
+        return min(steps_per_epoch, self.setup.steps - self.progress.epoch * steps_per_epoch)
 
     @property
-    def outputs(self) -> int:
-        """Numbers that the model gives for an image."""
-        return self.config.num_classes or len(self.classes)
+    def best(self) -> Best | None:
+        """The validation that the best checkpoint is from."""
+        return self.progress.standing.best
 
     @property
-    def global_batch(self) -> int:
-        """Samples per optimiser step over all ranks."""
-        return self.batch_size * self.config.grad_accum_steps * self.ranks.world_size
+    def out_of_patience(self) -> bool:
+        """Whether --patience ends the run here."""
+        patience = self.setup.config.patience
+        return patience is not None and self.progress.standing.stale >= patience
 
     @property
-    def true_batch(self) -> int:
-        """The same, where the training split has as many."""
-        indices = self.loader.indices
-        return min(self.global_batch, len(self.loader.dataset if indices is None else indices))
+    def stopped_early(self) -> bool:
+        """Whether --patience ended the run before its last epoch."""
+        return self.out_of_patience and self.progress.epoch < self.setup.epochs
 
-    @property
-    def loaders(self) -> list[BatchSource]:
-        """All that read."""
-        return [loader for loader in (self.loader, self.val_loader, self.train_eval_loader) if loader is not None]
 
-    @property
-    def changing(self) -> bool:
-        """Whether unfreezing or larger crops were still to come in the epoch that was done last."""
-        done, held = self.epoch - 1, self.config.freeze_epochs
-        growing = self.progressive is not None and self.progressive.size(done) < self.progressive.size(self.epochs - 1)
-        return growing or (held is not None and done < held)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether --freeze holds in this epoch."""
-        held = self.config.freeze_epochs
-        return self.config.freeze is not None and (held is None or self.epoch < held)
-
-    def spend(self, began: float) -> float:
-        """Count the time since `began` as training. Returns the time."""
-        now = time.perf_counter()
-        self.seconds, self.epoch_seconds = self.seconds + now - began, self.epoch_seconds + now - began
-        return now
-
-    def note_loss(self, loss: torch.Tensor) -> None:
-        """Remember on the device whether the loss of this step is a number. Nobody waits for it."""
-        at = torch.where(loss.isfinite(), math.inf, float(self.step + 1))
-        self.bad_step = torch.minimum(self.bad_step, at.double())
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within, the model has the weights that are validated and saved: the moving average, where there is one."""
-        if self.ema is None:
-            yield
-            return
-        with self.ema.swapped(self.trained):
-            yield
+def learning(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that have gradients."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,9 +1,13 @@
-"""One micro-batch: augmentation, forward pass, loss, backward pass. The training loop and the search for a batch size
-take the same step."""
+"""One optimiser step, in one place: training, the search for a batch size and `fastimg bench` all call it.
 
-from collections.abc import Callable, Iterator
+optimiser_step: for each micro-batch  augment -> forward_backward,  then  update
+update:         true batch size over ranks -> unscale -> clip -> optimiser -> scaler -> zero_grad -> moving average
+"""
+
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -11,114 +15,151 @@ from fastimg.augment import draw, mix
 from fastimg.data.augmentation import model_input
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
-from fastimg.loaders.containers.arrays import MULTIPLE
+from fastimg.models import ranks as parallel
+from fastimg.system.signals import Interrupt, strongest, votes
 
-from .augment_stream import Beside
+from .augment_stream import AugmentStream
 from .losses import losses
+from .optimisers import set_lr
 from .run import Run
 
-_KORNIA = 0x6B6F726E  # keeps what Kornia draws apart from dropout
+_KORNIA = 0x6B6F726E  # keeps Kornia's random numbers apart from dropout's
 
 
-def forward_backward(
-    run: Run, batch: Batch, beside: Beside, seed: int, sync: AbstractContextManager[object] | None = None
-) -> None:
-    """Add the gradients of the mean loss over the nominal batch, and count the batch in `run.meter`.
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass takes: images [B, ...], targets [B] or soft ones [B, C], weight [B]."""
 
-    Gradients are divided by batch x accumulation, whatever `batch.weight` says; `seed` is that of dropout and Kornia,
-    `sync` the context of the passes.
+    images: torch.Tensor
+    targets: torch.Tensor
+    weight: torch.Tensor
+    smoothing: float  # that the loss has to apply; soft targets are smoothed already
+
+
+def optimiser_step(
+    run: Run, batches: Iterator[Batch], count: int, stream: AugmentStream, interrupt: Interrupt | None = None
+) -> int:
+    """Train on the next `count` batches and update the weights once. Returns the signal that some rank heard, else 0.
+
+    `count` is --grad-accum-steps, or fewer at the end of an epoch.
     """
-    config, precision = run.config, run.precision
-    nominal = run.batch_size * config.grad_accum_steps
-    plan = None if config.no_aug else draw(run.policy, batch.ids, config.seed, run.epoch)
-    targets, smoothing = batch.targets, config.smoothing
-    with beside.step(batch):
-        images = model_input(plan, batch.inputs, run.policy, precision.input_dtype, run.kornia, seed ^ _KORNIA)
-        if run.policy.mixes:  # soft targets, smoothed already
-            images, targets = mix(plan, images, targets, run.outputs, smoothing, batch.weight)
+    config = run.setup.config
+    ranks = run.setup.ranks
+    rows = 0
+    for number, batch in enumerate(islice(batches, count), start=1):
+        micro = number % config.grad_accum_steps
+        seed = seed_of(config.seed, run.progress.step, micro, ranks.rank)
+        micro_batch = augment(run, batch, stream, seed)
+        seed_generators(seed, ranks.device)
+        # Sync point between ranks, inside the last backward pass: gradients are averaged.
+        forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
+        rows += batch.samples
+        run.accounting.account.add(batch.samples)
+    return update(run, rows, interrupt.signal if interrupt is not None else 0)
+
+
+def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBatch:
+    """Augment and normalise a batch, beside the step before it. `seed` is Kornia's; all else depends on sample ids."""
+    setup = run.setup
+    weight = batch.weight
+    config = setup.config
+    policy = setup.input.policy
+    plan = None if config.no_aug else draw(policy, batch.ids, config.seed, run.progress.epoch)
+    targets = batch.targets
+    smoothing = config.smoothing
+    with stream.step(batch):
+        dtype = setup.precision.input_dtype
+        kornia = setup.input.kornia
+        images = model_input(plan, batch.inputs, policy, dtype, kornia, seed ^ _KORNIA)
+        if policy.mixes:
+            images, targets = mix(plan, images, targets, setup.outputs, smoothing, weight)
             smoothing = 0.0
-    beside.keep(batch, images, targets)
-    seed_generators(seed, run.ranks.device)
+    stream.keep(batch, images, targets)
+    return MicroBatch(images, targets, weight, smoothing)
+
+
+def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
+    """Add the gradients of the mean loss over the nominal batch, and count the batch in the run's meter.
+
+    Gradients are divided by batch size x accumulation, whatever `batch.weight` says: `update` corrects that. `sync` is
+    a context for the passes.
+    """
+    setup = run.setup
+    progress = run.progress
     with sync or nullcontext():
-        with precision.autocast(), _enough_for_norms(run):
-            logits = run.parallel(images)
-        loss = losses(logits, targets, smoothing, config.bce_loss)  # [B]
-        total = (loss * batch.weight).sum() / nominal
-        run.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-    run.note_loss(total.detach())
-    run.meter.add(logits.detach(), loss.detach(), targets, batch.weight)
+        with setup.precision.autocast(), _enough_for_norms(run):
+            logits = progress.parallel(batch.images)
+        loss = losses(logits, batch.targets, batch.smoothing, setup.config.bce_loss)  # [B]
+        total = (loss * batch.weight).sum() / setup.nominal_batch
+        setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+    progress.note_loss(total.detach())
+    progress.meter.add(logits.detach(), loss.detach(), batch.targets, batch.weight)
+
+
+def update(run: Run, rows: int, signal: int = 0) -> int:
+    """The optimiser's step on the gradients of `rows` samples. Returns the signal that some rank heard, else 0."""
+    config = run.setup.config
+    optimisation = run.setup.optimisation
+    progress = run.progress
+    optimizer = optimisation.optimizer
+    scaler = optimisation.scaler
+    signal = average_gradients(run, rows, signal)
+    if config.clip_grad is not None:
+        scaler.unscale_(optimizer)  # clipping compares with the true norm
+        parallel.clip_gradients(progress.parameters, config.clip_grad)
+    set_lr(optimizer, optimisation.schedule(progress.step))
+    scaler.step(optimizer)  # with fp16 a sync point: it skips the step if a gradient overflowed
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    if optimisation.ema is not None:
+        optimisation.ema.update(run.setup.trained, progress.step)
+    progress.step += 1
+    return signal
+
+
+def average_gradients(run: Run, rows: int, signal: int) -> int:
+    """Make the gradients the mean over the samples that counted, on all ranks, and agree on a signal.
+
+    Gradients were divided by the nominal batch. At the end of an epoch, and with images that could not be read, there
+    are fewer samples: multiplying by nominal / true gives the mean over those. Sync point between ranks: the number of
+    samples and the ranks' votes for a signal are one vector and one sum.
+    """
+    ranks = run.setup.ranks
+    nominal = run.setup.nominal_batch
+    parameters = run.progress.parameters
+    if ranks.world_size == 1:
+        if rows != nominal:
+            parallel.scale_gradients(parameters, nominal / max(rows, 1))
+        return signal
+    # Filled on the device: copying a list there would wait for all the work that is enqueued.
+    own = [torch.full((), float(value), device=ranks.device) for value in (rows, *votes(signal))]
+    total = ranks.sum(torch.stack(own))
+    parallel.scale_gradients(parameters, nominal * ranks.world_size / total[0].clamp(min=1.0))
+    # On a GPU nothing is read here, which would be a sync: signals are read with the meter.
+    return strongest(total[1:].tolist()) if ranks.device.type == "cpu" else 0
 
 
 @contextmanager
 def _enough_for_norms(run: Run) -> Iterator[None]:
-    """A batch norm that sees one value per channel, which has no variance, is an error of the batch's size."""
+    """A batch norm that sees one value per channel has no variance: report that as a batch size that is too small."""
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise UsageError(
-            f"--batch-size {run.batch_size}: a batch norm of {run.config.arch} sees a single value per channel, which "
-            "has no variance; give at least 2, or a larger --img-size"
+            f"--batch-size {run.setup.batch_size}: a batch norm of {run.setup.config.arch} sees a single value per "
+            "channel, which has no variance; give at least 2, or a larger --img-size"
         ) from error
 
 
-def whole_step(run: Run, batch: Batch, beside: Beside, step: int) -> None:
-    """Gradients of one batch, and the optimiser's step: a step of training without its bookkeeping, on one process."""
-    forward_backward(run, batch, beside, seed_of(run.config.seed, step, 0, run.ranks.rank))
-    if run.config.clip_grad is not None:
-        parameters = [p for p in run.trained.parameters() if p.requires_grad]
-        torch.nn.utils.clip_grad_norm_(parameters, run.config.clip_grad)
-    run.scaler.step(run.optimizer)
-    run.scaler.update()
-    run.optimizer.zero_grad(set_to_none=True)
-
-
 def seed_generators(seed: int, device: torch.device) -> None:
-    """What dropout draws from. `torch.manual_seed` notes a stack for every device that was never used, at each call."""
+    """Seed what dropout and Kornia draw from. `torch.manual_seed` would record a stack trace for each unused device."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
 def seed_of(seed: int, step: int, micro: int, rank: int) -> int:
-    """Seeds torch's generators for one forward pass, so that resuming needs no generator's state."""
+    """The seed of torch's generators for one forward pass, so that resuming needs no saved generator state."""
     return (seed * 1_000_003 + step * 4099 + micro * 67 + rank * 7919) & 0x7FFFFFFFFFFFFFFF
-
-
-def passes(run: Run) -> list[Callable[[], None]]:
-    """A pass on blank inputs for every shape that a run will see: training's sizes, then validation's.
-
-    Texts come in many lengths: after a long and a short batch the compiled model takes any.
-    """
-
-    def blank(size: int) -> torch.Tensor:
-        device = run.ranks.device
-        if run.embedding is not None:
-            return torch.zeros((run.batch_size, *run.embedding), dtype=run.precision.input_dtype, device=device)
-        if run.model.text is not None:
-            return torch.zeros((run.batch_size, size), dtype=torch.int32, device=device)
-        shape = (run.batch_size, size, size, 3)
-        levels = torch.zeros(shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
-        return model_input(None, levels, run.policy, run.precision.input_dtype)
-
-    def training(size: int) -> None:
-        with run.precision.autocast():
-            logits = run.parallel(blank(size))
-        logits.float().sum().backward()
-
-    def evaluation(size: int) -> None:
-        run.trained.eval()
-        with torch.inference_mode(), run.precision.autocast():
-            run.trained(blank(size))
-
-    sizes, validated = [run.preprocessing.train_size], run.preprocessing.val_size
-    if run.model.text is not None and run.embedding is None:
-        validated = run.model.text.tokenizer.length
-        sizes = [validated, MULTIPLE]
-    if run.progressive is not None:
-        sizes = run.progressive.sizes(run.epochs)
-    found = [partial(training, size) for size in sizes]
-    if run.val_loader is not None and run.parallel is run.trained:  # a wrapper is compiled, not what is in it
-        found.append(partial(evaluation, validated))
-    return found  # type: ignore[return-value]

@@ -41,7 +41,7 @@ class Ran:
 def curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves are drawn where a test is marked with this name: elsewhere they take longer than the training."""
     if not request.node.get_closest_marker("curves"):
-        monkeypatch.setattr("fastimg.train.reporting.report.plot_curves", lambda *_: None)
+        monkeypatch.setattr("fastimg.train.reporting.summary.plot_curves", lambda *_: None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whether the data is still what a run began with: in words of classes and samples, before anything is loaded."""
+"""Checks, before anything is loaded, that a resumed run still has the classes and samples that it started with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from fastimg.loaders import Dataset
 
 from . import format as checkpoint
 
-_MOST = 8  # names in a message
+_MAX_NAMES = 8  # in a message
 
 
 def class_counts(dataset: Dataset) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def class_counts(dataset: Dataset) -> tuple[int, ...]:
 
 
 def check(run: Path, data: Path, dataset: Dataset) -> None:
-    """Raises UserError where classes, or how many samples each has, are not those of the run's last checkpoint."""
+    """Raises UserError if the classes, or their numbers of samples, are not those of the run's last checkpoint."""
     last = (run / "last").resolve() / checkpoint.MODEL
     if last.exists():
         card = checkpoint.read_card(last)
@@ -27,11 +27,12 @@ def check(run: Path, data: Path, dataset: Dataset) -> None:
 
 
 def compare(run: Path, data: Path, before: Sequence[str], counts_before: Sequence[int], dataset: Dataset) -> None:
-    """Raises UserError where the dataset has other classes, or other numbers of samples of each, than a run had.
+    """Raises UserError if the dataset has other classes, or other numbers of samples per class, than a run had.
 
-    `counts_before` is empty for checkpoints that do not state them.
+    `counts_before` is empty for checkpoints without counts.
     """
-    now, counts = dataset.classes, class_counts(dataset)
+    now = dataset.classes
+    counts = class_counts(dataset)
     if tuple(before) != now:
         changes = "; ".join(_class_changes(before, now, counts_before, counts))
         raise _refusal(run, f"{data} has other classes than {run} was trained on: {changes}", "class folders")
@@ -45,7 +46,7 @@ def compare(run: Path, data: Path, before: Sequence[str], counts_before: Sequenc
 
 
 def not_the_same(run: Path, data: Path, cause: str) -> UserError:
-    """What to say of data with the classes and numbers of samples that the run had, which is not the same data."""
+    """The error for data that has the run's classes and numbers of samples, but is not the same data."""
     return _refusal(run, f"{data} is not the data that {run} was trained on: {cause}", "samples")
 
 
@@ -75,9 +76,9 @@ def _class_changes(
 def _renamed(
     before: Sequence[str], now: Sequence[str], counts_before: Sequence[int], counts: Sequence[int]
 ) -> dict[str, str]:
-    """Old -> new name, of classes that have as many samples as before under another name.
+    """Old -> new name of classes that have as many samples as before under another name.
 
-    Where several have, or numbers are not known, those that stand in the same place in lists of the same length.
+    If several match, or counts are not known, the one at the same place counts, in lists of the same length.
     """
     then = dict(zip(before, counts_before or [0] * len(before), strict=True))
     present = dict(zip(now, counts if counts_before else [0] * len(now), strict=True))
@@ -96,5 +97,5 @@ def _renamed(
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST])
-    return shown if len(names) <= _MOST else f"{shown} and {len(names) - _MOST:,} more"
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES:,} more"

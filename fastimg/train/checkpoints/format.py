@@ -1,10 +1,10 @@
 """Checkpoints: a directory that appears complete or not at all.
 
 RUN/checkpoints/00000240/model.safetensors   weights; classes and preprocessing in the metadata
-RUN/checkpoints/00000240/training.pt         optimiser, position in the data, meters: what going on needs
-RUN/checkpoints/00000240/sharded/            of --strategy fsdp: weights and optimiser by name, in torch's distributed
-                                             format, a file from each rank; any number of ranks reads them
-RUN/last, RUN/best -> checkpoints/...        links, replaced in one step
+RUN/checkpoints/00000240/training.pt         optimiser, position in the data, meters: what resuming needs
+RUN/checkpoints/00000240/sharded/            with --strategy fsdp: weights and optimiser by name, in torch's distributed
+                                             format, one file per rank; any number of ranks can read them
+RUN/last, RUN/best -> checkpoints/...        links, replaced atomically
 """
 
 import json
@@ -45,7 +45,7 @@ SHARDED = "sharded"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a checkpoint says of itself."""
+    """What a checkpoint states about itself. More than 12 fields: they are the keys of its metadata, which is flat."""
 
     arch: str
     kwargs: dict[str, Any]
@@ -58,12 +58,12 @@ class Card:
     blurpool: bool = False
     head: HeadKind = "linear"
     head_hidden: int = 0
-    class_counts: tuple[int, ...] = ()  # training samples of each class; empty in checkpoints from before it was kept
-    text: dict[str, Any] | None = None  # of a text encoder: from what it is made, its tokens and pooling
+    class_counts: tuple[int, ...] = ()  # training samples per class; empty in old checkpoints
+    text: dict[str, Any] | None = None  # of a text encoder: its base model, tokens and pooling
     trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
 
     def to_json(self) -> str:
-        """As it stands in the safetensors metadata."""
+        """For the safetensors metadata."""
         return json.dumps({**asdict(self), "fastimg": __version__})
 
     @classmethod
@@ -87,10 +87,10 @@ def save(
     averages: Mapping[str, torch.Tensor] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write checkpoint `card.step` of a run: to a temporary name, synced, then renamed. Returns its directory.
+    """Write checkpoint `card.step` of a run: under a temporary name, synced, then renamed. Returns its directory.
 
-    `tensors` are a model's state, `files` stand beside its weights. Where there are `averages` of weights, by name,
-    they are the model's; the weights that training goes on from are `training["weights"]`.
+    `tensors` are a model's state, `files` go next to its weights. With `averages` of weights, by name, the model file
+    holds those, and `training["weights"]` holds the weights that training continues from.
     """
     final = _unused(run, card.step)
     part = _begin(final)
@@ -112,10 +112,10 @@ def save_sharded(
     averages: Mapping[str, torch.Tensor] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """As `save`, of a module that FSDP2 has sharded: every rank calls it and writes its shards of all that is trained.
+    """`save` for a module that FSDP2 has sharded: every rank calls it and writes its shards of the trained tensors.
 
-    All nodes must see `run` under the same path, on a file system that they share. No rank holds more than one whole
-    tensor on its device; rank 0 collects the model in its memory. What `training` and `card` say is rank 0's.
+    All nodes must see `run` under the same path, on a shared file system. No rank holds more than one whole tensor on
+    its device; rank 0 collects the model in host memory. `training` and `card` are taken from rank 0.
     """
     final = Path(ranks.broadcast(str(_unused(run, card.step)) if ranks.first else ""))
     part = _begin(final) if ranks.first else _part(final)
@@ -141,7 +141,7 @@ def _unused(run: Path, step: int) -> Path:
     """The name of a new checkpoint."""
     final = run / "checkpoints" / f"{step:08d}"
     again = 1
-    while final.exists():  # the same step, saved again: `last` may point at the first, which stays until it does not
+    while final.exists():  # the same step, saved again: `last` may still point at the first one
         again += 1
         final = final.with_name(f"{step:08d}-{again}")
     return final
@@ -166,11 +166,11 @@ def _finish(
     training: dict[str, Any],
     files: Mapping[str, bytes] | None,
 ) -> None:
-    """Write the model and what going on needs, sync, and give the folder its name."""
+    """Write the model and the training state, sync, and rename the folder."""
     for name, content in (files or {}).items():
         (part / name).write_bytes(content)
     save_file(weights, part / MODEL, metadata={"format": "pt", "fastimg": card.to_json()})
-    give_usual_mode(part / MODEL)  # safetensors makes it for its owner alone
+    give_usual_mode(part / MODEL)  # safetensors makes it readable by its owner only
     torch.save(training, part / TRAINING)
     for name in (MODEL, TRAINING, *(files or ())):
         with (part / name).open("rb") as handle:
@@ -182,7 +182,7 @@ def _finish(
 def _state(
     module: nn.Module, optimizer: torch.optim.Optimizer, averages: Mapping[str, torch.Tensor] | None
 ) -> dict[str, Any]:
-    """What the ranks hold in shards, by name. The tensors are those in use."""
+    """What is sharded over the ranks, by name: the tensors in use, not copies."""
     states = {
         name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
         for name, parameter in module.named_parameters()
@@ -193,15 +193,17 @@ def _state(
 
 def _checksum(file: Path) -> list[int]:
     """[size in bytes, CRC-32]."""
-    size, crc = 0, 0
+    size = 0
+    crc = 0
     with file.open("rb") as handle:
         while block := handle.read(1 << 20):
-            size, crc = size + len(block), zlib.crc32(block, crc)
+            size = size + len(block)
+            crc = zlib.crc32(block, crc)
     return [size, crc]
 
 
 def point(run: Path, link: str, checkpoint: Path) -> None:
-    """Let RUN/last or RUN/best be `checkpoint`, in one step."""
+    """Point RUN/last or RUN/best at `checkpoint`, atomically."""
     part = run / f".{link}.part"
     part.unlink(missing_ok=True)
     part.symlink_to(checkpoint.relative_to(run))
@@ -210,12 +212,12 @@ def point(run: Path, link: str, checkpoint: Path) -> None:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, those that `last` and `best` point at aside."""
+    """Delete all but the newest `keep` checkpoints, not counting those that `last` and `best` point at."""
     pointed = {(run / link).resolve() for link in ("last", "best")}
     spare = [path for path in sorted((run / "checkpoints").glob("[0-9]*")) if path.resolve() not in pointed]
     for path in spare[: max(0, len(spare) - keep)]:
         shutil.rmtree(path)
-    for path in (run / "checkpoints").glob(".*.part"):  # of a run that was killed while it saved
+    for path in (run / "checkpoints").glob(".*.part"):  # from a run that was killed while saving
         shutil.rmtree(path)
 
 
@@ -231,7 +233,7 @@ def find(path: Path) -> Path:
 
 
 def read_card(file: Path) -> Card:
-    """The card of a model file. Raises UserError where it is not one of ours."""
+    """The card of a model file. Raises UserError if fastimg did not write it."""
     try:
         with safe_open(file, framework="pt") as handle:
             metadata = handle.metadata() or {}
@@ -245,7 +247,7 @@ def read_card(file: Path) -> Card:
 
 
 def trained_before(weights: Path | None) -> tuple[TrainedOn, ...]:
-    """What the weights of --weights were trained on; nothing where they do not say, as those of another program."""
+    """What the weights of --weights were trained on; empty if they do not say, as weights from elsewhere."""
     if weights is None:
         return ()
     try:
@@ -278,11 +280,11 @@ def load_model(path: Path) -> tuple[Model, Card]:
 
 
 def load_training(checkpoint: Path) -> dict[str, Any]:
-    """What `save` was given as `training`. Raises UserError where it is cut short."""
+    """What `save` was given as `training`. Raises UserError if the file is truncated."""
     file = checkpoint / TRAINING
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is no checkpoint; the error says it
+            warnings.simplefilter("ignore")  # about a file that is not a checkpoint: the error says so
             training: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = reason_of(error)
@@ -300,14 +302,14 @@ def load_sharded(
 ) -> None:
     """The inverse of `save_sharded`, in place, by any number of ranks; every rank calls it.
 
-    Raises UserError for a file that is missing or damaged, which the ranks look for together.
+    Raises UserError for a missing or damaged file; the ranks share the work of checking them.
     """
     folder = checkpoint / SHARDED
     stated = sorted(training["shards"].items())[ranks.rank :: ranks.world_size]
     faults = [fault for name, sums in stated if (fault := _fault(folder / name, sums))]
-    found = [fault for fault in ranks.gather(faults[0] if faults else "") if fault]
-    if found:
-        raise UserError(f"{found[0]}; resume from another checkpoint of the run")
+    reported = [fault for fault in ranks.gather(faults[0] if faults else "") if fault]
+    if reported:
+        raise UserError(f"{reported[0]}; resume from another checkpoint of the run")
     reader = FileSystemReader(folder)
     parameters = dict(module.named_parameters())
     state: dict[str, Any] = {"weights": module.state_dict(), "optimizer": {}, "averages": dict(averages or {})}
@@ -315,7 +317,8 @@ def load_sharded(
         part, _, rest = path.partition(".")
         name, _, key = rest.rpartition(".")
         if part == "optimizer" and isinstance(stored, TensorStorageMetadata):
-            shape, dtype = stored.size, stored.properties.dtype
+            shape = stored.size
+            dtype = stored.properties.dtype
             of_weights = key != "step" and shape == parameters[name].shape
             empty = torch.zeros_like(parameters[name], dtype=dtype) if of_weights else torch.zeros(shape, dtype=dtype)
             state["optimizer"].setdefault(name, {})[key] = empty.detach()
@@ -332,7 +335,7 @@ def load_sharded(
 
 
 def first_reason(error: BaseException) -> str:
-    """The first line of an error; where ranks saved or loaded together, of the first rank's that failed."""
+    """The first line of an error; if ranks saved or loaded together, of the first rank that failed."""
     while isinstance(error, CheckpointException) and error.failures:
         error = min(error.failures.items())[1][0]
     return reason_of(error)
@@ -341,9 +344,9 @@ def first_reason(error: BaseException) -> str:
 def _fault(file: Path, stated: list[int]) -> str | None:
     """What is wrong with a file that should have this size and checksum."""
     try:
-        found = _checksum(file)
+        actual = _checksum(file)
     except OSError as error:
         return f"{file}: cannot be read ({error.strerror or error})"
-    if found[0] != stated[0]:
-        return f"{file}: has {found[0]} bytes of {stated[0]}"
-    return None if found == stated else f"{file}: is damaged (its checksum is not the one that was saved)"
+    if actual[0] != stated[0]:
+        return f"{file}: has {actual[0]} bytes instead of {stated[0]}"
+    return None if actual == stated else f"{file}: is damaged (its checksum is not the one that was saved)"

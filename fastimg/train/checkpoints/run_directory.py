@@ -17,9 +17,11 @@ from fastimg.wording import plural
 
 from . import format as checkpoint
 
-CONFIG, METRICS, CURVES = "config.yaml", "metrics.jsonl", "curves.png"
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+CURVES = "curves.png"
 
-# What may differ between the two halves of a resumed run: it changes neither the weights nor the order.
+# Settings that may differ when a run is resumed: they change neither the weights nor the order.
 _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
@@ -31,15 +33,15 @@ _FREE = frozenset(
 
 
 def choose(output: Path, base: str, name: str | None, resume: str | None, from_file: bool = False) -> tuple[Path, bool]:
-    """(run directory, whether to go on with it). Raises UsageError for a name that is taken, or nothing to resume.
+    """(run directory, whether to resume it). Raises UsageError if the name is taken, UserError if there is no run.
 
-    A name `from_file` is that of the run that the file describes, which may be there: numbers follow it, as they follow
-    the `base` of a run without a name.
+    A name `from_file` belongs to the run that the file describes, which may exist: a number is added to it, as to the
+    `base` of a run without a name.
     """
     if resume is not None and resume != "auto":
         run = Path(resume)
         if not (run / CONFIG).exists():
-            raise UserError(f"--resume {resume}: no run there (no {CONFIG}); give a run directory, or auto")
+            raise UserError(f"--resume {resume}: not a run directory (it has no {CONFIG}); give one, or auto")
         return run, True
     if name is not None and from_file:
         if resume is None and not (output / name / CONFIG).exists():
@@ -48,7 +50,9 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
     elif name is not None:
         run = output / name
         if (run / CONFIG).exists() and resume is None:
-            raise UsageError(f"{run}: a run of that name is there; use --resume auto to go on, or another --name")
+            raise UsageError(
+                f"{run}: a run of that name already exists; use --resume auto to continue it, or choose another --name"
+            )
         return run, (run / CONFIG).exists()
     there = list(output.iterdir()) if output.is_dir() else []  # no glob: a name may hold brackets
     taken = [run for run in there if _numbered(run.name, base) and (run / CONFIG).exists()]
@@ -59,7 +63,7 @@ def choose(output: Path, base: str, name: str | None, resume: str | None, from_f
 
 
 def named_by_file(config: Train) -> bool:
-    """Whether the run's name is that in the file that --config gives: then the file may be an earlier run's."""
+    """Whether the run's name comes from the file that --config gives, which may be an earlier run's."""
     return (
         config.name is not None and config.config is not None and read(config.config, Train).get("name") == config.name
     )
@@ -74,9 +78,9 @@ def _numbered(name: str, base: str) -> int:
 
 
 def begin(run: Path, config: Train) -> list[Path]:
-    """Make the directory and write down the effective configuration. Returns the folders that it made, innermost first.
+    """Create the directory and write the effective configuration. Returns the folders it created, innermost first.
 
-    Raises UserError where that is not possible.
+    Raises UserError if that is not possible.
     """
     made = [folder for folder in (run, *run.parents) if not folder.exists()]
     try:
@@ -89,7 +93,7 @@ def begin(run: Path, config: Train) -> list[Path]:
 
 
 def withdraw(run: Path, made: list[Path]) -> None:
-    """Take back what `begin` and the log wrote, unless a checkpoint was saved: nothing could go on from it."""
+    """Delete what `begin` and the log wrote, unless a checkpoint was saved: there would be nothing to resume."""
     if (run / "last").exists():
         return
     for name in (CONFIG, METRICS):
@@ -102,11 +106,11 @@ def withdraw(run: Path, made: list[Path]) -> None:
 
 
 def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int]:
-    """(batch size, accumulated batches) with which `world_size` ranks go on with a run that others may have begun.
+    """(batch size, accumulated batches) for `world_size` ranks that resume a run which may have had more or fewer.
 
-    A step keeps its number of images: the fewest accumulated batches of at most the images asked for. As many
-    ranks as at first, or a run without a checkpoint, get what they ask for, and the run's batch for `auto`. Raises
-    UsageError where the ranks cannot share a step evenly.
+    A step keeps its number of images, in as few accumulated batches as possible, none larger than the batch size asked
+    for. With as many ranks as at first, or without a checkpoint, it is what was asked for; `auto` is the run's batch.
+    Raises UsageError if the ranks cannot share a step evenly.
     """
     before = load(run / CONFIG, Train)
     assert before.batch_size != "auto"  # `begin` was given what it became
@@ -131,16 +135,18 @@ def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int
 
 
 def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to go on from, None where the run was killed before its first.
+    """The checkpoint to resume from, None if the run was killed before its first.
 
-    Raises UsageError where `effective` would train something else than the run did.
+    Raises UsageError if `effective` would train differently than the run did.
     """
     before = load(run / CONFIG, Train)
     names = [field.name for field in dataclasses.fields(Train) if field.name not in _FREE]
     differing = [n for n in names if _setting(before, n) != _setting(effective, n)]
     if differing:
         changes = ", ".join(f"{n} was {getattr(before, n)} and is {getattr(effective, n)}" for n in differing)
-        raise UsageError(f"--resume: {run} was another training: {changes}; give the same flags, or start a new run")
+        raise UsageError(
+            f"--resume: {run} was trained with other settings: {changes}; give the same flags, or start a new run"
+        )
     if not (run / "last").exists():
         return None
     training = checkpoint.load_training((run / "last").resolve())
@@ -154,15 +160,15 @@ def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Pat
 
 
 def _setting(config: Train, name: str) -> Any:
-    """One setting, as it is compared: one process alone and DDP save the same, FSDP something else."""
+    """One setting, as it is compared: a single process and DDP save the same files, FSDP does not."""
     value = getattr(config, name)
-    if name == "patience_metric":  # runs from before there was this flag resume
+    if name == "patience_metric":  # runs from before this flag can be resumed
         return value or (None if config.patience is None else DEFAULT_METRIC)
     return value == "fsdp" if name == "strategy" else value
 
 
 class Log:
-    """metrics.jsonl: a record a line, in the order of steps. What came after `step` is cut off: it will come again."""
+    """metrics.jsonl: one record per line, in order of steps. Records after `step` are removed: they will come again."""
 
     def __init__(self, run: Path, step: int) -> None:
         self._path = run / METRICS
@@ -180,12 +186,12 @@ class Log:
 
 
 def train_records(run: Path) -> list[dict[str, Any]]:
-    """Those of the progress lines."""
+    """The records of progress lines."""
     return [record for record in read_log(run) if record["kind"] == "train"]
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The records of a run; a last line that was cut off by a kill is left out."""
+    """The records of a run, without a last line that a kill cut off."""
     try:
         lines = (run / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:

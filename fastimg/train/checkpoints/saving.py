@@ -1,4 +1,4 @@
-"""How a run is saved and restored."""
+"""Saves a run, and restores it."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ from fastimg.loaders import DataError
 from fastimg.models.ranks import agree_on_buffers
 from fastimg.models.registry import read_weights
 from fastimg.train.patience import Standing
-from fastimg.train.run import Held, Run
+from fastimg.train.run import PendingCheckpoint, Run
 
 from . import changed_data
 from . import format as checkpoint
@@ -22,109 +22,142 @@ PAUSE = 10.0  # seconds between checkpoints that may wait
 
 
 def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
-    """Write a checkpoint of this step, with what going on needs; all ranks call it.
+    """Write a checkpoint of this step, with everything that resuming needs; all ranks call it.
 
-    Rank 0 writes it, and with --strategy fsdp each rank its shards. On embeddings an epoch takes less time than a
-    checkpoint: one that `may_wait` is held, soon after another, until the next is written.
+    Rank 0 writes it; with --strategy fsdp each rank writes its shards. On embeddings an epoch takes less time than a
+    checkpoint: one that `may_wait` and comes soon after another stays in memory until the next is written.
     """
-    averages = run.ema.tensors if run.ema else None
-    agree_on_buffers(run.model.module, run.ranks, averages)
-    sums = run.ranks.sum(run.meter.sums.clone())
-    sharded = run.config.strategy == "fsdp"
-    card = checkpoint.Card(
-        arch=run.model.arch,
-        kwargs=run.model.kwargs,
-        classes=run.classes,
-        class_counts=run.class_counts,
-        num_classes=run.outputs,
-        preprocessing=run.preprocessing,
-        step=run.step,
-        epoch=run.epoch,
-        metrics=run.best.score.as_dict(len(run.classes)) if run.best and best else {},
-        blurpool=run.config.blurpool,
-        head=run.model.head,
-        head_hidden=run.model.head_hidden,
-        text=run.model.text.settings if run.model.text else None,
-        trained_on=run.trained_on,
-    )
-    files = run.model.text.tokenizer.files() if run.model.text else None
-    training = {
-        "step": run.step,
-        "epoch": run.epoch,
-        "global_batch": run.global_batch,
-        "loader": run.loader.state_dict(),
-        "scaler": run.scaler.state_dict(),
-        "meter": sums.cpu(),
-        **run.standing.state_dict(),
-        "seconds": run.seconds,
-    }
+    setup = run.setup
+    progress = run.progress
+    ranks = setup.ranks
+    optimizer = setup.optimisation.optimizer
+    averages = setup.optimisation.ema.tensors if setup.optimisation.ema else None
+    agree_on_buffers(setup.model.module, ranks, averages)
+    card = _card(run, best)
+    training = _training_state(run)
+    files = setup.model.text.tokenizer.files() if setup.model.text else None
+    links = ["last", "best"] if best else ["last"]
     try:
-        saved = None
-        if sharded:
+        if setup.config.strategy == "fsdp":
             saved = checkpoint.save_sharded(
-                run.directory, card, run.model.module, run.optimizer, training, run.ranks, averages, files
+                setup.directory, card, setup.model.module, optimizer, training, ranks, averages, files
             )
-        elif run.ranks.first:
-            training["optimizer"] = run.optimizer.state_dict()
-            held = Held(card, run.model.module.state_dict(), training, averages, files)
-            if may_wait and run.embedding is not None and time.monotonic() - run.saved_at < PAUSE:
-                held = held.copied(run.trained.state_dict())
-                run.held = {**run.held, "last": held} | ({"best": held} if best else {})
-            else:
-                run.held = {**run.held, "last": held} | ({"best": held} if best else {})
-                _write_held(run)
-        if saved is not None and run.ranks.first:
-            _point(run, saved, ["last", "best"] if best else ["last"])
+            if ranks.first:
+                _point(run, saved, links)
+        elif ranks.first:
+            training["optimizer"] = optimizer.state_dict()
+            weights = setup.model.module.state_dict()
+            pending = PendingCheckpoint(card=card, weights=weights, training=training, averages=averages, files=files)
+            soon = time.monotonic() - progress.saved_at < PAUSE
+            waits = may_wait and setup.data.embedding is not None and soon
+            if waits:
+                pending = pending.copied(setup.trained.state_dict())
+            progress.pending |= dict.fromkeys(links, pending)
+            if not waits:
+                _write_pending(run)
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # a full disk, as each library says
         reason = checkpoint.first_reason(error)
         raise UserError(
-            f"{run.directory}: the checkpoint of step {run.step} could not be written ({reason}); make room, then go "
-            "on from the one before it with --resume auto"
+            f"{setup.directory}: the checkpoint of step {progress.step} could not be written ({reason}); make room, "
+            "then continue from the previous one with --resume auto"
         ) from error
-    run.ranks.barrier()
+    ranks.barrier()
 
 
-def write_held(run: Run) -> None:
-    """Write what was held, before a run ends by an error."""
+def _card(run: Run, best: bool) -> checkpoint.Card:
+    """What the weights file states about itself."""
+    setup = run.setup
+    progress = run.progress
+    data = setup.data
+    model = setup.model
+    return checkpoint.Card(
+        arch=model.arch,
+        kwargs=model.kwargs,
+        classes=data.classes,
+        class_counts=data.class_counts,
+        num_classes=setup.outputs,
+        preprocessing=setup.input.preprocessing,
+        step=progress.step,
+        epoch=progress.epoch,
+        metrics=run.best.score.as_dict(len(data.classes)) if run.best and best else {},
+        blurpool=setup.config.blurpool,
+        head=model.head,
+        head_hidden=model.head_hidden,
+        text=model.text.settings if model.text else None,
+        trained_on=data.trained_on,
+    )
+
+
+def _training_state(run: Run) -> dict[str, Any]:
+    """What resuming needs besides the weights and the optimiser's state. All ranks call it."""
+    setup = run.setup
+    progress = run.progress
+    sums = setup.ranks.sum(progress.meter.sums.clone())
+    return {
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "global_batch": setup.global_batch,
+        "loader": setup.data.loader.state_dict(),
+        "scaler": setup.optimisation.scaler.state_dict(),
+        "meter": sums.cpu(),
+        **progress.standing.state_dict(),
+        "seconds": run.accounting.seconds,
+    }
+
+
+def write_pending(run: Run) -> None:
+    """Write the checkpoints that wait, before a run ends with an error."""
     with contextlib.suppress(OSError, RuntimeError, SafetensorError):
-        _write_held(run)
+        _write_pending(run)
 
 
-def _write_held(run: Run) -> None:
-    for held in sorted({id(one): one for one in run.held.values()}.values(), key=lambda one: one.card.step):
-        saved = checkpoint.save(run.directory, held.card, held.weights, held.training, held.averages, held.files)
-        _point(run, saved, [name for name, one in run.held.items() if one is held])
-    run.held, run.saved_at = {}, time.monotonic()
+def _write_pending(run: Run) -> None:
+    progress = run.progress
+    directory = run.setup.directory
+    by_step = {pending.card.step: pending for pending in progress.pending.values()}
+    for step, pending in sorted(by_step.items()):
+        saved = checkpoint.save(
+            directory, pending.card, pending.weights, pending.training, pending.averages, pending.files
+        )
+        _point(run, saved, [link for link, other in progress.pending.items() if other.card.step == step])
+    progress.pending = {}
+    progress.saved_at = time.monotonic()
 
 
 def _point(run: Run, saved: Path, links: list[str]) -> None:
     for link in links:
-        checkpoint.point(run.directory, link, saved)
-    checkpoint.prune(run.directory, run.config.checkpoint_hist)
+        checkpoint.point(run.setup.directory, link, saved)
+    checkpoint.prune(run.setup.directory, run.setup.config.checkpoint_hist)
 
 
 def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
-    """Stand where the checkpoint stood; all ranks call it. Raises UserError where the data is not the same."""
-    averages = run.ema.tensors if run.ema else None
-    if run.config.strategy == "fsdp":
-        checkpoint.load_sharded(saved, training, run.model.module, run.optimizer, run.ranks, averages)
+    """Continue from a checkpoint; all ranks call it. Raises UserError if the data has changed since."""
+    setup = run.setup
+    progress = run.progress
+    module = setup.model.module
+    optimizer = setup.optimisation.optimizer
+    averages = setup.optimisation.ema.tensors if setup.optimisation.ema else None
+    if setup.config.strategy == "fsdp":
+        checkpoint.load_sharded(saved, training, module, optimizer, setup.ranks, averages)
     else:
         tensors, _ = read_weights(saved / checkpoint.MODEL)
         for name, average in (averages or {}).items():
             average.copy_(tensors.get(name, average))  # a buffer that is not saved stays as it was built
-        run.model.module.load_state_dict(training.get("weights", tensors))
-        run.optimizer.load_state_dict(training["optimizer"])
-    run.scaler.load_state_dict(training["scaler"])
-    run.step, run.epoch = training["step"], training["epoch"]
-    run.standing, run.seconds = Standing.from_state(training), training["seconds"]
-    if run.ranks.first:  # the sums over all ranks go on in one of them
-        run.meter.sums.copy_(training["meter"])
+        module.load_state_dict(training.get("weights", tensors))
+        optimizer.load_state_dict(training["optimizer"])
+    setup.optimisation.scaler.load_state_dict(training["scaler"])
+    progress.step = training["step"]
+    progress.epoch = training["epoch"]
+    progress.standing = Standing.from_state(training)
+    run.accounting.seconds = training["seconds"]
+    if setup.ranks.first:  # the saved sums are over all ranks: one of them continues with them
+        progress.meter.sums.copy_(training["meter"])
     try:
-        run.loader.load_state_dict(training["loader"])
+        setup.data.loader.load_state_dict(training["loader"])
     except DataError as error:
-        assert run.config.data is not None
+        assert setup.config.data is not None
         cause = (
             "files were replaced or renamed, it was converted again, or other samples are held out for validation, "
             "though there are as many of each class"
         )
-        raise changed_data.not_the_same(run.directory, run.config.data, cause) from error
+        raise changed_data.not_the_same(setup.directory, setup.config.data, cause) from error

@@ -14,9 +14,9 @@ from fastimg.loaders import Batch, BatchSource
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, available, ran_out, release
-from fastimg.train.augment_stream import Beside
+from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.run import Run
-from fastimg.train.step import whole_step
+from fastimg.train.step import optimiser_step
 from fastimg.wording import plural
 
 START, SHARE = 8, 0.2  # the first batch; the largest, as a share of the dataset (Ludwig's)
@@ -68,7 +68,7 @@ def find_batch_size(
     if not fitting:
         run = trial(size)
         _close(run)
-        raise UserError(f"--batch-size auto: not even a batch of {size} fits into memory; {advice(run.config)}")
+        raise UserError(f"--batch-size auto: not even a batch of {size} fits into memory; {advice(run.setup.config)}")
     fastest = max(one.rate for one in fitting)
     best = next(one for one in fitting if one.rate * GAIN >= fastest)
     console.print(f"batch size {best.batch_size:>6}   chosen: {why}", highlight=False)
@@ -78,7 +78,8 @@ def find_batch_size(
 def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
     """Train a few steps, and undo them."""
     run = trial(batch_size)
-    kept = {name: tensor.clone() for name, tensor in run.model.module.state_dict().items()}
+    module = run.setup.model.module
+    kept = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     before = _resident()
     try:
         rate = _rate(run)
@@ -88,29 +89,29 @@ def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
         rate = 0.0
     finally:
         _close(run)
-        run.optimizer.zero_grad(set_to_none=True)
-        run.model.module.load_state_dict(kept)
-    device, grown = run.ranks.device, max(0, _resident() - before)
-    del run, kept
+        run.setup.optimisation.optimizer.zero_grad(set_to_none=True)
+        module.load_state_dict(kept)
+    device, grown = run.setup.ranks.device, max(0, _resident() - before)
+    del run, module, kept
     release(device)
     return Trial(batch_size, rate, grown)
 
 
 def _rate(run: Run) -> float:
     """Images per second of whole steps, after a few that warm up. The clock waits for the device."""
-    train_mode(run.trained)
-    beside, began, timed = Beside(run.ranks.device, run.config.augment_stream), 0.0, 0
-    for step, batch in enumerate(batches(run.loader), start=-WARM):
-        if step == 0:
-            _synchronise(run.ranks)
-            began = time.perf_counter()
-        whole_step(run, batch, beside, step + WARM)
-        if step >= 0:
-            timed += 1
-            if timed >= 2 and (timed == STEPS or time.perf_counter() - began > SECONDS):
-                break
-    _synchronise(run.ranks)
-    return timed * run.batch_size / (time.perf_counter() - began)
+    setup = run.setup
+    train_mode(setup.trained)
+    accumulate, source = setup.config.grad_accum_steps, batches(setup.data.loader)
+    stream = AugmentStream(setup.ranks.device, setup.config.augment_stream)
+    for _ in range(WARM):
+        optimiser_step(run, source, accumulate, stream)
+    _synchronise(setup.ranks)
+    began, timed = time.perf_counter(), 0
+    while timed < 2 or (timed < STEPS and time.perf_counter() - began <= SECONDS):
+        optimiser_step(run, source, accumulate, stream)
+        timed += 1
+    _synchronise(setup.ranks)
+    return timed * setup.nominal_batch / (time.perf_counter() - began)
 
 
 def batches(loader: BatchSource) -> Iterator[Batch]:
@@ -147,7 +148,7 @@ def _resident() -> int:
 
 
 def _close(run: Run) -> None:
-    for loader in run.loaders:
+    for loader in run.setup.data.loaders:
         loader.close()
 
 

@@ -1,8 +1,8 @@
-"""Where the time of training goes, counted all the time: waiting for data, copying it, computing; and the loader's.
+"""Where the time of training goes: waiting for data, copying it, computing; and what the loader's threads do.
 
-    begin() ... add(samples) per batch ... read() -> TrainingTime per progress line  overall(records) -> the run's
+    begin() ... add(samples) per batch ... read() -> TrainingTime per progress line; overall(records) -> the whole run
 
-Nothing but sums of seconds that the loader counts (`loaders.spent`); the clock is read once a line.
+Always on: it only sums the seconds that the loader counts (`BatchSource.spent`), and reads the clock once per line.
 """
 
 import time
@@ -12,28 +12,28 @@ from typing import Any, NamedTuple
 
 from fastimg.loaders.runtime.times import Spent
 
-SETTLED = 2.0  # seconds: what is judged by less may be chance
-BATCHES = 5  # the same
-STARTS = 3  # epochs after the first whose beginning was seen: what is judged by fewer may be chance
+SETTLED = 2.0  # seconds: a verdict on less may be chance
+BATCHES = 5  # likewise
+STARTS = 3  # epochs after the first whose start was seen: a verdict on fewer may be chance
 LONG = 20.0  # seconds of these epochs: a shorter run gains nothing by knowing why it started slowly
-_FILLING = 2  # batches at the beginning of an epoch: the loader begins with nothing
+_FILLING = 2  # batches at the start of an epoch, when the loader has nothing ready yet
 
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """A stretch of training, in seconds. None: not told apart.
+    """A stretch of training, in seconds. None: the loader does not measure it.
 
-    Waiting and computing add up to the whole. Copies to a GPU run beside both, on a stream of their own; computing is
-    all that is not waiting: augmentation, the step, arrays taken from memory, a checkpoint in the middle of an epoch.
+    Waiting and computing add up to the total. Copies to a GPU run in parallel to both, on their own stream. Computing
+    is everything but waiting: augmentation, the step, arrays read from memory, a checkpoint in the middle of an epoch.
     """
 
     seconds: float = 0.0
     samples: int = 0
     wait: float = 0.0
     copy: float | None = 0.0
-    read: float | None = 0.0  # of the loader's threads together
-    busy: float | None = 0.0
-    threads: float = 0.0  # seconds that these had
+    read: float | None = 0.0  # summed over the loader's threads
+    busy: float | None = 0.0  # summed over the loader's threads
+    threads: float = 0.0  # seconds x threads
     batches: int = 0
 
     def __add__(self, other: "TrainingTime") -> "TrainingTime":
@@ -55,31 +55,31 @@ class TrainingTime:
 
     @property
     def wait_share(self) -> float:
-        """Of the time, in which there was no batch to compute on."""
+        """Share of the time without a batch to compute on."""
         return _share(self.wait, self.seconds)
 
     @property
     def copy_share(self) -> float | None:
-        """Of the time, in which a copy to the device was under way."""
+        """Share of the time with a copy to the device under way."""
         return None if self.copy is None else _share(self.copy, self.seconds)
 
     @property
     def compute_share(self) -> float:
-        """Of the time: what is not waiting."""
+        """Share of the time that is not waiting."""
         return 1.0 - self.wait_share
 
     @property
     def busy_share(self) -> float | None:
-        """Of the time of the loader's threads: they worked."""
+        """Share of the loader threads' time in which they worked."""
         return None if self.busy is None else _share(self.busy, self.threads)
 
     @property
     def read_share(self) -> float | None:
-        """Of the time of the loader's threads: they read."""
+        """Share of the loader threads' time in which they read."""
         return None if self.read is None else _share(self.read, self.threads)
 
     def record(self) -> dict[str, float]:
-        """For metrics.jsonl: its length and its shares, as far as they are known."""
+        """For metrics.jsonl: its length and the shares that are known."""
         values = {
             "seconds": self.seconds,
             "wait_share": self.wait_share,
@@ -92,15 +92,16 @@ class TrainingTime:
 
 
 def overall(records: Iterable[Mapping[str, Any]]) -> TrainingTime:
-    """What the "train" records of a run's metrics.jsonl add up to, those of before a --resume among them.
+    """The sum of the "train" records of a run's metrics.jsonl, including those from before a --resume.
 
-    Its threads are one, and its samples are not counted.
+    It counts one thread and no samples.
     """
     total = TrainingTime()
     for record in records:
         if "seconds" not in record:  # an older version wrote it
             continue
-        seconds, wait = record["seconds"], record["wait_share"]
+        seconds = record["seconds"]
+        wait = record["wait_share"]
         copy, busy, read = (
             record[name] * seconds if name in record else None
             for name in ("copy_share", "loader_busy_share", "loader_read_share")
@@ -119,8 +120,8 @@ class _Mark(NamedTuple):
 class Account:
     """Counts a training run, window by window. `spent` and `workers` are the loader's.
 
-    `steady` is the run without the first batches of each epoch, which no loader has ready. `starting` are these, of all
-    epochs but the first, in which code is compiled and files are read for the first time; `starts` counts them.
+    `steady` leaves out the first batches of each epoch, which no loader has ready. `starting` has those of all epochs
+    but the first, in which code is compiled and files are read for the first time; `starts` counts these epochs.
     """
 
     def __init__(
@@ -128,23 +129,25 @@ class Account:
     ) -> None:
         self.steady = self.starting = TrainingTime()
         self.starts = self._epochs = 0
-        self._spent, self._workers, self._clock = spent, workers, clock
+        self._spent = spent
+        self._workers = workers
+        self._clock = clock
         self._samples = self._batches = self._filling = 0
-        self._last = self._since = self._mark()  # where the window began; and what is steady in it
-        self._unseen = TrainingTime()  # of what is steady
+        self._last = self._since = self._mark()  # where the window started, and where its steady part did
+        self._unseen = TrainingTime()  # steady time that `evidence` has not returned yet
 
     def begin(self) -> None:
-        """An epoch begins, or goes on: its batches come from here on. What was since the last window is forgotten."""
+        """An epoch starts or continues here. Discards the time since the last window."""
         self._filling = _FILLING
         self._epochs += 1
         self.skip()
 
     def skip(self) -> None:
-        """What was since the last window is nobody's: the window begins here."""
+        """Discard the time since the last window, and start a new one."""
         self._last = self._since = self._mark()
 
     def add(self, samples: int) -> None:
-        """A batch was worked on."""
+        """Count a batch that was trained on."""
         self._samples += samples
         self._batches += 1
         if self._filling:
@@ -156,27 +159,31 @@ class Account:
             self._since = now
 
     def read(self) -> TrainingTime:
-        """What was since the window before."""
+        """The time since the last window."""
         now = self._mark()
         window = self._between(self._last, now)
         if not self._filling:
             steady = self._between(self._since, now)
-            self.steady, self._unseen = self.steady + steady, self._unseen + steady
+            self.steady = self.steady + steady
+            self._unseen = self._unseen + steady
         self._last = self._since = now
         return window
 
     def evidence(self) -> TrainingTime | None:
-        """What was steady and is new since this was asked last, once it is long enough to judge by; until then None."""
+        """The steady time since the last call, once it is long enough to judge by; None until then."""
         if not settled(self._unseen):
             return None
-        found, self._unseen = self._unseen, TrainingTime()
+        found = self._unseen
+        self._unseen = TrainingTime()
         return found
 
     def _mark(self) -> _Mark:
         return _Mark(self._clock(), self._samples, self._batches, self._spent())
 
     def _between(self, before: _Mark, now: _Mark) -> TrainingTime:
-        seconds, then, spent = now.at - before.at, before.spent, now.spent
+        seconds = now.at - before.at
+        then = before.spent
+        spent = now.spent
         return TrainingTime(
             seconds,
             now.samples - before.samples,
@@ -190,7 +197,7 @@ class Account:
 
 
 def settled(window: TrainingTime) -> bool:
-    """Whether what was steady is long enough to judge by."""
+    """Whether a window of steady time is long enough to judge by."""
     return window.seconds >= SETTLED and window.batches >= BATCHES
 
 

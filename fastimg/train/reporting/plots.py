@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST, SHOWN = 150, 40  # classes of which a confusion matrix names all, and how many it shows of more
+MOST = 150  # classes of which a confusion matrix names all, and how many it shows of more
+SHOWN = 40
 _COUNTED = 40  # classes for which there is room for counts
-_LABEL, _CAPTION = 32, 22  # characters
+_LABEL = 32  # characters
+_CAPTION = 22
 _MARKED = 60  # points of a curve that are marked
 
 
@@ -112,7 +114,8 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
     shown, and which characters no font has.
     """
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    drawn, remarks = np.arange(len(classes)), list[str]()
+    drawn = np.arange(len(classes))
+    remarks = list[str]()
     if len(classes) > MOST:
         drawn = most_confused(matrix, SHOWN)
         remarks.append(
@@ -121,7 +124,8 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
         title += (
             f"\nthe {SHOWN} most confused of {len(classes):,} classes; colour: share of all images of the true class"
         )
-    share, matrix = share[np.ix_(drawn, drawn)], matrix[np.ix_(drawn, drawn)]
+    share = share[np.ix_(drawn, drawn)]
+    matrix = matrix[np.ix_(drawn, drawn)]
     names = [str(classes[index]) for index in drawn.tolist()]
     n = len(names)
     cell = max(0.14, min(0.42, 16 / n))  # inches

@@ -1,4 +1,4 @@
-"""A run that waits for its data is told so: in one line while it trains, and in the summary."""
+"""Tells a run that waits for its data: in one line while it trains, and in the summary."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,107 +6,76 @@ from pathlib import Path
 import torch
 from rich.markup import escape
 
-from fastimg.data.datasets import center_crop, chosen_backend, train_crop
-from fastimg.loaders import ImageDecoder, LoaderConfig
+from fastimg.data.datasets import chosen_backend
+from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.crop import Crop, sized
-from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.system.progress import Display
-from fastimg.train import trial
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.choices import resolution as effective
-from fastimg.train.probe import probe
 from fastimg.train.run import Run
 
 from . import accounting
 from .accounting import TrainingTime, overall
-from .hints import LIMIT, Facts, Hint, hint, started_slowly
+from .hints import LIMIT, Facts, hint, started_slowly
 from .report import shown
 
 
-def tell(run: Run, display: Display) -> None:
-    """Say the verdict, once, as soon as the run is seen to wait. Rank 0 calls it after each window.
-
-    Where a trial is to come, `try_native` says it.
-    """
-    evidence = run.account.evidence()
-    if evidence is None or run.told or (trial.possible(run) and not run.asked):
+def warn(run: Run, display: Display) -> None:
+    """Show the verdict once, as soon as the run is seen to wait. Rank 0 calls this after each progress line."""
+    evidence = run.accounting.account.evidence()
+    if evidence is None or run.accounting.warned:
         return
-    _say(run, display, evidence)
-
-
-def try_native(run: Run, display: Display) -> None:
-    """After the first epoch with another loader than the native one, on a CPU: try that, and say the verdict."""
-    steady = run.account.steady
-    if run.asked or not trial.possible(run) or steady.seconds < accounting.SETTLED:
-        return
-    run.asked = True
-    if trial.worth_it(run, steady):
-        display.note(f"trying --loader native for {trial.SECONDS:.0f} s")
-        try:
-            run.tried = trial.native_rate(run) / steady.speed
-        except trial.Failed as error:
-            display.say(escape(f"--loader native could not be tried: {error}"))
-    _say(run, display, steady)
-
-
-def _say(run: Run, display: Display, window: TrainingTime) -> None:
-    found = _judged(run, window)
+    found = hint(_facts(run, evidence))
     if found is not None:
-        run.told = True
+        run.accounting.warned = True
         display.say(escape(found.text))
-        run.account.skip()  # it took a moment to find out
 
 
 def verdict(run: Run) -> str | None:
-    """On all of the run. None where it waited little, or not long enough to tell."""
-    whole, steady = overall(rundir.train_records(run.directory)), run.account.steady
-    found = _judged(run, steady) if accounting.settled(steady) or run.tried is not None else None
-    if found is not None:
-        alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
-        return found.text if alike else f"{found.text}; epochs' first batches are not counted here"
-    return _slow_starts(run)
+    """The verdict on the whole run. None if it waited little, or was too short to tell."""
+    steady = run.accounting.account.steady
+    found = hint(_facts(run, steady)) if accounting.settled(steady) else None
+    if found is None:
+        return _slow_starts(run)
+    whole = overall(rundir.train_records(run.setup.directory))
+    alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
+    return found.text if alike else f"{found.text}; not counting the first batches of each epoch"
 
 
 def _slow_starts(run: Run) -> str | None:
-    """Of epochs after the first, where enough of them were seen, which wait for their first batches and then do not."""
-    steady, starting, starts = run.account.steady, run.account.starting, run.account.starts
+    """The verdict on a run whose epochs, after the first, wait for their first batches but not for later ones."""
+    account = run.accounting.account
+    steady = account.steady
+    starting = account.starting
     later = steady + starting
-    if starts < accounting.STARTS or later.seconds < accounting.LONG:
+    if account.starts < accounting.STARTS or later.seconds < accounting.LONG:
         return None
     if not steady.wait_share <= LIMIT < later.wait_share:
         return None
     facts = replace(_facts(run, steady), wait=later.wait_share)
-    return None if facts.backend == "synthetic" else started_slowly(facts, starting.wait / starts).text
-
-
-def _judged(run: Run, window: TrainingTime) -> Hint | None:
-    facts = _facts(run, window)
-    found = hint(facts)
-    if found is None or not facts.encoded:
-        return found
-    if run.probed is None:
-        run.probed = probe(run.loader, _images(run), run.config.seed)
-    return hint(replace(facts, probe=run.probed))
+    return None if facts.backend == "synthetic" else started_slowly(facts, starting.wait / account.starts).text
 
 
 def _facts(run: Run, window: TrainingTime) -> Facts:
-    config, data = run.config, run.config.data or Path()
-    encoded = run.embedding is None and run.model.text is None
+    setup = run.setup
+    loader = run.setup.data.loader
+    config = setup.config
+    ranks = setup.ranks
+    data = setup.config.data or Path()
+    encoded = setup.data.embedding is None and setup.model.text is None
     return Facts(
         wait=window.wait_share,
         speed=window.speed,
         data=shown(data),
         backend=chosen_backend(config.loader) if encoded else "native",
-        unit=run.unit,
+        unit=setup.unit,
         encoded=encoded,
-        ranks=run.ranks.world_size,
-        workers=run.loader.workers,
-        cores=run.ranks.cpus,
+        ranks=ranks.world_size,
+        workers=loader.workers,
+        cores=ranks.cpus,
         threads=torch.get_num_threads(),
         prefetch=config.prefetch or LoaderConfig.prefetch,
-        cuda=run.ranks.device.type == "cuda",
+        cuda=ranks.device.type == "cuda",
         folder=is_plain_folder(data),
         order=config.order,
         decode="gpu" if config.decode == "gpu" else "cpu",
@@ -114,14 +83,4 @@ def _facts(run: Run, window: TrainingTime) -> Facts:
         busy=window.busy_share,
         read=window.read_share,
         copy=window.copy_share,
-        tried=None if run.tried is None else run.tried * window.speed,
     )
-
-
-def _images(run: Run) -> ImageDecoder:
-    """As the native loader would decode what this run trains on now."""
-    config, pre = replace(run.config, loader="native"), run.preprocessing
-    crop: Crop = center_crop(pre) if config.no_aug else train_crop(pre, config.scale, config.ratio)
-    if run.progressive is not None:
-        crop = sized(crop, run.progressive.size(run.epoch))
-    return ImageDecoder(crop, config.max_pixels or MAX_PIXELS, effective.scales(config))

@@ -239,7 +239,7 @@ def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch)
     """The advice was tried: its factor is the ratio of rates that were measured."""
 
     def real(one, warm):
-        return 900.0 if one.run.config.loader == "native" else 300.0
+        return 900.0 if one.config.loader == "native" else 300.0
 
     monkeypatch.setattr(trainbench, "real_rate", real)
     monkeypatch.setattr(advice, "real_rate", real)
@@ -288,7 +288,7 @@ def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch
     monkeypatch.setenv("FASTIMG_PROFILE", str(tmp_path / "machine.json"))
 
     def real(one, warm):
-        return 100.0 + 50 * (one.loader.workers == 2) + 10 * (one.run.batch_size == 32)
+        return 100.0 + 50 * (one.loader.workers == 2) + 10 * (one.run.setup.batch_size == 32)
 
     monkeypatch.setattr(tuning, "real_rate", real)
     monkeypatch.setattr(tuning, "available_cpus", lambda: 4)

@@ -277,7 +277,7 @@ def test_a_runs_own_file_makes_the_same_weights(flags, trained, tmp_path, cli):
     file = tmp_path / "first" / "config.yaml"
     ran = cli("train", "--config", file)
     assert ran.code == 0, ran.err
-    assert f"{tmp_path}/first, which {file} names, is there already: this run is {tmp_path}/first-2\n" in ran.out
+    assert f"{tmp_path}/first, which {file} names, already exists: this run is {tmp_path}/first-2\n" in ran.out
     one, two = (load_file(tmp_path / name / "last" / "model.safetensors") for name in ("first", "first-2"))
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
     settings = [load(tmp_path / name / "config.yaml", Train) for name in ("first", "first-2")]

@@ -263,7 +263,7 @@ def test_images_that_cannot_be_read_are_counted_and_named_as_without_a_cache(tra
 def test_a_dry_run_writes_nothing(train, shards, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     ran = train("dry", "--dry-run")
-    assert "made once, by the frozen encoder (not in a dry run)" in ran.out
+    assert "computed once by the frozen encoder (not in a dry run)" in ran.out
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -275,18 +275,18 @@ class Killed(BaseException):
 def test_going_on_in_the_middle_of_an_epoch_equals_never_having_stopped(
     train, losses, weights, monkeypatch, flags, tmp_path
 ):
-    from fastimg.train import loop as module
+    from fastimg.train import step as module
 
     train("whole", *flags, "--save-interval", "1")
-    settle = module._settle
+    average = module.average_gradients
 
     def dying(run, *rest):
-        if run.step == 4:  # the second step of the second epoch
+        if run.progress.step == 4:  # the second step of the second epoch
             raise Killed
-        return settle(run, *rest)
+        return average(run, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_settle", dying)
+        patch.setattr(module, "average_gradients", dying)
         with pytest.raises(Killed):
             train("halves", *flags, "--save-interval", "1")
     moved = tmp_path / "elsewhere"
@@ -358,7 +358,7 @@ def test_kornia_is_refused(train, tmp_path):
 
 def test_without_being_asked_it_is_off_and_says_why(train):
     ran = train("tta", "--tta")
-    assert "not kept, the encoder runs in every epoch: --tta answers" in ran.out
+    assert "not cached, the encoder runs in every epoch: --tta answers" in ran.out
     assert "has dropout before its classifier" in train("dropout", "--model-kwargs", "drop_rate=0.5").out
 
 

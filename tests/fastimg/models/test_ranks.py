@@ -115,7 +115,7 @@ def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
     assert cli.run([*flags, "--resume"]) == 0
     said = capsys.readouterr().out
     assert f"after step {saved['step']} of 36" in said
-    assert "--resume: 4 images x 2 accumulated on each of 1 rank, as many in a step as before" in said
+    assert "--resume: 4 images x 2 accumulated on each of 1 rank, which keeps the number of images per step" in said
     steps = [r["step"] for r in rundir.read_log(run) if r["kind"] == "train"]
     assert steps == list(range(1, 37))  # none twice, none missing
     weights = load_file(run / "last/model.safetensors")

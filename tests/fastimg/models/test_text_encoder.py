@@ -28,7 +28,7 @@ from fastimg.models.recompute import checkpoint_blocks
 from fastimg.models.registry import build
 from fastimg.models.text_encoder import TextClassifier
 from fastimg.models.tokenizer import Tokenizer as Tokens
-from fastimg.train import loop as training
+from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -122,20 +122,20 @@ def test_tokens_are_made_once_and_batched_by_length(train, records, tmp_path, mo
     ran = train("one")
     assert "80 texts tokenised, once, in" in ran.out and "20 texts tokenised" in ran.out
     monkeypatch.setattr(Tokens, "tokens", lambda *_: pytest.fail("they are kept"))
-    widths, step = set(), training.forward_backward
+    widths, forward_backward = set(), training_step.forward_backward
 
     def noting(run, batch, *more):
-        widths.add(batch.inputs.shape[1])
-        return step(run, batch, *more)
+        widths.add(batch.images.shape[1])
+        return forward_backward(run, batch, *more)
 
-    monkeypatch.setattr(training, "forward_backward", noting)
+    monkeypatch.setattr(training_step, "forward_backward", noting)
     assert "tokenised" not in train("two").out
     assert records("one") == records("two") and widths == {8, 16, 24}
 
 
 def test_a_greatest_length(train, tmp_path):
     ran = train("run", "--max-length", "6", "--epochs", "1")
-    assert "tokens, up to 6 a text, 6 on average" in ran.out and "texts are as long or cut there" in ran.out
+    assert "tokens, up to 6 a text, 6 on average" in ran.out and "texts are truncated or exactly that long" in ran.out
     assert train("long", "--max-length", "25", code=2).err.endswith(
         "takes texts of up to 24 tokens; give that or less\n"
     )
@@ -147,16 +147,16 @@ def test_going_on_equals_never_having_stopped(train, records, monkeypatch, tmp_p
     class Killed(BaseException):
         pass
 
-    settle = training._settle
+    average = training_step.average_gradients
 
     def dying(run, *rest):
-        if run.step == step:
+        if run.progress.step == step:
             raise Killed
-        return settle(run, *rest)
+        return average(run, *rest)
 
     train("whole", "--save-interval", "1")
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_settle", dying)
+        patch.setattr(training_step, "average_gradients", dying)
         with pytest.raises(Killed):
             train("halves", "--save-interval", "1")
     assert f"after step {step} of 20" in train("halves", "--save-interval", "1", "--resume", "auto").out
@@ -251,7 +251,7 @@ def refused(train):
 
 def test_what_goes_with_the_wrong_kind_of_data(refused, image_folder):
     assert "reads texts, and" in refused(data=image_folder)
-    assert "holds images; give a model of timm's" in refused(data=image_folder)
+    assert "holds images; give a timm model" in refused(data=image_folder)
     assert "give one of Hugging Face's text encoders, such as --arch hf:FOLDER" in refused(
         "--freeze", "backbone", arch="resnet18"
     )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import fastimg.train.loop as training
+import fastimg.train.step as training_step
 from fastimg.config.commands import Train
 from fastimg.system.memory import advice, available, ran_out
 
@@ -46,7 +46,7 @@ def test_a_run_that_does_not_fit(trained, fast, tmp_path, cli, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-    monkeypatch.setattr(training, "forward_backward", full)
+    monkeypatch.setattr(training_step, "forward_backward", full)
     ran = cli("train", trained.shards, *fast, "-o", tmp_path / "runs")
     assert ran.code == 1
     assert "out of memory on cpu in step 1, with batches of 8 images of 32 pixels: lower --batch-size" in ran.err

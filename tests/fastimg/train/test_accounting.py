@@ -8,12 +8,12 @@ import pytest
 from fastimg.loaders import FilesDataset, ImageDecoder
 from fastimg.loaders.backends import torch_loader
 from fastimg.loaders.runtime.times import Spent
-from fastimg.train import loop as train
+from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import accounting, waiting
 from fastimg.train.reporting.accounting import Account, TrainingTime, overall
 from fastimg.train.reporting.hints import Facts, Hint
-from fastimg.train.reporting.report import _time
+from fastimg.train.reporting.summary import _time
 
 RUN = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "--val-fraction", "0", "--epochs", "2", "-b", "6")
 FACTS = Facts(wait=0.0, speed=100.0, data="D")
@@ -204,26 +204,42 @@ def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon, slower):
 def test_a_slow_loader_of_another_library(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     monkeypatch.setattr(torch_loader, "_image", slower(torch_loader._image, 0.1))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--loader", "torch")
-    said, summed = verdicts(out, "decode-bound")
+    said, summed = verdicts(out, "loader-bound")
     assert len(said) == len(summed) == 1
-    assert "waiting for the torch loader" in said[0] and "--loader native (estimate: " in said[0]
+    assert "waiting for the torch loader" in said[0] and "try --loader native; `fastimg bench " in said[0]
     assert records[-1]["wait_share"] > 0.1 and "loader_busy_share" not in records[-1]
 
 
 def test_a_slow_model(cli, image_folder, tmp_path, monkeypatch, soon, slower):
-    monkeypatch.setattr(train, "forward_backward", slower(train.forward_backward, 0.2))
+    monkeypatch.setattr(training_step, "forward_backward", slower(training_step.forward_backward, 0.2))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1", "--log-interval", "3")
     assert "-bound: " not in out and "verdict" not in out and "computing" in out
     assert [record["step"] for record in records] == [3, 6, 9, 12]
 
 
+def run_with(account):
+    return SimpleNamespace(
+        setup=SimpleNamespace(directory=None), accounting=SimpleNamespace(account=account, warned=False)
+    )
+
+
+def test_a_run_that_waits_is_told_once(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(waiting, "_facts", lambda run, window: replace(FACTS, wait=window.wait_share, backend="torch"))
+    run = run_with(SimpleNamespace(evidence=lambda: TrainingTime(9.0, 9, 9.0)))
+    for _ in range(3):
+        waiting.warn(run, SimpleNamespace(say=said.append))
+    assert len(said) == 1 and "try --loader native" in said[0] and run.accounting.warned
+
+
 @pytest.mark.parametrize(("steady", "told"), [(0.3, False), (0.2, True)])
 def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, steady, told):
     monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 10.0, "wait_share": 0.3}])
-    monkeypatch.setattr(waiting, "_judged", lambda run, window: Hint("decode-bound", f"{window.wait_share:.0%}"))
+    monkeypatch.setattr(waiting, "_facts", lambda run, window: replace(FACTS, wait=window.wait_share))
+    monkeypatch.setattr(waiting, "hint", lambda facts: Hint("decode-bound", f"{facts.wait:.0%}"))
     account = SimpleNamespace(steady=TrainingTime(seconds=8.0, wait=8.0 * steady, batches=40))
-    said = waiting.verdict(SimpleNamespace(directory=None, account=account, tried=None))
-    assert said.startswith(f"{steady:.0%}") and ("first batches are not counted" in said) == told
+    said = waiting.verdict(run_with(account))
+    assert said.startswith(f"{steady:.0%}") and ("not counting the first batches" in said) == told
 
 
 @pytest.mark.parametrize(
@@ -247,12 +263,12 @@ def test_epochs_that_are_mostly_beginning(clock, account, monkeypatch, epochs, s
         account.read()
     monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 99.0, "wait_share": 0.5}])
     monkeypatch.setattr(waiting, "_facts", lambda run, window: replace(FACTS, wait=window.wait_share))
-    said = waiting.verdict(SimpleNamespace(directory=None, account=account, tried=None))
+    said = waiting.verdict(run_with(account))
     if not told:
         assert said is None
         return
-    assert said.startswith("start-up: 32% of the time, the first start aside, was spent waiting for data")
-    assert "for the first batches of each epoch, 1.0 s every time" in said
+    assert said.startswith("start-up: not counting the first epoch's start, 32% of the time was spent waiting for data")
+    assert "for the first batches of each epoch (1.0 s per epoch)" in said
 
 
 def test_pixels_that_nobody_reads_have_no_verdict(cli, image_folder, tmp_path, soon):

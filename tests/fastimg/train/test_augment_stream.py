@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastimg.loaders import Batch
-from fastimg.train.augment_stream import Beside
+from fastimg.train.augment_stream import AugmentStream
 
 
 def batch_of(ready):
@@ -48,20 +48,20 @@ def said(monkeypatch):
 
 
 def test_the_side_waits_for_the_batch_and_the_step_for_the_side(said):
-    beside, batch = Beside(torch.device("cuda", 0)), batch_of("the copy")
-    with beside.step(batch):
+    stream, batch = AugmentStream(torch.device("cuda", 0)), batch_of("the copy")
+    with stream.step(batch):
         said.append("augment")
-    beside.keep(batch, batch.inputs, batch.targets)
+    stream.keep(batch, batch.inputs, batch.targets)
     order = ["side waits for the copy", "on side", "augment", "on step", "step waits for side"]
     assert said == [*order, "kept by step", "kept by step"]
 
 
 @pytest.mark.parametrize(("device", "ready"), [("cpu", None), ("cuda", None), ("cpu", "the copy")])
 def test_nothing_differs_where_there_is_nothing_to_wait_for(said, device, ready):
-    beside, batch = Beside(torch.device(device)), batch_of(ready)
-    with beside.step(batch):
+    stream, batch = AugmentStream(torch.device(device)), batch_of(ready)
+    with stream.step(batch):
         said.append("augment")
-    beside.keep(batch, batch.inputs)
+    stream.keep(batch, batch.inputs)
     assert said == ["augment"]
 
 
@@ -70,7 +70,7 @@ def test_nothing_differs_where_there_is_nothing_to_wait_for(said, device, ready)
 def test_on_a_device_the_bits_are_the_same():
     """A copy that is late, a step that is slow, and memory that is used again."""
     device = torch.device("cuda")
-    beside, copies = Beside(device), torch.cuda.Stream(device)
+    stream, copies = AugmentStream(device), torch.cuda.Stream(device)
     host = [torch.full((64, 3, 64, 64), i, dtype=torch.uint8).pin_memory() for i in range(20)]
     found = []
     for source in host:
@@ -83,9 +83,9 @@ def test_on_a_device_the_bits_are_the_same():
         pixels.record_stream(torch.cuda.current_stream(device))
         numbers = torch.zeros(64)
         batch = Batch(pixels, numbers.long(), numbers.long(), numbers, samples=64, ready=ready)
-        with beside.step(batch):
+        with stream.step(batch):
             made = pixels.float() * 2
-        beside.keep(batch, made)
+        stream.keep(batch, made)
         torch.cuda._sleep(5_000_000)
         found.append(made.mean())
         del made, pixels, batch

@@ -1,6 +1,7 @@
 """--batch-size auto: which sizes are tried, which one is chosen, and that nothing is left behind."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,23 +67,21 @@ def test_it_does_not_take_more_of_the_host_than_there_is(search, monkeypatch):
 def test_not_even_one_image(monkeypatch):
     monkeypatch.setattr(autobatch, "_try", lambda _, size: Trial(size, 0.0, 0))
 
-    class Made:
-        config, loaders = Train(), ()
-
+    setup = SimpleNamespace(config=Train(), data=SimpleNamespace(loaders=()))
     with pytest.raises(UserError, match=r"not even a batch of 1 fits.*--grad-checkpointing"):
-        find_batch_size(lambda _: Made(), 5, None, ALONE, Console(quiet=True))
+        find_batch_size(lambda _: SimpleNamespace(setup=setup), 5, None, ALONE, Console(quiet=True))
 
 
 def test_memory_that_runs_out_is_a_trial_like_any_other(trained, fast, tmp_path, cli, monkeypatch):
     """torch's own error in the forward pass of 4 images and more: 2 are taken, and training goes on with them."""
-    inner = autobatch.whole_step
+    inner = autobatch.optimiser_step
 
-    def short(run, batch, *rest):
-        if run.batch_size > 2:
+    def short(run, *rest):
+        if run.setup.batch_size > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        inner(run, batch, *rest)
+        inner(run, *rest)
 
-    monkeypatch.setattr(autobatch, "whole_step", short)
+    monkeypatch.setattr(autobatch, "optimiser_step", short)
     monkeypatch.setattr(autobatch, "START", 4)
     flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :]]
     ran = cli("train", trained.shards, *flags, "--batch-size", "auto", "-o", tmp_path / "runs", "--name", "run")

@@ -200,7 +200,7 @@ def test_going_on_from_shards_equals_never_having_stopped(
     ("damage", "words"),
     [
         (lambda file: file.unlink(), "cannot be read"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-9]), "bytes of"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-9]), "bytes instead of"),
         (lambda file: file.write_bytes(b"\0" + file.read_bytes()[1:]), "is damaged"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastimg.train import loop as train
+from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.metrics import Score
 from fastimg.train.patience import Standing, is_better
@@ -226,7 +227,7 @@ def test_going_on_stops_where_the_whole_run_would_have(validated, run_of, tmp_pa
     for begun, killed in ((0, 1), (1, 4)):
         validated(LOSSES[begun:])
         with monkeypatch.context() as patched:
-            patched.setattr(train, "_settle", lambda run, *args, at=killed: kill_at(run, at))
+            patched.setattr(training_step, "average_gradients", lambda run, *args, at=killed: kill_at(run, at))
             with pytest.raises(Killed):
                 run_of(*flags, name="parts")
     validated(LOSSES[4:])
@@ -244,7 +245,7 @@ def test_going_on_stops_where_the_whole_run_would_have(validated, run_of, tmp_pa
 
 
 def kill_at(run, epoch):
-    if run.epoch == epoch:
+    if run.progress.epoch == epoch:
         raise Killed
     return 0
 

@@ -22,7 +22,7 @@ from fastimg import cli
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
-from fastimg.train import loop as train
+from fastimg.train import step as training_step
 from fastimg.train.checkpoints import changed_data
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
@@ -77,15 +77,15 @@ class Killed(BaseException):
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
     """Do something in the middle of optimiser step `step`, before the weights change."""
-    settle = train._settle
+    average = training_step.average_gradients
 
     def hooked(run: Any, *args: Any) -> int:
-        if run.step == step:
-            monkeypatch.setattr(train, "_settle", settle)
+        if run.progress.step == step:
+            monkeypatch.setattr(training_step, "average_gradients", average)
             action()
-        return settle(run, *args)
+        return average(run, *args)
 
-    monkeypatch.setattr(train, "_settle", hooked)
+    monkeypatch.setattr(training_step, "average_gradients", hooked)
 
 
 def kill() -> None:
@@ -186,7 +186,7 @@ def test_orders_differ_and_the_run_says_which_it_takes(
 
 def test_a_plain_folder_has_no_blocks(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*arguments(image_folder, tmp_path / "runs"), "--order", "quasi-random"]) == 2
-    assert "is a plain folder, whose files do not lie together; leave it out" in capsys.readouterr().err
+    assert "is a plain folder, whose files are not stored together; leave it out" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -42,7 +42,7 @@ def test_an_output_that_is_not_there_yet(tmp_path):
 def test_names(tmp_path):
     assert choose(tmp_path, "b", "mine", None) == (tmp_path / "mine", False)
     made(tmp_path, "mine")
-    with pytest.raises(UsageError, match="mine: a run of that name is there; use --resume auto"):
+    with pytest.raises(UsageError, match="mine: a run of that name already exists; use --resume auto"):
         choose(tmp_path, "b", "mine", None)
     assert choose(tmp_path, "b", "mine", "auto") == (tmp_path / "mine", True)
     assert choose(tmp_path, "b", "other", "auto") == (tmp_path / "other", False)
@@ -67,7 +67,7 @@ def test_auto_is_the_newest_of_the_same_base(tmp_path):
 
 
 def test_resuming_what_is_no_run(tmp_path):
-    with pytest.raises(UserError, match="no run there"):
+    with pytest.raises(UserError, match="not a run directory"):
         choose(tmp_path, "b", None, str(tmp_path / "no"))
 
 
@@ -122,7 +122,7 @@ def test_what_may_change(changes, tmp_path):
 def test_what_may_not(changes, tmp_path):
     begin(tmp_path / "run", Train())
     (name, value), *_ = changes.items()
-    with pytest.raises(UsageError, match=f"was another training: {name} was .* and is {value}"):
+    with pytest.raises(UsageError, match=f"was trained with other settings: {name} was .* and is {value}"):
         last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64)
 
 

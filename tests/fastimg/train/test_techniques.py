@@ -48,7 +48,7 @@ def test_accumulated_batches_are_the_large_batch(run):
 def test_recomputed_activations_give_the_same_bits(run, arch):
     _, plain = run("plain", "-b", "8", "--drop-path", "0.2", arch=arch)
     ran, saving = run("saving", "-b", "8", "--drop-path", "0.2", "--grad-checkpointing", arch=arch)
-    assert "computed twice, not kept" in ran.out
+    assert "recomputed, not stored" in ran.out
     assert losses(plain) == losses(saving)
     one, two = (load_file(run / "last/model.safetensors") for run in (plain, saving))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)  # statistics included
@@ -100,7 +100,7 @@ def test_gradual_unfreezing(run):
     flags = ("-b", "8", "--weights", start, "--freeze", "backbone", "--freeze-epochs", "1", "--layer-decay", "0.5")
     ran, thawed = run("thawed", *flags)
     assert "all but the classifier, for 1 epoch" in ran.out and "layer decay 0.5" in ran.out
-    assert "epoch 2/2  --freeze backbone is over: everything trains" in ran.out
+    assert "epoch 2/2  --freeze backbone ends: all parameters train from here on" in ran.out
     first = sorted((thawed / "checkpoints").iterdir())[0]
     before, held, after = (load_file(path / "model.safetensors") for path in (start / "best", first, thawed / "last"))
     assert {name for name in before if not torch.equal(before[name], held[name])} == {"fc.weight", "fc.bias"}
@@ -151,4 +151,4 @@ def test_a_loss_that_is_no_number_names_its_step(run):
     ran, there = run("there", *flags, "--lr", "1e30", *base, code=1)
     found = re.search(r"the loss became \S+ in step (\d+) \(learning rate 1e\+30\)", ran.err)
     assert found and int(found[1]) in (2, 3)  # of six
-    assert "there is no checkpoint before it" in ran.err and not there.exists()
+    assert "no checkpoint was written before it" in ran.err and not there.exists()

@@ -1,0 +1,154 @@
+"""Puts a resolved configuration, a model and data together into a run: loaders, optimiser, schedule, wrappers."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastimg.config.commands import Train
+from fastimg.data import augmentation, kornia_pass
+from fastimg.data.datasets import Part, center_crop, train_crop
+from fastimg.data.provenance import TrainedOn
+from fastimg.embeddings.encoder import Head
+from fastimg.errors import UsageError
+from fastimg.loaders import BatchSource
+from fastimg.loaders.containers.arrays import ArrayDecoder
+from fastimg.loaders.crop import Crop
+from fastimg.models.ema import DECAY, Ema
+from fastimg.models.precision import Precision
+from fastimg.models.ranks import Ranks
+from fastimg.models.registry import Model, Preprocessing
+from fastimg.models.sync_norm import share_statistics
+
+from .checkpoints import changed_data
+from .choices import resolution as effective
+from .opening import open_loader
+from .optimisers import build_optimizer
+from .parts import Parts
+from .run import ModelInput, Optimisation, Run, Setup, TrainingData
+from .wrapping import compiled, wrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """All that a run is assembled from. `config` is resolved: it leaves no choice open."""
+
+    config: Train
+    directory: Path
+    model: Model
+    preprocessing: Preprocessing
+    precision: Precision
+    parts: Parts
+    trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
+
+
+def set_backends(config: Train, ranks: Ranks) -> None:
+    """Set torch's global switches for a run."""
+    if ranks.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not config.deterministic
+        torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(config.deterministic)
+
+
+def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
+    """A run on the device, before its first step. Raises UsageError for a flag that has no effect on this model.
+
+    An `alone` run reads the share of its rank, but steps by itself: it is not wrapped, and exchanges nothing.
+    """
+    config = blueprint.config
+    module = blueprint.model.module
+    if config.sync_bn and not alone and not share_statistics(module, ranks):
+        raise UsageError(f"--sync-bn has no effect: {config.arch} has no batch norm; leave it out")
+    inputs = _model_input(blueprint, ranks)
+    module = module.to(ranks.device)
+    if config.channels_last and blueprint.model.convolutional:
+        module = module.to(memory_format=torch.channels_last)
+    model = replace(blueprint.model, module=module)
+    trained = module if blueprint.parts.embedding is None else Head(module, model.classifier[0])
+    data = _data(replace(blueprint, model=model), ranks)
+    parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
+    optimisation = _optimisation(blueprint, ranks, trained, batches=len(data.loader))
+    if config.progressive is not None:
+        epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
+        inputs = replace(inputs, progressive=effective.progressive(config, epochs))
+    setup = Setup(
+        config=config,
+        ranks=ranks.alone() if alone else ranks,
+        directory=blueprint.directory,
+        model=model,
+        trained=trained,
+        precision=blueprint.precision,
+        input=inputs,
+        data=data,
+        optimisation=optimisation,
+    )
+    return Run.start(setup, parallel, compiled(parallel, config))
+
+
+def _model_input(blueprint: Blueprint, ranks: Ranks) -> ModelInput:
+    config = blueprint.config
+    preprocessing = blueprint.preprocessing
+    kornia = None
+    if config.kornia:
+        kornia = kornia_pass.build(config.kornia, preprocessing.train_size, ranks.device)
+    policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
+    return ModelInput(preprocessing=preprocessing, policy=policy, kornia=kornia)
+
+
+def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
+    config = blueprint.config
+    model = blueprint.model
+    parts = blueprint.parts
+    preprocessing = blueprint.preprocessing
+    dtype = np.dtype({"fp16": "f2", "fp32": "f4"}[config.cache_dtype or "fp16"])
+    arrays = None if parts.embedding is None else ArrayDecoder(parts.embedding, dtype)
+    if config.no_aug:
+        crop: Crop = center_crop(preprocessing)
+    else:
+        crop = train_crop(preprocessing, config.scale, config.ratio)
+    scaling = effective.scales(config)
+    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
+
+    def evaluation(part: Part | None) -> BatchSource | None:
+        if part is None:
+            return None
+        return open_loader(config, ranks, part, center_crop(preprocessing), "sequential", "zeros", model, arrays)
+
+    return TrainingData(
+        loader=loader,
+        val_loader=evaluation(parts.val),
+        train_eval_loader=evaluation(parts.evaluated),
+        classes=parts.train.dataset.classes,
+        class_counts=changed_data.class_counts(parts.train.dataset),
+        embedding=parts.embedding,
+        embedding_note=parts.words,
+        trained_on=blueprint.trained_on,
+    )
+
+
+def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, batches: int) -> Optimisation:
+    """Made after wrapping, since FSDP replaces the parameters; `batches` is how many an epoch has."""
+    config = blueprint.config
+    assert config.lr != "auto" and config.weight_decay is not None
+    optimizer = build_optimizer(
+        trained,
+        config.opt,
+        config.lr,
+        config.weight_decay,
+        config.momentum,
+        impl=config.opt_impl,
+        norm_weight_decay=config.norm_weight_decay or 0.0,
+        layer_decay=config.layer_decay,
+        frozen_too=config.freeze_epochs is not None,
+    )
+    steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
+    return Optimisation(
+        optimizer=optimizer,
+        scaler=blueprint.precision.scaler(),
+        schedule=effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train)),
+        steps_per_epoch=steps_per_epoch,
+        ema=Ema(trained, config.model_ema_decay or DECAY) if config.model_ema else None,
+    )

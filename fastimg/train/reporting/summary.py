@@ -1,0 +1,152 @@
+"""What a run prints after its last step: samples that were left out, a table, how to resume."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fastimg.config.commands import Train
+from fastimg.errors import printable
+from fastimg.loaders import BatchSource
+from fastimg.models.ranks import Ranks
+from fastimg.system.progress import UNITS, duration
+from fastimg.system.terminal import print_table
+from fastimg.train.checkpoints import format as checkpoint
+from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.metrics import shows_top5, zero_recall
+from fastimg.train.patience import stopped
+from fastimg.train.run import Run
+from fastimg.wording import agreeing, plural
+
+from .accounting import TrainingTime, overall
+from .plots import CurveNotes, plot_curves
+from .report import shown
+
+
+def print_summary(run: Run, console: Console, unreadable: list[int], signal: int, verdict: str | None) -> None:
+    """The closing words: samples that could not be read, the curves, a table; after an interruption, how to resume.
+
+    `unreadable` counts over all ranks, by loader; `verdict` is the one on waiting for data.
+    """
+    setup = run.setup
+    progress = run.progress
+    records = rundir.read_log(setup.directory)
+    if records:
+        notes = _curve_notes(setup.config)
+        file = setup.directory / rundir.CURVES
+        plot_curves(records, setup.optimisation.steps_per_epoch, notes, file)
+    names = {id(setup.data.loader): "training", id(setup.data.val_loader): "validation"}
+    for loader, count in zip(setup.data.loaders, unreadable, strict=True):
+        name = names.get(id(loader), "evaluated training")
+        if count:
+            _print_unreadable(console, f"{name} {setup.unit[:-1]}", loader, count)
+    for loader in setup.data.loaders:
+        if loader.rerouted:
+            _print_rerouted(console, names.get(id(loader), "evaluated training"), loader, setup.ranks)
+    if signal:
+        console.print(
+            f"stopped after step {progress.step} of {setup.steps}, saved in {shown(setup.directory / 'last')}; "
+            "the same command with --resume auto continues from there",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+        return
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in [*_best_validation(run), *_training(run, records), *_files(run, verdict)]:
+        table.add_row(name, value)
+    print_table(console, table, f"{setup.model.arch} on {shown(setup.config.data or Path())}")
+
+
+def _best_validation(run: Run) -> Iterator[tuple[str, str]]:
+    """Rows of the summary."""
+    if run.best is None:
+        return
+    score = run.best.score
+    classes = run.setup.data.classes
+    samples = plural(score.samples, run.setup.unit[:-1])
+    yield "best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({samples})"
+    top5 = f"top-5 {score.top5:.2%}, " if shows_top5(len(classes)) else ""
+    balanced = f"balanced accuracy {score.balanced_accuracy:.2%}, " if score.balanced_accuracy is not None else ""
+    yield "", f"{top5}{balanced}loss {score.loss:.4f}"
+    if score.missed:
+        yield "", printable(zero_recall([classes[index] for index in score.missed]))
+
+
+def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Rows of the summary."""
+    setup = run.setup
+    progress = run.progress
+    if run.stopped_early:
+        yield "stopped", stopped(progress.standing, setup.patience_metric, progress.epoch)
+    seconds = duration(run.accounting.seconds)
+    yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
+    windows = [record for record in records if record["kind"] == "train"]
+    if windows:
+        speed = median(record[f"{setup.unit}_per_second"] for record in windows)
+        yield "speed", f"{speed:,.1f} {UNITS[setup.unit]} (median)"
+        yield "time", _time(overall(windows), setup.ranks)
+
+
+def _files(run: Run, verdict: str | None) -> Iterator[tuple[str, str]]:
+    """Rows of the summary: the verdict, what was compiled, and where everything is."""
+    directory = run.setup.directory
+    compilation = run.progress.compilation
+    if verdict is not None:
+        yield "verdict", verdict
+    if compilation is not None:
+        yield "compiled", compilation.describe()
+    yield "best checkpoint", shown(directory / "best" / checkpoint.MODEL)
+    yield "last checkpoint", shown(directory / "last" / checkpoint.MODEL)
+    yield "curves, records", f"{shown(directory / rundir.CURVES)}, {rundir.METRICS}"
+
+
+def _print_unreadable(console: Console, what: str, loader: BatchSource, count: int) -> None:
+    """Samples that were left out: how many over all ranks, and the first of this rank."""
+    words = f"{plural(count, what)} could not be decoded and {agreeing(count, 'was')} left out:"
+    console.print(words, style="yellow", highlight=False)
+    for index, reason in list(loader.unreadable.items())[:5]:
+        sample = loader.dataset.sample_name(index)
+        console.print(printable(f"  {sample}: {reason}"), highlight=False, markup=False, soft_wrap=True)
+    if count > 5:
+        console.print(f"  ... and {count - 5:,} more", highlight=False)
+
+
+def _curve_notes(config: Train) -> CurveNotes:
+    """Why training's loss and accuracy cannot be compared directly with validation's."""
+    mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
+    loss = ["binary cross-entropy"] if config.bce_loss else []
+    loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
+    return CurveNotes(
+        loss=", ".join([*loss, *mixed]),
+        top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
+        validated="cross-entropy" if config.bce_loss else "",
+    )
+
+
+def _time(window: TrainingTime, ranks: Ranks) -> str:
+    """Where the time went. On a GPU, copies run in parallel with the rest."""
+    waiting = f"{window.wait_share:.1%} waiting for data"
+    computing = f"{window.compute_share:.1%} computing"
+    if ranks.device.type == "cpu":
+        return f"{waiting}, {window.copy_share or 0.0:.1%} copying, {computing}"
+    if window.copy_share is None:
+        return f"{waiting} and its copies, which are not told apart, {computing}"
+    return f"{waiting}, {computing}; copying, beside both, {window.copy_share:.1%}"
+
+
+def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ranks) -> None:
+    """Images that fastimg decoded because the chosen decoder cannot, by reason."""
+    whose = "" if ranks.world_size == 1 else " on this rank"
+    for reason, count in Counter(loader.rerouted.values()).most_common(5):
+        words = f"{plural(count, f'{name} image', 'was')} decoded by fastimg{whose}: {reason}"
+        console.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        indices = [index for index, why in loader.rerouted.items() if why == reason]
+        for sample in map(loader.dataset.sample_name, indices[:5]):
+            console.print(printable(f"  {sample}"), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,106 @@
+"""The model as it is called: wrapped for several ranks, compiled, and both again when --freeze ends."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from fastimg.config.commands import Train
+from fastimg.data.augmentation import model_input
+from fastimg.loaders.containers.arrays import MULTIPLE
+from fastimg.models.blocks import repeated
+from fastimg.models.compilation import Compilation, ahead, compile_modules
+from fastimg.models.precision import Precision
+from fastimg.models.ranks import Ranks, wrap
+from fastimg.models.registry import train_mode
+
+from .run import Run, learning
+
+
+def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision) -> nn.Module:
+    """The model as several ranks call it."""
+    blocks = repeated(module) if config.strategy == "fsdp" else []
+    return wrap(module, ranks, config.strategy, blocks=blocks, dtype=precision.dtype)
+
+
+def compiled(parallel: nn.Module, config: Train) -> Compilation | None:
+    """Let calls of the model be compiled, or of each of its blocks if it is sharded."""
+    if config.compile is None:
+        return None
+    return compile_modules(repeated(parallel) if config.strategy == "fsdp" else [parallel], config.compile)
+
+
+def compile_ahead(run: Run, say: Callable[[str], None]) -> None:
+    """Compile for every input shape of the run, before the first step."""
+    compilation = run.progress.compilation
+    if compilation is not None:
+        say("compiling the model for every input size of the run")
+        train_mode(run.setup.trained)
+        ahead(compilation, run.setup.trained, passes(run))
+        say(f"compiled    {compilation.describe()}")
+
+
+def unfreeze(run: Run, say: Callable[[str], None]) -> None:
+    """Make all parameters trainable in the first epoch after --freeze-epochs."""
+    setup = run.setup
+    progress = run.progress
+    config = setup.config
+    module = setup.model.module
+    parameters = list(module.parameters())
+    if config.freeze_epochs is None or setup.frozen(progress.epoch) or all(p.requires_grad for p in parameters):
+        return
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    progress.parameters = learning(setup.trained)
+    say(f"epoch {progress.epoch + 1}/{setup.epochs}  --freeze {config.freeze} ends: all parameters train from here on")
+    if config.strategy == "ddp":  # it has to know which parameters have gradients
+        progress.parallel = wrapped(module, config, setup.ranks, setup.precision)
+    if progress.compilation is not None:
+        progress.compilation = compiled(progress.parallel, config)
+        compile_ahead(run, say)
+
+
+def passes(run: Run) -> list[Callable[[], None]]:
+    """A pass on blank inputs for every shape that the run will see: training's sizes, then validation's.
+
+    Texts come in many lengths: after one long and one short batch, the compiled model takes any length.
+    """
+    setup = run.setup
+    preprocessing = setup.input.preprocessing
+    text = setup.model.text
+    embedding = setup.data.embedding
+    device = setup.ranks.device
+    dtype = setup.precision.input_dtype
+
+    def blank(size: int) -> torch.Tensor:
+        if embedding is not None:
+            return torch.zeros((setup.batch_size, *embedding), dtype=dtype, device=device)
+        if text is not None:
+            return torch.zeros((setup.batch_size, size), dtype=torch.int32, device=device)
+        shape = (setup.batch_size, size, size, 3)
+        levels = torch.zeros(shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+        return model_input(None, levels, setup.input.policy, dtype)
+
+    def training(size: int) -> None:
+        with setup.precision.autocast():
+            logits = run.progress.parallel(blank(size))
+        logits.float().sum().backward()
+
+    def evaluation(size: int) -> None:
+        setup.trained.eval()
+        with torch.inference_mode(), setup.precision.autocast():
+            setup.trained(blank(size))
+
+    sizes = [preprocessing.train_size]
+    val_size = preprocessing.val_size
+    if text is not None and embedding is None:
+        val_size = text.tokenizer.length
+        sizes = [val_size, MULTIPLE]
+    if setup.input.progressive is not None:
+        sizes = setup.input.progressive.sizes(setup.epochs)
+    calls: list[Callable[[], None]] = [partial(training, size) for size in sizes]
+    # A wrapper is compiled, not the model inside it, which is what validation calls.
+    if setup.data.val_loader is not None and run.progress.parallel is setup.trained:
+        calls.append(partial(evaluation, val_size))
+    return calls

@@ -1,0 +1,160 @@
+"""The optimiser's step: training, the search for a batch size and bench take the same one, and its arithmetic."""
+
+import math
+import signal
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.bench import rig as bench
+from fastimg.data.datasets import Part
+from fastimg.loaders import open_dataset
+from fastimg.models.precision import Precision
+from fastimg.models.ranks import Ranks
+from fastimg.train import loop, setup
+from fastimg.train.assembly import Blueprint, assemble
+from fastimg.train.augment_stream import AugmentStream
+from fastimg.train.choices import batch_size
+from fastimg.train.opening import build_model
+from fastimg.train.parts import Parts
+from fastimg.train.step import average_gradients, optimiser_step
+
+ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
+FLOAT = Precision("cpu", None, "float32")
+
+
+class Scaled(Precision):
+    """float32 with the gradient scaler of fp16: a power of two, so that no bit differs from float32 without one."""
+
+    def scaler(self):
+        return torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+
+SCALED = Scaled("cpu", None, "float32 with a gradient scaler")
+HALF = Precision("cpu", torch.float16, "fp16 with a gradient scaler")
+
+CASES = {
+    "a last batch that is not full": (("-b", "5"), FLOAT),
+    "accumulated, mixed and averaged": (
+        ("-b", "4", "--grad-accum-steps", "2", "--mixup", "0.2", "--model-ema", "--model-ema-decay", "0.9"),
+        FLOAT,
+    ),
+    "clipped with a scaler": (("-b", "5", "--clip-grad", "0.1"), SCALED),
+    "clipped in fp16": (("-b", "4", "--grad-accum-steps", "2", "--clip-grad", "0.1"), HALF),
+}
+
+
+@pytest.fixture
+def train(trained, fast, tmp_path, cli, monkeypatch):
+    """train(flags, precision): an epoch of training, as `fastimg train` does it. Returns its run."""
+
+    def call(flags, precision, name="run"):
+        runs = []
+        prepare = setup.prepare
+        monkeypatch.setattr(loop, "prepare", lambda *args: runs.append(prepare(*args)) or runs[-1])
+        monkeypatch.setattr(setup, "choose_precision", lambda *_: precision)
+        arguments = (*fast, "--lr", "0.01", *flags)
+        ran = cli("train", trained.shards, *arguments, "-o", tmp_path / "runs", "--name", name)
+        assert ran.code == 0, ran.err
+        return runs[0]
+
+    return call
+
+
+def assembled(run, trained):
+    """A run with the settings of another one, as the search for a batch size has it."""
+    config, dataset = run.setup.config, open_dataset(trained.shards, "train")
+    model, preprocessing = build_model(config, ALONE, dataset.classes)
+    blueprint = Blueprint(
+        config=config,
+        directory=run.setup.directory,
+        model=model,
+        preprocessing=preprocessing,
+        precision=run.setup.precision,
+        parts=Parts(Part(dataset, None, "train"), None, None),
+    )
+    return assemble(blueprint, ALONE, alone=True)
+
+
+def outcome(run):
+    """Weights, moving averages and the optimiser's state."""
+    optimisation = run.setup.optimisation
+    tensors = dict(run.setup.model.module.state_dict())
+    if optimisation.ema is not None:
+        tensors |= {f"average of {name}": value for name, value in optimisation.ema.tensors.items()}
+    for index, state in optimisation.optimizer.state_dict()["state"].items():
+        tensors |= {f"{name} {index}": torch.as_tensor(value) for name, value in state.items()}
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize(("flags", "precision"), CASES.values(), ids=CASES)
+def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, precision):
+    """After as many steps, with the same seed, all three have the same bits."""
+    run = train(flags, precision)
+    steps, expected = run.progress.step, outcome(run)
+    assert steps >= 3 and run.setup.precision is precision
+
+    searched = assembled(run, trained)
+    monkeypatch.setattr(batch_size, "WARM", 1)
+    monkeypatch.setattr(batch_size, "STEPS", steps - 1)
+    monkeypatch.setattr(batch_size, "SECONDS", math.inf)
+    batch_size._rate(searched)
+    batch_size._close(searched)
+    assert_same(outcome(searched), expected)
+
+    monkeypatch.setattr(bench, "choose_precision", lambda *_: precision)
+    dataset = open_dataset(trained.shards, "train")
+    rig = bench.build(run.setup.config, dataset, np.arange(len(dataset)), ALONE)
+    bench.real_rate(rig, warm=steps - 2, seconds=-1.0)  # and two steps on the clock
+    rig.close()
+    assert rig.run.progress.step == steps
+    assert_same(outcome(rig.run), expected)
+
+
+def test_clipping_compares_with_the_true_norm(train):
+    """Not with that of gradients which a scaler has multiplied by 1,024."""
+    flags = ("-b", "5", "--clip-grad", "0.1", "--opt", "sgd", "--momentum", "0")
+    assert_same(outcome(train(flags, SCALED, "scaled")), outcome(train(flags, FLOAT, "plain")))
+
+
+@dataclass(frozen=True)
+class Alike(Ranks):
+    """Ranks that all do the same."""
+
+    def sum(self, tensor):
+        return tensor.mul_(self.world_size)
+
+
+@pytest.fixture
+def fifteen(train):
+    """A run of fifteen ranks which all have the same gradients."""
+    run = train(("-b", "4"), FLOAT)
+    object.__setattr__(run.setup, "ranks", Alike(0, 15, 15, torch.device("cpu"), "gloo"))
+    for parameter in run.progress.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return run
+
+
+@pytest.mark.parametrize("heard", [0, signal.SIGINT, signal.SIGTERM])
+def test_fifteen_ranks_that_hear_a_signal(fifteen, heard):
+    """15 x SIGINT is no SIGTERM; with the meter's sums as with the step's."""
+    assert average_gradients(fifteen, rows=2, signal=heard) == heard
+    assert all((parameter.grad == 2.0).all() for parameter in fifteen.progress.parameters)  # 4 / 2 samples
+    assert loop._totals(fifteen, heard)[1] == heard
+
+
+def test_a_step_takes_no_more_batches_than_it_was_given(train, trained):
+    run = assembled(train(("-b", "4", "--grad-accum-steps", "2"), FLOAT), trained)
+    stream, batches = AugmentStream(torch.device("cpu")), iter(run.setup.data.loader)
+    assert optimiser_step(run, batches, 2, stream) == 0
+    assert optimiser_step(run, batches, 1, stream) == 0
+    assert run.progress.step == 2 and len(list(batches)) == 6 - 3
+    run.setup.data.loader.close()
