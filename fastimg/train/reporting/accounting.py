@@ -173,9 +173,9 @@ class Account:
         """The steady time since the last call, once it is long enough to judge by; None until then."""
         if not settled(self._unseen):
             return None
-        found = self._unseen
+        unseen = self._unseen
         self._unseen = TrainingTime()
-        return found
+        return unseen
 
     def _mark(self) -> _Mark:
         return _Mark(self._clock(), self._samples, self._batches, self._spent())

@@ -1,4 +1,4 @@
-"""Letters in pictures: which installed fonts have them, and what is drawn where none has."""
+"""Fonts for plots: which installed fonts have the characters of a text, and what is drawn if none has."""
 
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -24,9 +24,9 @@ class Lettering:
     missing: frozenset[str] = frozenset()
 
     def text(self, text: str, length: int | None = None) -> str:
-        """`text` as it is drawn: characters that no font has as their code points, `\\u72ac`.
+        """`text` as it is drawn: characters that no font has become their code points, `\\u72ac`.
 
-        With a `length`, what is longer is cut, not within a code point, and ends in an ellipsis.
+        Text longer than `length` is truncated, not within a code point, and ends in an ellipsis.
         """
         pieces = [_code_point(char) if char in self.missing else char for char in _plain(text)]
         if length is None or sum(map(len, pieces)) <= length:
@@ -39,14 +39,14 @@ class Lettering:
         return f"{drawn.rstrip()}…"
 
     def apply(self, figure: "Figure") -> None:
-        """Give all texts of a figure the fonts."""
+        """Set the fonts of all texts in a figure."""
         from matplotlib.text import Text
 
         for artist in figure.findobj(Text):
             artist.set_fontfamily(list(self.families))
 
     def note(self) -> str | None:
-        """For the person: which characters are drawn as code points, and the remedy. None where all are drawn."""
+        """For the user: which characters are drawn as code points, and what to do. None if all are drawn."""
         if not self.missing:
             return None
         some = sorted(self.missing)
@@ -59,7 +59,7 @@ class Lettering:
 
 
 def lettering(texts: Iterable[str]) -> Lettering:
-    """Fonts that have the characters of `texts`: matplotlib's default first, then as few others as are needed."""
+    """Fonts that have the characters of `texts`: matplotlib's default first, then as few others as possible."""
     from matplotlib import rcParams
     from matplotlib.font_manager import FontProperties, findfont
 
@@ -82,7 +82,7 @@ def _fallbacks(wanted: set[str]) -> Iterator[tuple[str, set[str]]]:
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = {str(entry.fname) for entry in fontManager.ttflist}
-    for file in sorted(set(map(str, findSystemFonts())) - known):  # installed since matplotlib made its list
+    for file in sorted(set(map(str, findSystemFonts())) - known):  # installed after matplotlib made its list
         try:
             fontManager.addfont(file)
         except (OSError, RuntimeError, ValueError):  # not a font, or one that FreeType cannot open
@@ -96,7 +96,7 @@ def _fallbacks(wanted: set[str]) -> Iterator[tuple[str, set[str]]]:
 
 
 def _distance_from_regular(entry: "FontEntry") -> tuple[bool, int]:
-    """How a face differs from its family's upright one of normal weight."""
+    """How far a face is from its family's upright one of normal weight."""
     return entry.style != "normal", abs(int(entry.weight) - 400) if str(entry.weight).isdigit() else 0
 
 

@@ -1,4 +1,4 @@
-"""Pictures: training curves, a confusion matrix, a sheet of predictions."""
+"""Plots: training curves, a confusion matrix, a sheet of predictions."""
 
 import warnings
 from collections import Counter
@@ -27,15 +27,15 @@ _MARKED = 60  # points of a curve that are marked
 
 @dataclass(frozen=True, kw_only=True)
 class CurveNotes:
-    """What sets training's numbers apart from validation's, in words; empty where nothing does."""
+    """Why training's numbers differ from validation's, in words; empty if they are comparable."""
 
     loss: str = ""  # label smoothing 0.1, mixup 0.2
     top1: str = ""
-    validated: str = ""  # of the validation loss, where it is another one
+    validated: str = ""  # of the validation loss, if it is a different loss
 
 
 def blank(width: float, height: float) -> "Figure":
-    """A figure, in inches. matplotlib is imported where something is drawn: that takes a tenth of a run's start."""
+    """A figure, in inches. matplotlib is imported only to draw: importing it takes a tenth of a run's start."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -45,16 +45,16 @@ def blank(width: float, height: float) -> "Figure":
 
 
 def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: CurveNotes, file: Path) -> None:
-    """Loss, accuracy, learning rate and speed, from the records of metrics.jsonl; over steps before one epoch is done.
+    """Loss, accuracy, learning rate and speed over epochs, from metrics.jsonl; over steps until one epoch is done.
 
-    A line for single steps, or for means of a few where there are many; marks for epochs, and for all of a short run.
+    Lines show single steps, or means of a few steps in long runs; markers show epochs, and every point of short runs.
     """
     from matplotlib.ticker import MaxNLocator
 
     trained = [r for r in records if r["kind"] == "train"]
-    steps = [r for r in records if r["kind"] == "step"] or trained  # runs of before have no records of steps
+    steps = [r for r in records if r["kind"] == "step"] or trained  # older runs have no records of steps
     validated = [r for r in records if r["kind"] == "val"]
-    epochs = list({r["epoch"]: r for r in trained}.values())  # the last of each epoch is of all its steps
+    epochs = list({r["epoch"]: r for r in trained}.values())  # the last record of an epoch covers all its steps
     last = max((r["step"] for r in records), default=0)
     scale, unit = (steps_per_epoch, "epoch") if last >= steps_per_epoch else (1, "step")
     each = _spacing(steps)
@@ -93,14 +93,14 @@ def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: 
 
 
 def _spacing(records: Sequence[dict[str, Any]]) -> str:
-    """What a record stands for, where that is not a step."""
+    """How many steps a record stands for, if it is more than one."""
     gaps = [after["step"] - before["step"] for before, after in pairwise(records)]
     most = max(gaps, default=1)
     return f", means of {most} steps" if most > 1 and records[0]["kind"] == "step" else ""
 
 
 def _line(axis: "Axes", points: Sequence[tuple[float, float]], label: str, **style: Any) -> None:
-    """A line, with marks where points are few: a single one would not be seen."""
+    """A line, with markers if there are few points: a single one would be invisible."""
     if points:
         x, y = zip(*points, strict=True)
         marks = {"marker": ".", "markersize": 5} if len(points) <= _MARKED else {}
@@ -108,9 +108,9 @@ def _line(axis: "Axes", points: Sequence[tuple[float, float]], label: str, **sty
 
 
 def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str, file: Path) -> list[str]:
-    """Rows are true classes, columns predicted ones; coloured by share of the row, counts where there is room.
+    """Rows are true classes, columns predicted ones; coloured by share of the row, with counts if there is room.
 
-    Of more than `MOST` classes the `SHOWN` most confused ones are drawn. Returns remarks for the person: what is
+    With more than `MOST` classes, the `SHOWN` most confused ones are drawn. Returns remarks for the user: what is
     shown, and which characters no font has.
     """
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -152,13 +152,13 @@ def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title:
 
 
 def most_confused(matrix: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The `count` classes with the most mistakes, of their images or of others taken for them; in their own order."""
+    """The `count` classes with the most mistakes, false negatives and false positives, in their usual order."""
     mistakes = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
     return np.sort(np.argsort(-mistakes, kind="stable")[:count])
 
 
 def _labels(labels: Sequence[str], numbers: Sequence[int]) -> list[str]:
-    """Labels of classes; those that look alike, as long names do when they are cut, get the number of their class."""
+    """Labels of classes; labels that look alike, such as truncated long names, get the number of their class."""
     counts = Counter(labels)
     return [f"{number}: {label}" if counts[label] > 1 else label for label, number in zip(labels, numbers, strict=True)]
 
@@ -166,7 +166,7 @@ def _labels(labels: Sequence[str], numbers: Sequence[int]) -> list[str]:
 def plot_predictions(
     images: Sequence[npt.NDArray[np.uint8]], captions: Sequence[str], right: Sequence[bool], file: Path
 ) -> list[str]:
-    """A sheet of images [H, W, 3] with a caption under each, red where the prediction was wrong. Returns remarks."""
+    """A sheet of captioned images [H, W, 3], in red if the prediction was wrong. Returns remarks for the user."""
     columns = min(6, len(images))
     rows = -(-len(images) // columns)
     letters = lettering(captions)
@@ -183,7 +183,7 @@ def plot_predictions(
 
 
 def _save(figure: "Figure", file: Path, letters: Lettering | None = None, whole: bool = False) -> None:
-    """Write the picture; `whole`: grown to all of its labels, where the layout has left no room for some."""
+    """Write the picture; `whole` enlarges it to fit all labels, if the layout left no room for some."""
     if letters is not None:
         letters.apply(figure)
     with warnings.catch_warnings():

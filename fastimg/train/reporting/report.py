@@ -141,9 +141,9 @@ def _loss(config: Train) -> str:
 
 
 def _optimiser(config: Train, implementation: str, rate: str) -> str:
-    found = f" ({rate})" if rate else ""
+    origin = f" ({rate})" if rate else ""
     norms = f" ({config.norm_weight_decay:g} on norms and biases)" if config.norm_weight_decay else ""
-    words = [f"{config.opt} ({implementation})", f"lr {config.lr:g}{found}"]
+    words = [f"{config.opt} ({implementation})", f"lr {config.lr:g}{origin}"]
     words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
     words += [f"weight decay {config.weight_decay:g}{norms}"]
     words += [f"momentum {config.momentum:g}"] if config.momentum is not None else []

@@ -25,21 +25,21 @@ def warn(run: Run, display: Display) -> None:
     evidence = run.accounting.account.evidence()
     if evidence is None or run.accounting.warned:
         return
-    found = hint(_facts(run, evidence))
-    if found is not None:
+    advice = hint(_facts(run, evidence))
+    if advice is not None:
         run.accounting.warned = True
-        display.say(escape(found.text))
+        display.say(escape(advice.text))
 
 
 def verdict(run: Run) -> str | None:
     """The verdict on the whole run. None if it waited little, or was too short to tell."""
     steady = run.accounting.account.steady
-    found = hint(_facts(run, steady)) if accounting.settled(steady) else None
-    if found is None:
+    advice = hint(_facts(run, steady)) if accounting.settled(steady) else None
+    if advice is None:
         return _slow_starts(run)
     whole = overall(rundir.train_records(run.setup.directory))
     alike = f"{steady.wait_share:.0%}" == f"{whole.wait_share:.0%}"
-    return found.text if alike else f"{found.text}; not counting the first batches of each epoch"
+    return advice.text if alike else f"{advice.text}; not counting the first batches of each epoch"
 
 
 def _slow_starts(run: Run) -> str | None:
