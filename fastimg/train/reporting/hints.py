@@ -1,6 +1,6 @@
 """Turns where a run's time went into one sentence: what it waits for, what could be gained, and which flag gains it.
 
-Everything here is arithmetic on `Facts`. Any rate that is promised is an estimate, and the sentence says so.
+Everything here is arithmetic on `WaitingFacts`. Any rate that is promised is an estimate, and the sentence says so.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ GAIN = 1.1  # a change with a smaller estimated gain is not suggested
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class WaitingFacts:
     """What is known about a run that waits. Rates are per rank; None means not known.
 
     More than 12 fields: these are all the inputs of one calculation, and every part of it reads some of them.
@@ -63,7 +63,7 @@ class Remedy(NamedTuple):
     rate: float | None = None
 
 
-def hint(facts: Facts) -> Hint | None:
+def hint(facts: WaitingFacts) -> Hint | None:
     """The verdict; None if the run hardly waits, and for synthetic pixels, which are not read from anywhere."""
     if facts.wait <= LIMIT or facts.backend == "synthetic":
         return None
@@ -77,7 +77,7 @@ def hint(facts: Facts) -> Hint | None:
     return Hint(kind, "; ".join(words), None if first is None else first * facts.ranks)
 
 
-def started_slowly(facts: Facts, each: float) -> Hint:
+def started_slowly(facts: WaitingFacts, each: float) -> Hint:
     """The verdict on a run that only waits for the first batches of its epochs, for `each` seconds per epoch."""
     return Hint(
         "start-up",
@@ -92,14 +92,14 @@ def number(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 99.95 else f"{rate:.1f}"
 
 
-def _estimated(remedy: Remedy, facts: Facts, unit: str) -> str:
+def _estimated(remedy: Remedy, facts: WaitingFacts, unit: str) -> str:
     if remedy.rate is None:
         return remedy.words
     factor = remedy.rate / max(facts.speed, 1e-9)
     return f"{remedy.words} (estimate: {factor:.1f}x, {number(remedy.rate * facts.ranks)} {unit})"
 
 
-def _cause(facts: Facts) -> tuple[Kind, str, Sequence[Remedy]]:
+def _cause(facts: WaitingFacts) -> tuple[Kind, str, Sequence[Remedy]]:
     """What is slow, what the run waits for in words, and what to try, most promising first."""
     if not facts.encoded:
         more = _more_workers(facts) if (facts.busy or 0.0) >= BUSY else []
@@ -123,22 +123,22 @@ def _cause(facts: Facts) -> tuple[Kind, str, Sequence[Remedy]]:
     return "decode-bound", waits_for, _faster_decoding(facts)
 
 
-def _other_loader(facts: Facts) -> str:
+def _other_loader(facts: WaitingFacts) -> str:
     """On a CPU the waiting is not the whole cost of another library's loader: its workers slow the computing too."""
     return f"the {facts.backend} loader" if facts.cuda else f"the {facts.backend} loader, which also competes for cores"
 
 
-def _native(facts: Facts) -> Remedy:
+def _native(facts: WaitingFacts) -> Remedy:
     """Advice without an estimate: what this library's counters do not see, only a measurement tells."""
     command = f"fastimg bench {facts.data} --loaders native,{facts.backend}"
     return Remedy(f"--loader native; `{command}` compares the two on this machine")
 
 
-def _threads(facts: Facts) -> str:
+def _threads(facts: WaitingFacts) -> str:
     return "loader's thread is" if facts.workers == 1 else f"loader's {plural(facts.workers, 'thread', 'is')}"
 
 
-def _faster_storage(facts: Facts) -> list[Remedy]:
+def _faster_storage(facts: WaitingFacts) -> list[Remedy]:
     """Larger reads, more of them at a time, another disk."""
     others = [Remedy(f"--workers {2 * facts.workers}: more reads at a time"), Remedy("a faster disk")]
     if facts.folder:
@@ -148,7 +148,7 @@ def _faster_storage(facts: Facts) -> list[Remedy]:
     return others
 
 
-def _faster_decoding(facts: Facts) -> list[Remedy]:
+def _faster_decoding(facts: WaitingFacts) -> list[Remedy]:
     """More workers if there are cores for them, the GPU's decoder, tiled JPEGs, smaller images."""
     remedies = _more_workers(facts)
     if facts.cuda and facts.gpu_decoder and facts.decode != "gpu":
@@ -158,16 +158,16 @@ def _faster_decoding(facts: Facts) -> list[Remedy]:
     return [*remedies, Remedy(f"`fastimg convert --max-size N {facts.data} DST`: smaller images, and tiled JPEGs")]
 
 
-def _smaller_copies(facts: Facts) -> list[Remedy]:
+def _smaller_copies(facts: WaitingFacts) -> list[Remedy]:
     remedies = [Remedy("--decode gpu, which copies JPEGs instead of pixels")] if facts.gpu_decoder else []
     return [*remedies, Remedy("a smaller --img-size")]
 
 
-def _prefetch(facts: Facts) -> Remedy:
+def _prefetch(facts: WaitingFacts) -> Remedy:
     return Remedy(f"--prefetch {2 * facts.prefetch}")
 
 
-def _more_workers(facts: Facts) -> list[Remedy]:
+def _more_workers(facts: WaitingFacts) -> list[Remedy]:
     """As many workers as there are cores, if that is estimated to be faster."""
     if facts.workers >= facts.cores:
         return []
@@ -175,7 +175,7 @@ def _more_workers(facts: Facts) -> list[Remedy]:
     return [Remedy(f"--workers {facts.cores}", expected)] if expected >= GAIN * facts.speed else []
 
 
-def _computing(facts: Facts) -> float:
+def _computing(facts: WaitingFacts) -> float:
     """Samples per second if the run never waited."""
     return facts.speed / max(1.0 - facts.wait, 1e-3)
 
@@ -185,7 +185,7 @@ def _cores(some: int, others: int, cores: int) -> float:
     return some * min(1.0, cores / (some + others))
 
 
-def _each(facts: Facts) -> float:
+def _each(facts: WaitingFacts) -> float:
     """Samples per second of one worker on a core of its own. All workers are busy, or nothing would wait."""
     if facts.cuda:
         return facts.speed / min(facts.workers, facts.cores)
@@ -194,7 +194,7 @@ def _each(facts: Facts) -> float:
     return facts.speed / (facts.wait * alone + (1 - facts.wait) * beside)
 
 
-def with_workers(facts: Facts, rate: float, workers: int) -> float:
+def with_workers(facts: WaitingFacts, rate: float, workers: int) -> float:
     """Samples per second of training with this many workers, each doing `rate` on a core of its own.
 
     On a GPU, the slower of loading and computing. On a CPU both share the cores, which the scheduler divides evenly

@@ -16,7 +16,7 @@ from fastimg.train.run import Run
 
 from . import accounting
 from .accounting import TrainingTime, overall
-from .hints import LIMIT, Facts, hint, started_slowly
+from .hints import LIMIT, WaitingFacts, hint, started_slowly
 from .report import shown
 
 
@@ -56,14 +56,14 @@ def _slow_starts(run: Run) -> str | None:
     return None if facts.backend == "synthetic" else started_slowly(facts, starting.wait / account.starts).text
 
 
-def _facts(run: Run, window: TrainingTime) -> Facts:
+def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
     setup = run.setup
     loader = run.setup.data.loader
     config = setup.config
     ranks = setup.ranks
     data = setup.config.data or Path()
     encoded = setup.data.embedding is None and setup.model.text is None
-    return Facts(
+    return WaitingFacts(
         wait=window.wait_share,
         speed=window.speed,
         data=shown(data),

@@ -12,11 +12,11 @@ from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import accounting, waiting
 from fastimg.train.reporting.accounting import Account, TrainingTime, overall
-from fastimg.train.reporting.hints import Facts, Hint
+from fastimg.train.reporting.hints import Hint, WaitingFacts
 from fastimg.train.reporting.summary import _time
 
 RUN = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "--val-fraction", "0", "--epochs", "2", "-b", "6")
-FACTS = Facts(wait=0.0, speed=100.0, data="D")
+FACTS = WaitingFacts(wait=0.0, speed=100.0, data="D")
 SHARES = {"seconds", "wait_share", "copy_share", "compute_share", "loader_busy_share", "loader_read_share"}
 
 
@@ -197,7 +197,7 @@ def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon, slower):
     monkeypatch.setattr(ImageDecoder, "fill", slower(ImageDecoder.fill, 0.05))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1")
     said, summed = verdicts(out, "decode-bound")
-    assert len(said) == len(summed) == 1 and "without waiting" in said[0] and "tiles" in said[0]
+    assert len(said) == len(summed) == 1 and "without waiting" in said[0] and "tiled JPEG" in said[0]
     assert records[-1]["loader_busy_share"] > 0.5 > records[-1]["loader_read_share"]
 
 

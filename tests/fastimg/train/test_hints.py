@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fastimg.train.reporting.hints import Facts, hint, started_slowly, with_workers
+from fastimg.train.reporting.hints import WaitingFacts, hint, started_slowly, with_workers
 
-FACTS = Facts(wait=0.5, speed=100.0, data="D", workers=4, cores=16, threads=16, cuda=True, busy=0.95, read=0.1)
+FACTS = WaitingFacts(wait=0.5, speed=100.0, data="D", workers=4, cores=16, threads=16, cuda=True, busy=0.95, read=0.1)
 
 
 def told(**changes):
@@ -127,7 +127,7 @@ def test_promises_on_a_cpu_are_kept_where_cores_are_shared_fairly(cores):
         speed, wait = simulated(compute, slow, cores, cores, workers)
         if wait < 0.1:
             continue
-        facts = Facts(wait=wait, speed=speed, data="D", workers=workers, cores=cores, threads=cores)
+        facts = WaitingFacts(wait=wait, speed=speed, data="D", workers=workers, cores=cores, threads=cores)
         for more in (workers, cores):
             reached, _ = simulated(compute, slow / gain, cores, cores, more)
             assert with_workers(facts, gain / slow, more) == pytest.approx(reached, rel=0.1)
@@ -137,7 +137,7 @@ def test_promises_on_a_cpu_are_kept_where_cores_are_shared_fairly(cores):
 
 def test_more_workers_on_a_cpu():
     speed, wait = simulated(0.002, 0.02, 4, 4, 1)
-    facts = Facts(wait=wait, speed=speed, data="D", workers=1, cores=4, threads=4, busy=0.98, read=0.02)
+    facts = WaitingFacts(wait=wait, speed=speed, data="D", workers=1, cores=4, threads=4, busy=0.98, read=0.02)
     found = hint(facts)
     assert found is not None and "--workers 4 (estimate: " in found.text
     assert found.promised == pytest.approx(simulated(0.002, 0.02, 4, 4, 4)[0], rel=0.1)
