@@ -68,7 +68,7 @@ def _stages(
     draws = decoder.draw(0, 0, ids).tolist()
     floors: dict[tuple[str, int], Callable[[], float]] = {}
     for workers in args.workers:
-        floors["ImageDecoder.fill from memory", workers] = lambda w=workers: _on_threads(
+        floors["ImageDecoder.fill_row from memory", workers] = lambda w=workers: _on_threads(
             w, list(zip(encoded, draws, strict=True)), lambda: _filler(decoder)
         )
         floors["simplejpeg on spliced parts", workers] = lambda w=workers: _on_threads(w, parts, _turbo)
@@ -153,7 +153,7 @@ class _Bench:
                 spent[name] += seconds
             if check:
                 whole = np.empty_like(self.out)
-                decoder.fill(encoded, draws, {"inputs": whole}, self.scratch)
+                decoder.fill_row(encoded, draws, {"inputs": whole}, self.scratch)
                 if not np.array_equal(whole, self.out):
                     raise RuntimeError("the stages are not those of the decoder: their pixels differ")
         return spent
@@ -164,12 +164,12 @@ def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> 
     scratch = Scratch()
     row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
     for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
-        decoder.fill(data.read(index, scratch), draws, row, scratch)
+        decoder.fill_row(data.read(index, scratch), draws, row, scratch)
 
 
 def _filler(decoder: ImageDecoder) -> Callable[[Any], object]:
     scratch, row = Scratch(), {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
-    return lambda item: decoder.fill(item[0], item[1], row, scratch)
+    return lambda item: decoder.fill_row(item[0], item[1], row, scratch)
 
 
 def _turbo() -> Callable[[Any], object]:

@@ -19,13 +19,13 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import Spent, Tally
 
 from .arguments import resolve
-from .batch import Batch
+from .batch import LABEL_FIELDS, Batch
 from .crop import Crop, Size
-from .decoder import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
+from .decoder import Decoder
 from .epochs import Epochs, LoaderConfig, Padding, Reading
 from .order import BLOCK, WINDOW, Order
 from .pool import Job, Pool
-from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
+from .ring import CudaRing, HostRing, Layout, Ring, Slot
 from .wording import plural
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # what a Batch has under names of its own
@@ -73,7 +73,7 @@ class Loader(Epochs):
     def __init__(
         self,
         data: Dataset | str | PathLike[str],
-        decoder: Decoder | RingDecoder | None = None,
+        decoder: Decoder | None = None,
         config: LoaderConfig | None = None,
         device: torch.device | str = "cpu",
         indices: npt.NDArray[np.int64] | None = None,
@@ -147,7 +147,7 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(reading, step)
                 yield Batch(
-                    inputs=_presented(job.decoder, tensors["inputs"], slot),
+                    inputs=job.decoder.present(tensors["inputs"], slot.arrays["inputs"]),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
@@ -169,8 +169,6 @@ class Loader(Epochs):
 
     def set_size(self, size: Size) -> None:
         """See `BatchSource`: views of the same slots, filled by the same threads."""
-        if not isinstance(self._decoder, SizedDecoder):
-            raise TypeError(f"{type(self._decoder).__name__} has one size; give a decoder with a method `sized`")
         self._next = self._decoder.sized(size)
 
     def _collect(self, slot: Slot) -> None:
@@ -183,12 +181,7 @@ class Loader(Epochs):
 
     def describe(self) -> str:
         """See `BatchSource`."""
-        where = "JPEGs decoded on the CPU"
-        if isinstance(self._decoder, RingDecoder | Presenter):
-            where = self._decoder.describe()
-        if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
-            where += ", tiled ones DCT-scaled where crops are large"
-        return f"native, {plural(self.workers, 'thread')}, {where}"
+        return f"native, {plural(self.workers, 'thread')}, {self._decoder.describe()}"
 
     def close(self) -> None:
         """Stop the threads, and the iteration that is under way. Over an open Dataset, iterating starts new ones."""
@@ -210,7 +203,7 @@ class Loader(Epochs):
             self._stop = weakref.finalize(self, _end, self._pool, self._ring)
         return self._pool
 
-    def _layout(self, decoder: Decoder | RingDecoder) -> Layout:
+    def _layout(self, decoder: Decoder) -> Layout:
         return Layout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
     def _dispatch(self, pool: Pool, job: Job, reading: Reading, step: int) -> None:
@@ -221,7 +214,6 @@ class Loader(Epochs):
         slot.arrays["weight"][:] = weight
         slot.failed.clear()
         slot.rerouted.clear()
-        slot.carried[decoded:] = [None] * (len(ids) - decoded)
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
         for soon in reading.soon(step):
@@ -229,16 +221,15 @@ class Loader(Epochs):
         pool.fill(slot, job, job.decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
 
 
-def _presented(decoder: Decoder | RingDecoder, inputs: torch.Tensor, slot: Slot) -> torch.Tensor:
-    if isinstance(decoder, Presenter):
-        return decoder.present(inputs, slot.arrays["inputs"])
-    return inputs.permute(0, 3, 1, 2)
-
-
-def _ring(decoder: Decoder | RingDecoder, layout: Layout, device: torch.device) -> Ring:
-    """The decoder's own ring where it has one, else the one that copies slots as they are."""
-    if isinstance(decoder, RingDecoder):
-        return decoder.ring(layout, device)
+def _ring(decoder: Decoder, layout: Layout, device: torch.device) -> Ring:
+    """The decoder's own ring if it has one, else the one that copies slots as they are."""
+    own = decoder.ring(layout, device)
+    if own is not None:
+        return own
+    if "inputs" not in layout.fields:
+        raise ValueError(f"Loader: none of the fields of {type(decoder).__name__} is called inputs; rename the first")
+    if layout.objects:
+        raise ValueError(f"the field {layout.objects[0]!r} is of type object, which only a ring of its own can take")
     return CudaRing(layout, device) if device.type == "cuda" else HostRing(layout)
 
 

@@ -11,34 +11,30 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.jpeg.decoding.tiled import GROUP
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.times import Tally
 
-from .decoder import Decoder, GroupDecoder, Row, RowsDecoder
+from .decoder import Cancelled, Decoder, Reader
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
-from .ring import RingDecoder, Slot
+from .ring import Slot
 
 
 class Job:
     """One iteration, and what decodes in it: its rows are dropped once it is cancelled."""
 
-    __slots__ = ("bulk", "cancelled", "decoder", "failure", "fields", "fill", "group")
+    __slots__ = ("blanks", "cancelled", "decoder", "failure")
 
-    def __init__(self, decoder: Decoder | RingDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.fields = {field.name: field.blank for field in decoder.fields}
-        self.group = decoder if isinstance(decoder, GroupDecoder) and not _replaced(decoder, "fill_noted") else None
-        self.bulk = decoder if isinstance(decoder, RowsDecoder) and not _replaced(decoder, "fill_rows") else None
-        self.fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
+        self.blanks = {field.name: field.blank for field in decoder.fields}
         self.cancelled = False
         self.failure: BaseException | None = None
 
@@ -47,22 +43,9 @@ class Job:
         if self.cancelled:
             raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
 
-    def view(self, slot: Slot, row: int) -> Row:
-        """What `fill` writes to."""
-        return {name: slot.arrays[name][row] for name in self.fields}
-
-
-def _replaced(decoder: Decoder, several: str) -> bool:
-    """Whether a subclass has a `fill` of its own, which its parent's method for several samples would go around."""
-    for kind in type(decoder).__mro__:
-        if several in vars(kind):
-            return False
-        if "fill" in vars(kind):
-            return True
-    return False
-
-
-_Noted = dict[int, tuple[int, memoryview, list[float]]]  # row -> index, data, draws
+    def is_cancelled(self) -> bool:
+        """Whether its rows are dropped by now."""
+        return self.cancelled
 
 
 class _Chunk(NamedTuple):
@@ -111,7 +94,7 @@ class Pool:
         """Whether its threads live."""
         return not self._died and self._process == os.getpid()
 
-    def begin(self, decoder: Decoder | RingDecoder) -> Job:
+    def begin(self, decoder: Decoder) -> Job:
         """A new iteration. One that is still under way ends: both would fill the same slots."""
         if self._job is not None:
             self.cancel(self._job)
@@ -122,7 +105,7 @@ class Pool:
         """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
         self._check_process()
         rows = len(draws)
-        if job.bulk is not None and rows and job.bulk.at_once(self._dataset):
+        if rows and job.decoder.in_memory(self._dataset):
             self._fill_here(_Chunk(slot, job, 0, rows, draws))
             return
         size = max(rows // (4 * len(self._threads)), min(GROUP, -(-rows // len(self._threads))), 1)
@@ -240,58 +223,27 @@ class Pool:
         return None
 
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
-        slot, job, noted = chunk.slot, chunk.job, _Noted()
-        clock, reading = time.perf_counter, self._tally.read
-        scratch.group.clear()
-        ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
-        rows: Sequence[tuple[int, int, list[float]]]
-        rows = list(zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True))
-        if job.bulk is not None:
-            began = clock()
-            into = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.fields}
-            rows = [rows[place] for place in job.bulk.fill_rows(self._dataset, ids, into)]
-            reading[number] += clock() - began
-        for row, index, draws in rows:
-            if job.cancelled:
-                return
-            try:
-                room = scratch if job.group is None else scratch.other(len(noted))
-                began = clock()
-                data = self._dataset.read(index, room)
-                reading[number] += clock() - began
-                if job.group is None:
-                    slot.carried[row] = job.fill(data, draws, job.view(slot, row), scratch)
-                elif job.group.note(data, draws, row, scratch):
-                    noted[row] = (index, data, draws)
-                else:
-                    job.fill(data, draws, job.view(slot, row), scratch)
-            except Exception as error:  # noqa: BLE001 - told apart there
-                self._blame(chunk, row, index, error)
-            if len(noted) == GROUP:
-                self._fill_noted(chunk, noted, scratch)
-        self._fill_noted(chunk, noted, scratch)
-
-    def _fill_noted(self, chunk: _Chunk, noted: _Noted, scratch: Scratch) -> None:
         slot, job = chunk.slot, chunk.job
-        if job.group is None or not noted:
+        rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
+        ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
+        reader = Reader(self._dataset, job.is_cancelled)
+        try:
+            failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
+        except Cancelled:
             return
-        for row in job.group.fill_noted(slot.arrays, scratch):
-            index, data, draws = noted[row]
-            try:
-                job.fill(data, draws, job.view(slot, row), scratch)
-            except Exception as error:  # noqa: BLE001 - told apart there
-                self._blame(chunk, row, index, error)
-        noted.clear()
+        finally:
+            self._tally.read[number] += reader.seconds
+        for place, error in failures:
+            self._blame(chunk, place, ids[place], error)
 
-    def _blame(self, chunk: _Chunk, row: int, index: int, error: Exception) -> None:
-        """What cannot be decoded weighs nothing; whatever else went wrong ends the run."""
+    def _blame(self, chunk: _Chunk, place: int, index: int, error: Exception) -> None:
+        """A sample that cannot be decoded gets weight 0; any other error ends the run."""
         if isinstance(error, ImageError):
             self._faults.add(index, str(error), error)
-            slot = chunk.slot
-            slot.carried[row] = None
-            slot.arrays["weight"][row] = 0
-            for name, array in chunk.job.view(slot, row).items():
-                array[...] = chunk.job.fields[name]
+            row = chunk.start + place
+            chunk.slot.arrays["weight"][row] = 0
+            for name, blank in chunk.job.blanks.items():
+                chunk.slot.arrays[name][row] = blank
             return
         if isinstance(error, DataError):
             raise error

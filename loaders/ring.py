@@ -1,16 +1,15 @@
 """Slots of a ring: declared once, allocated once, filled by threads, and copied to the device from one flat buffer."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.times import Spans
 
-from .decoder import Field, Row
+from .batch import Field
 
 _ALIGN = 256
 _TORCH = {
@@ -32,10 +31,14 @@ class Layout:
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
         self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
+        self.objects: list[str] = []  # fields of dtype object, which are not in the buffer
         self.nbytes = 0
         for name, shape, dtype, _ in fields:
-            if name in self.fields:
+            if name in self.fields or name in self.objects:
                 raise ValueError(f"two fields of a batch are called {name!r}; give the decoder's another name")
+            if np.dtype(dtype).hasobject and shape == ():
+                self.objects.append(name)
+                continue
             if np.dtype(dtype) not in _TORCH:
                 known = ", ".join(map(str, _TORCH))
                 raise ValueError(f"the field {name!r} is of type {np.dtype(dtype)}; a batch can hold {known}")
@@ -47,10 +50,11 @@ class Layout:
     def arrays(self, buffer: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
         """NumPy views of a host buffer, by field."""
         flat = buffer.numpy()
-        return {
+        arrays = {
             name: flat[at : at + size].view(dtype).reshape(shape)
             for name, (at, size, shape, dtype) in self.fields.items()
         }
+        return arrays | {name: np.full(self.rows, None, object) for name in self.objects}
 
     def tensors(self, buffer: torch.Tensor, start: int = 0) -> dict[str, torch.Tensor]:
         """Tensor views of a buffer on any device, by field; the buffer may begin with the field at `start`."""
@@ -67,7 +71,6 @@ class Slot:
     def __init__(self, layout: Layout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
         self.view(layout)
-        self.carried: list[object] = [None] * layout.rows  # what `fill` gave for the ring; None where there is no image
         self.failed: dict[int, str] = {}  # row -> reason, by the ring
         self.rerouted: dict[int, str] = {}  # row -> reason, by the ring: another decoder took it on
         self.pending = 0
@@ -107,30 +110,6 @@ class Ring(Protocol):
 
     def view(self, layout: Layout) -> None:
         """From now on slots have `layout`, which needs no more bytes than the first one. Called between iterations."""
-
-
-@runtime_checkable
-class RingDecoder(Protocol):
-    """A decoder that leaves the rest to a ring of its own: what `fill` returns is kept in `Slot.carried`.
-
-    Otherwise it is a `Decoder`; its fields are what the slot holds, and need not be the batch's `inputs`.
-    """
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """What it fills in the slot."""
-
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """See `Decoder`."""
-
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> object:
-        """Fill `row`, and give what the ring needs beside it; not in `data` or `scratch`, which are used again."""
-
-    def ring(self, layout: Layout, device: torch.device) -> Ring:
-        """The ring of one loader."""
-
-    def describe(self) -> str:
-        """What is done where, in words."""
 
 
 class HostRing:

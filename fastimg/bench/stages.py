@@ -157,7 +157,7 @@ class _Thread:
         costs.images, costs.nbytes, costs.tiled = costs.images + 1, costs.nbytes + len(encoded), costs.tiled + spent[0]
         if check:
             whole = np.empty_like(self.out)
-            self.decoder.fill(encoded, draws, {"inputs": whole}, self.check_scratch)
+            self.decoder.fill_row(encoded, draws, {"inputs": whole}, self.check_scratch)
             if not np.array_equal(whole, self.out):
                 raise RuntimeError(f"{dataset.sample_name(index)}: the stages' pixels are not those of the decoder")
 

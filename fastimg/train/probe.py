@@ -15,8 +15,8 @@ import numpy.typing as npt
 from fastimg.loaders import BatchSource, DataError, Dataset, ImageDecoder, ImageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.decoder import Row
-from fastimg.loaders.jpeg.decoding.tiled import GROUP, will_compile
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.jpeg.decoding.tiled import TileQueue, will_compile
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.train.reporting.hints import Probe
 
 SECONDS, SAMPLES = 0.3, 64  # at most
@@ -60,11 +60,12 @@ def _probe(
     waits: Callable[[], int],
 ) -> Probe | None:
     rows = {field.name: np.empty((GROUP, *field.shape), field.dtype) for field in images.fields}
-    scratch, ids = Scratch(), chosen.tolist()
+    scratch, alone, ids = Scratch(), Scratch(), chosen.tolist()
+    queue = scratch.own(TileQueue)
     first = dataset.read(ids[0], scratch)
     if will_compile(first):  # that would take longer than what this is for
         images = replace(images, compiled=False)
-    images.fill(first, draws[0], _row(rows, 0), scratch)  # not timed: compiled code is loaded, memory is asked for
+    images.fill_row(first, draws[0], _row(rows, 0), alone)  # not timed: compiled code is loaded, memory is asked for
     reading = blocked = aside = 0.0
     done = tiled = noted = 0
     began, worked = clock(), processor()
@@ -80,17 +81,16 @@ def _probe(
             tiled += read_header(data, images.max_pixels).restarts
             aside += processor() - after  # nobody else asks that
             done += 1
-            if images.note(data, drawn, noted, scratch):
+            if images.compiled and queue.add(data, images.crop, drawn, images.max_pixels, noted):
                 noted += 1
             else:
-                images.fill(data, drawn, _row(rows, noted), scratch)
+                images.fill_row(data, drawn, _row(rows, noted), alone)
         except ImageError:  # it took its time all the same
             continue
         if noted == GROUP:
-            images.fill_noted(rows, scratch)
+            queue.run(images.crop, images.dct_scaling, scratch, rows["inputs"])
             noted = 0
-    if noted:
-        images.fill_noted(rows, scratch)
+    queue.run(images.crop, images.dct_scaling, scratch, rows["inputs"])
     total = max(processor() - worked - aside + blocked, 1e-9)
     return Probe(done / total, min(1.0, reading / total), tiled / done) if done else None
 

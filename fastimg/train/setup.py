@@ -19,8 +19,8 @@ from fastimg.embeddings.cache import Keeper
 from fastimg.embeddings.encoder import Head, cache_root
 from fastimg.errors import UsageError, printable
 from fastimg.loaders import DataError, ImageDecoder, ImageError
-from fastimg.loaders.containers.arrays import ArrayDecoder
 from fastimg.loaders.crop import Crop
+from fastimg.loaders.decoders.arrays import ArrayDecoder
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.blocks import repeated
@@ -299,7 +299,7 @@ def _compile_decoder(run: Run, part: Part, console: Console) -> None:
             console.print("compiling the decoder of tiled JPEGs, for the first time on this machine")
             began = time.perf_counter()
             row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
-            decoder.fill(data, (), row, scratch)
+            decoder.fill_row(data, (), row, scratch)
             console.print(
                 f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s", highlight=False
             )

@@ -11,7 +11,7 @@ from fastimg.augment import draw, mix
 from fastimg.data.augmentation import model_input
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
-from fastimg.loaders.containers.arrays import MULTIPLE
+from fastimg.loaders.decoders.arrays import MULTIPLE
 
 from .augment_stream import Beside
 from .losses import losses

@@ -21,7 +21,7 @@ from nvidia.dali import Pipeline, fn, types
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import LoaderConfig, Reading, Rows
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
@@ -230,7 +230,7 @@ class DaliLoader(Foreign):
 
     def _fill(self, read: _Read, row: int, data: memoryview, reason: str, scratch: Scratch) -> None:
         pixels = np.empty((*shape_of(self.crop), 3), np.uint8)
-        self._images.fill(data, read.draws[row], {"inputs": pixels}, scratch)
+        self._images.fill_row(data, read.draws[row], {"inputs": pixels}, scratch)
         read.others[row], read.rerouted[row] = pixels, reason
 
 

@@ -256,7 +256,7 @@ class RaggedRing:
 
     def _decode(self, slot: Slot, codec: Codec) -> None:
         """Decode what the slot carries, and write where it lies; what is refused is made on the host."""
-        cuts = [(row, cut) for row, cut in enumerate(slot.carried) if isinstance(cut, Cut)]
+        cuts = [(row, cut) for row, cut in enumerate(slot.arrays["cut"]) if isinstance(cut, Cut)]
         self._side.finish()  # the images of the batch before have been read; the engine would not wait for it
         found = iter(codec.device.decode([cut.parsed for _, cut in cuts if cut.parsed is not None], self._side.handle))
         refused = []
@@ -266,7 +266,7 @@ class RaggedRing:
                 refused.append((row, cut))
             else:
                 slot.arrays["place"][row] = place(image.address, image.strides, cut.box, cut.orientation)
-        slot.carried[:] = [None] * len(slot.carried)
+        slot.arrays["cut"][:] = None
         if refused:
             self._hosts = self._hosts or ThreadPoolExecutor(available_cpus(), "fastimg-loader-host")
             for _ in self._hosts.map(lambda one: _make_on_host(slot, codec, *one), refused):

@@ -11,11 +11,11 @@ from fastimg.loaders.containers.beton_dataset import BetonDataset
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoder import Decoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import BatchSource, LoaderConfig
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.loader import Loader
-from fastimg.loaders.ring import RingDecoder
 
 from . import nvcodec
 
@@ -62,7 +62,7 @@ def reads(backend: Backend, dataset: Dataset) -> bool:
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
-def _on_gpu(images: ImageDecoder, device: torch.device) -> RingDecoder:
+def _on_gpu(images: ImageDecoder, device: torch.device) -> Decoder:
     if not nvcodec.installed():
         raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
     from .gpu_decode import DeviceDecode  # it needs Triton

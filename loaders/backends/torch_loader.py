@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, Size, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import LoaderConfig, Reading
 from fastimg.loaders.errors import DataError, ImageError, WorkerError
 from fastimg.loaders.runtime.scratch import Scratch

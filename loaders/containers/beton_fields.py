@@ -15,13 +15,15 @@ import operator
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import ImageError
+
+if TYPE_CHECKING:
+    from fastimg.loaders.decode import Header
 
 HEADER = np.dtype(
     [("version", "<u2"), ("num_fields", "<u2"), ("page_size", "<u4"), ("num_samples", "<u8"), ("table_ptr", "<u8")]
@@ -79,7 +81,7 @@ def pointers(metadata: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def jpeg_fault(data: bytes | memoryview) -> str:
     """Why an rgb field cannot hold these bytes as they are; empty where it can. FFCV would give wrong pixels."""
     try:
-        header = read_header(data, sys.maxsize)
+        header = _read_header(data)
     except ImageError as error:
         return str(error)
     if header.format != "jpeg":
@@ -89,6 +91,12 @@ def jpeg_fault(data: bytes | memoryview) -> str:
     if header.orientation != 1:
         return "it has an EXIF orientation, which FFCV ignores; give its pixels upright, or encode those anew"
     return ""
+
+
+def _read_header(data: bytes | memoryview) -> "Header":
+    from fastimg.loaders.decode import read_header  # here, because text datasets do not need the parser
+
+    return read_header(data, sys.maxsize)
 
 
 def describe(name: str, field: Field) -> tuple[int, bytes, bytes]:
@@ -167,7 +175,7 @@ def encode(field: Field, value: Any) -> tuple[object, memoryview | None]:
         case "rgb":
             if fault := jpeg_fault(value):
                 raise ValueError(fault)
-            header = read_header(value, sys.maxsize)
+            header = _read_header(value)
             return (JPG, header.width, header.height, 0), memoryview(value)
         case _:
             array = np.asarray(value)

@@ -17,7 +17,6 @@ from typing import BinaryIO, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
@@ -200,6 +199,8 @@ def _label(name: str, file: BinaryIO, member: Member) -> int:
 
 def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
     """(width, height) of an image in a tar, (0, 0) where it has no header: the loader names it when it gets there."""
+    from fastimg.loaders.decode import read_header  # here, because text datasets do not need the parser
+
     file.seek(image.offset)
     data = file.read(min(image.size, _JPEG_BYTES))
     try:

@@ -118,10 +118,10 @@ def test_a_file_that_disappears_while_the_loader_runs(files, build):
 
 def test_memory_that_a_sample_cannot_get_is_told_by_its_name(stamp, build, numbers, read):
     class Greedy(stamp):
-        def fill(self, data, draws, row, scratch):
+        def fill_row(self, data, draws, row, scratch):
             if data[0] == 7:
                 raise MemoryError("9 TB")
-            super().fill(data, draws, row, scratch)
+            super().fill_row(data, draws, row, scratch)
 
     loader = build(numbers(50), Greedy())
     with pytest.raises(WorkerError, match=r"^a loader thread failed on numbers/7: MemoryError\('9 TB'\)"):

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import CenterCrop, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders.batch import Field
 from fastimg.loaders.crop import Window, sized
-from fastimg.loaders.decoder import Field
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.random import uniforms
 
@@ -166,7 +166,7 @@ class Black:
     def draw(self, seed, epoch, ids):
         return np.zeros((len(ids), 0))
 
-    def fill(self, data, draws, row, scratch):
+    def fill_row(self, data, draws, row, scratch):
         row["inputs"][...] = 0
 
 

@@ -26,8 +26,8 @@ from fastimg.loaders import (
     WorkerError,
 )
 from fastimg.loaders.backends.nvcodec import DecodedImage, installed
+from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import read_header
-from fastimg.loaders.decoder import Field
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
