@@ -53,6 +53,8 @@ def resolve(
         decoder = ImageDecoder(_crop(crop, config.order), MAX_PIXELS if max_pixels is None else max_pixels)
     elif crop is not None or max_pixels is not None:
         raise TypeError("Loader: crop and max_pixels are the decoder's; give them to it")
+    elif not isinstance(decoder, Decoder):
+        raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
     if isinstance(data, str | PathLike):
         return Arguments(open_dataset(str(data), split or "train"), True, decoder, config)
     if split is not None:

@@ -119,10 +119,10 @@ class Decoder(ABC):
         """
         raise TypeError(f"{type(self).__name__} has one size; give a decoder with a method `sized`")
 
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
-        """The view of `inputs` [B, ...] that the batch shows; `host` is the same in host memory.
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """The view of `inputs` [B, ...] that the batch shows; `rows` are in host memory.
 
-        By default images: [B, H, W, C] shown as [B, C, H, W].
+        By default images: [B, H, W, C] are shown as [B, C, H, W].
         """
         return inputs.permute(0, 3, 1, 2)
 

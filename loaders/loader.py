@@ -147,7 +147,7 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(reading, step)
                 yield Batch(
-                    inputs=job.decoder.present(tensors["inputs"], slot.arrays["inputs"]),
+                    inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],

@@ -13,7 +13,7 @@ import torch
 
 from fastimg.errors import UserError
 from fastimg.loaders.batch import Field
-from fastimg.loaders.decoder import Decoder, Row
+from fastimg.loaders.decoder import Decoder, Row, Rows
 from fastimg.loaders.decoders.arrays import PAD, longest, put_tokens
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
@@ -92,9 +92,9 @@ class TextDecoder(Decoder):
         """See `Decoder`."""
         put_tokens(self.tokenizer.tokens(data), row["inputs"])
 
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
         """See `Decoder`."""
-        return inputs[:, : longest(host)]
+        return inputs[:, : longest(rows["inputs"])]
 
     def describe(self) -> str:
         """See `Decoder`."""

@@ -67,7 +67,7 @@ class ArrayDecoder(Decoder):
         whole = npy_bytes(np.zeros(self.shape, self.dtype))
         return whole[: len(whole) - math.prod(self.shape) * self.dtype.itemsize]
 
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
         """See `Decoder`."""
         return inputs
 
@@ -91,9 +91,9 @@ class TokenDecoder(Decoder):
         """See `Decoder`."""
         put_tokens(npy_array(data), row["inputs"])
 
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
         """See `Decoder`."""
-        return inputs[:, : longest(host)]
+        return inputs[:, : longest(rows["inputs"])]
 
     def describe(self) -> str:
         """See `Decoder`."""

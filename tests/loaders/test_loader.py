@@ -201,6 +201,11 @@ def test_a_cancelled_reader_reads_nothing(numbers):
     assert reader.seconds == 0 and scratch.nbytes == 0
 
 
+def test_a_decoder_is_derived_from_decoder(numbers):
+    with pytest.raises(TypeError, match="Loader: Ellipsis is not a Decoder; derive it from"):
+        Loader(numbers(N), type("Ellipsis", (), {})(), LoaderConfig(batch_size=4))
+
+
 def test_objects_need_a_ring_of_their_own(numbers, stamp, build):
     decoder = stamp()
     decoder.fields = (*stamp.fields, Field("note", (), np.dtype(object), blank=None))
