@@ -18,7 +18,7 @@ from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .ignored import Ignored
+from .ignored import Ignored, hidden_reason
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
 
 Level = Literal["top", "leaf"]  # which folder names the class of a file: the topmost, or the one that it lies in
@@ -151,7 +151,7 @@ def _refuse_empty(folder: Path, root: Path, paths: list[str], ignored: Ignored, 
     if level == "leaf" and paths:
         used = {os.path.dirname(path) for path in paths}
         for here, below, _ in os.walk(folder, followlinks=False):
-            below[:] = sorted(name for name in below if not name.startswith("."))
+            below[:] = sorted(name for name in below if not hidden_reason(name))
             if not below and os.path.relpath(here, root) not in used:
                 raise DataError(f"{here}: the class is empty; add {what} or remove the folder")
     if not paths:
@@ -211,7 +211,7 @@ def is_class_folder(folder: Path) -> bool:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in scan(folder) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in scan(folder) if entry.is_dir() and not hidden_reason(entry.name))
 
 
 def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:

@@ -10,13 +10,14 @@ from typing import Any
 from fastimg.loaders.wording import plural
 
 HIDDEN = "hidden by a leading dot"
+MACOS_METADATA = "in __MACOSX, which macOS adds to archives"
 NOT_A_FILE = "not a regular file"
 NOT_AN_IMAGE = "not an image by its extension"
 NOT_A_TEXT = "not a .txt file"
 
 NAMED = 10  # files of each reason that are kept by name
 _EXTENSIONS = 4  # that a sentence shows for each reason
-_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, HIDDEN)  # reasons that matter least, which are told last
+_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, MACOS_METADATA, HIDDEN)  # the least important reasons, in order
 
 
 @dataclass
@@ -86,7 +87,9 @@ class Ignored:
                 (ext or "no extension") + (f" {found[ext]:,}" if len(found) > 1 else "")
                 for ext in commonest[:_EXTENSIONS]
             ] + ["..."] * (len(found) > _EXTENSIONS)
-            told.append(f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason != HIDDEN else ""))
+            told.append(
+                f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason not in (MACOS_METADATA, HIDDEN) else "")
+            )
         return "; ".join(told)
 
     def note(self, where: str, used: int) -> list[str]:
@@ -117,6 +120,13 @@ class Ignored:
         if len(kept) < NAMED or path < kept[-1]:
             bisect.insort(kept, path)
             del kept[NAMED:]
+
+
+def hidden_reason(name: str) -> str:
+    """Why files and folders of this name are ignored; empty for all others."""
+    if name == "__MACOSX":
+        return MACOS_METADATA
+    return HIDDEN if name.startswith(".") else ""
 
 
 def extension_of(path: str) -> str:
