@@ -112,7 +112,8 @@ class CenterCrop:
     draws: int = 0
 
     def __post_init__(self) -> None:
-        size, resize = pair(self.size), pair(self.resize, "resize")
+        size = pair(self.size)
+        resize = pair(self.resize, "resize")
         object.__setattr__(self, "size", _plain(size))
         object.__setattr__(self, "resize", _plain(resize))
         if resize[0] < size[0] or resize[1] < size[1]:

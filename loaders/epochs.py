@@ -159,7 +159,8 @@ class Faults:
     def __init__(self, dataset: Dataset, on_error: Literal["skip", "fail"]) -> None:
         self.unreadable: dict[int, str] = {}  # id -> reason
         self.rerouted: dict[int, str] = {}  # id -> reason, of samples that another decoder than the chosen one took on
-        self._dataset, self._on_error = dataset, on_error
+        self._dataset = dataset
+        self._on_error = on_error
 
     def add(self, index: int, reason: str, cause: Exception | None = None) -> None:
         """Note that a sample is left out. Raises DataError naming it where none may be."""
@@ -205,7 +206,8 @@ class Epochs:
                 f"{dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
                 "every rank needs at least one: start fewer"
             )
-        self._epoch, self._position = -1, self._n
+        self._epoch = -1
+        self._position = self._n
         self._resume: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -277,10 +279,12 @@ class Epochs:
         """The next epoch, or what is left of one."""
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
-        self._epoch, self._position = epoch, start
+        self._epoch = epoch
+        self._position = start
         if isinstance(self.dataset, Views):
             self.dataset.set_epoch(epoch)
-        c, slices = self.config, self._slices(start)
+        c = self.config
+        slices = self._slices(start)
         order = epoch_order(self._n, c.seed, epoch, c.order, c.block, c.window)
         if self._lengths is not None and c.order != "sequential":
             order = by_length(order, self._lengths, self._together, c.order, c.seed, epoch)

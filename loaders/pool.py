@@ -67,7 +67,10 @@ class Pool:
         on_full: Callable[[Slot], None],
         tally: Tally,
     ) -> None:
-        self._dataset, self._faults, self._on_full, self._tally = dataset, faults, on_full, tally
+        self._dataset = dataset
+        self._faults = faults
+        self._on_full = on_full
+        self._tally = tally
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
         self._lock = threading.RLock()
@@ -192,7 +195,8 @@ class Pool:
             return not job.cancelled
 
     def _settle(self, number: int, chunk: _Chunk, failure: BaseException | None) -> None:
-        slot, job = chunk.slot, chunk.job
+        slot = chunk.slot
+        job = chunk.job
         with self._lock:
             slot.pending -= 1
             if failure is not None and job.failure is None:
@@ -209,7 +213,8 @@ class Pool:
         loss.__cause__ = error
         with self._lock:
             self._busy.pop(number, None)
-            self._died, self._loss = True, loss
+            self._died = True
+            self._loss = loss
             self._changed.notify_all()
 
     def _try_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
@@ -223,7 +228,8 @@ class Pool:
         return None
 
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
-        slot, job = chunk.slot, chunk.job
+        slot = chunk.slot
+        job = chunk.job
         rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         reader = Reader(self._dataset, job.is_cancelled)

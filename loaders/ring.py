@@ -183,7 +183,8 @@ class CudaRing:
             self._buffers[at][:used].copy_(slot.buffer[:used], non_blocking=True)
             self._copies.end(self._stream)
             self._copied[at].record(self._stream)
-        self._held, self.ready = torch.cuda.current_stream(self._device), self._copied[at]
+        self._held = torch.cuda.current_stream(self._device)
+        self.ready = self._copied[at]
         self._held.wait_event(self._copied[at])  # sync point: the step waits for its data
         return self._layout.tensors(self._buffers[at])
 

@@ -80,7 +80,8 @@ class DaliLoader(Foreign):
 
     def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         if self._images.crop != self.crop:
-            self._images, self._pipe = replace(self._images, crop=self.crop), None
+            self._images = replace(self._images, crop=self.crop)
+            self._pipe = None
         with ThreadPoolExecutor(1, "fastimg-loader-dali") as reader:
             self._feed = feed = _Feed(reader, self, reading)
             if self._pipe is None:
@@ -146,7 +147,9 @@ class DaliLoader(Foreign):
             self._pipe = None
 
     def _build(self, epoch: int) -> Any:
-        c, crop, cuda = self.config, self.crop, self.device.type == "cuda"
+        c = self.config
+        crop = self.crop
+        cuda = self.device.type == "cuda"
         device, load = ("mixed", {"hw_decoder_load": _HARDWARE_LOAD}) if cuda else ("cpu", {})
         pipe = Pipeline(
             batch_size=c.batch_size,

@@ -100,7 +100,8 @@ class DeviceResize(Decoder):
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        crop, side = self.images.crop, _side(self.images)
+        crop = self.images.crop
+        side = _side(self.images)
         header = read_header(data, self.images.max_pixels)
         window = _window(self.images, header, draws)
         pixels, (x, y, width, height) = decode_box(data, header, window.box, scratch)
@@ -161,7 +162,8 @@ class DeviceDecode(Decoder):
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        crop, side = self.images.crop, _side(self.images)
+        crop = self.images.crop
+        side = _side(self.images)
         header = read_header(data, self.images.max_pixels)
         if header.turbo:
             window = _window(self.images, header, draws)

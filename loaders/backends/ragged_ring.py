@@ -125,7 +125,8 @@ class RaggedRing:
 
     def __init__(self, layout: Layout, device: torch.device, codec: Codec | None) -> None:
         self.ready: torch.cuda.Event | None = None
-        self._device, self._codec = device, codec
+        self._device = device
+        self._codec = codec
         self.view(layout)
         self._room = layout.nbytes - self._sent, math.prod(self._shape)  # bytes of a lane's memory
         self._side = SideStream(device)
@@ -163,7 +164,8 @@ class RaggedRing:
         consumer = self._side.consumer()
         if consumer is not None:
             consumer.wait_event(lane.ready)  # sync point: the step waits for its data
-        self._held, self.ready = (lane, consumer), lane.ready
+        self._held = (lane, consumer)
+        self.ready = lane.ready
         further = {name: tensor for name, tensor in self._tensors(lane).items() if name not in _OWN}
         return {**further, "inputs": self._batch(lane)}
 
@@ -175,7 +177,8 @@ class RaggedRing:
 
     def release(self) -> None:
         """See `Ring`."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is not None:
             self._queue.put(None)
             if thread is threading.current_thread():  # a forgotten loader, collected while this made a batch
@@ -198,7 +201,8 @@ class RaggedRing:
     def view(self, layout: Layout) -> None:
         """See `Ring`."""
         (*_, size, _) = next(iter(layout.fields.values()))[2]
-        self._layout, self._shape = layout, (layout.rows, size, size, 3)
+        self._layout = layout
+        self._shape = (layout.rows, size, size, 3)
         self._sent = 0 if self._codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
 
     def _settle(self, lane: _Lane, stream: Any) -> None:
@@ -236,7 +240,9 @@ class RaggedRing:
 
     def _make(self, slot: Slot, lane: _Lane) -> None:
         """Decode where there is a codec; enqueue the copy and the resize."""
-        tensors, out, used = self._tensors(lane), self._batch(lane), self._layout.nbytes
+        tensors = self._tensors(lane)
+        out = self._batch(lane)
+        used = self._layout.nbytes
         places = slot.arrays["place"]
         if self._codec is None:
             at, nbytes, _, _ = self._layout.fields["pixels"]

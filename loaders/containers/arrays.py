@@ -61,12 +61,15 @@ class ArrayDataset:
         lengths: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.source = source
-        self.name, self.classes, self.labels = source.name, source.classes, source.labels
+        self.name = source.name
+        self.classes = source.classes
+        self.labels = source.labels
         self.content = source.content
         self.lengths = lengths
         self.fingerprint = hashlib.sha256(f"{source.fingerprint} {key}".encode()).hexdigest()
         self._shards = list(shards)
-        self._places, self._reasons = places, reasons
+        self._places = places
+        self._reasons = reasons
         self._watch = Watch(self._shards)
         self._handles = Handles(self._shards, self._watch, "start again")
         self._table: tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None = None  # all arrays; which there are
@@ -103,7 +106,8 @@ class ArrayDataset:
         if not self.in_memory:
             return self._read_rows(ids, head, out)
         if self._table is None or self._table[0].dtype != out.dtype or self._table[0].shape[1:] != out.shape[1:]:
-            table, whole = np.empty((len(self), *out.shape[1:]), out.dtype), np.ones(len(self), np.bool_)
+            table = np.empty((len(self), *out.shape[1:]), out.dtype)
+            whole = np.ones(len(self), np.bool_)
             whole[self._read_rows(range(len(self)), head, table)] = False
             self._table = table, whole
         table, whole = self._table
@@ -171,7 +175,10 @@ class Views:
     def __init__(self, datasets: Sequence[ArrayDataset]) -> None:
         self._all = list(datasets)
         self._current = first = self._all[0]
-        self.name, self.classes, self.labels, self.content = first.name, first.classes, first.labels, first.content
+        self.name = first.name
+        self.classes = first.classes
+        self.labels = first.labels
+        self.content = first.content
         self.fingerprint = hashlib.sha256("".join(one.fingerprint for one in self._all).encode()).hexdigest()
 
     def set_epoch(self, epoch: int) -> None:

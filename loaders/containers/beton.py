@@ -281,7 +281,8 @@ class BetonReader:
 
     def _check_table(self, table: npt.NDArray[Any], start: int, end: int) -> None:
         """The regions, sorted, must lie between metadata and table, and apart."""
-        ptr, size = table["ptr"], table["size"]
+        ptr = table["ptr"]
+        size = table["size"]
         if (table["sample_id"] >= self._samples).any():
             raise ShardError(f"{self.path}: its allocation table has more samples than its header: {_AGAIN}")
         inside = (ptr >= start) & (ptr <= end) & (size <= end)  # so that their sum is less than 2^64
@@ -290,7 +291,8 @@ class BetonReader:
 
     def _check_field(self, name: str, table: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """Sizes of a field's regions [N], none for scalars. The table must give each sample its own."""
-        field, metadata = self.fields[name], self.column(name)
+        field = self.fields[name]
+        metadata = self.column(name)
         if field.kind in (*SCALARS, "custom"):
             return np.zeros(0, np.uint64)
         if not len(table):
@@ -334,7 +336,8 @@ class BetonReader:
 
     def value(self, name: str, index: int) -> Any:
         """One field of one sample, as beton_fields tells. Raises ShardError."""
-        field, record = self.fields[name], self.column(name)[index]
+        field = self.fields[name]
+        record = self.column(name)[index]
         if field.kind in SCALARS:
             return record.item()
         data = self._region(name, index)

@@ -43,11 +43,14 @@ class BetonDataset:
             self.content = "text" if image is None else "images"
             image = _text_field(reader) if image is None else image
             label = _choose(reader, "int")
-            self.image_field, self.label_field = image, label
+            self.image_field = image
+            self.label_field = label
             self._offsets, self._sizes = reader.extents(image)
             column = reader.column(image)
             if self.content == "images":
-                self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
+                self._raw = column["mode"] == RAW
+                self._widths = column["width"]
+                self._heights = column["height"]
             else:
                 self._raw = np.zeros(len(reader), np.bool_)
             self.labels = np.full(len(reader), -1, np.int64)
@@ -87,7 +90,8 @@ class BetonDataset:
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
-        offsets, sizes = self._offsets[indices].astype(np.int64), self._sizes[indices].astype(np.int64)
+        offsets = self._offsets[indices].astype(np.int64)
+        sizes = self._sizes[indices].astype(np.int64)
         for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets, sizes):
             self.reader.will_need(offset, size)
 

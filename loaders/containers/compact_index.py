@@ -136,7 +136,8 @@ def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
 
 def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
     """What a scan finds; adds to `notes` where an index says something else."""
-    samples, index = scan(shard), index_path(shard)
+    samples = scan(shard)
+    index = index_path(shard)
     if index.exists():
         try:
             stated = parse_index(index, shard.stat().st_size)

@@ -100,7 +100,8 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
         return BetonDataset(_pick(path, betons, split))
     listing = list_folder(path, classes)
     files = _pick(path, listing.files, split)
-    names, labels = [name for name, _ in files], [label for _, label in files]
+    names = [name for name, _ in files]
+    labels = [label for _, label in files]
     return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
 
 
@@ -242,7 +243,8 @@ def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
 
 def _open_converted(path: Path, split: str) -> "Dataset":
     description = read_description(path)
-    shards, classes = _pick(path, description["splits"], split)["shards"], tuple(description["classes"])
+    shards = _pick(path, description["splits"], split)["shards"]
+    classes = tuple(description["classes"])
     if description["container"] == "beton":
         (shard,) = shards
         _check_size(path / shard["name"], shard["bytes"])

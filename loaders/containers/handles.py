@@ -19,7 +19,9 @@ class Handles:
     """
 
     def __init__(self, paths: Sequence[Path], watch: Watch, remedy: str) -> None:
-        self._paths, self._watch, self._remedy = paths, watch, remedy
+        self._paths = paths
+        self._watch = watch
+        self._remedy = remedy
         self._files: dict[int, int] = {}
         self._close = weakref.finalize(self, _close_all, self._files)
         self._lock = threading.Lock()

@@ -199,7 +199,8 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
     for number, line in enumerate(lines[1:], start=2):
         words = line.split(" ")
         try:
-            numbers, names = words[1::width] + words[2::width], words[3::4] if width == 4 else ()
+            numbers = words[1::width] + words[2::width]
+            names = words[3::4] if width == 4 else ()
             if len(words) % width or not all(map(_NUMBER.fullmatch, numbers)) or not all(names):
                 raise ValueError
             sample = tuple(
@@ -237,7 +238,8 @@ def scan(path: Path) -> list[Sample]:
             this, ext = split_name(entry.name)
             if entry.kind in (FOLDER, VOLUME) or not this or this.endswith("/"):
                 continue
-            offset, size = entry.offset, entry.size
+            offset = entry.offset
+            size = entry.size
             if entry.kind == HARD_LINK:
                 if places is None:
                     places = {posixpath.normpath(m.name): m[1:3] for sample in [*samples, members] for m in sample}

@@ -70,7 +70,9 @@ def entries(file: int) -> Iterator[Entry]:
             break
         if not _is_header(header):
             raise ValueError(f"byte {at} is no header")
-        kind, stated, begin = chr(header[156]), stated_size(header), at + BLOCK
+        kind = chr(header[156])
+        stated = stated_size(header)
+        begin = at + BLOCK
         if stated < 0:
             raise ValueError(f"the header at byte {at} states no size")
         if kind in "xgXLK":
@@ -97,7 +99,8 @@ def entries(file: int) -> Iterator[Entry]:
             continue
         told = everyones | ours
         size = _decimal(told["size"], at) if told.get("size") else stated
-        path, link = _text(told.get("path") or _name(header)), _text(told.get("linkpath") or _field(header, 157, 257))
+        path = _text(told.get("path") or _name(header))
+        link = _text(told.get("linkpath") or _field(header, 157, 257))
         kind = FOLDER if kind == "\0" and path.endswith("/") else _FILES.get(kind, kind)
         if kind in _NO_DATA:
             size = 0
@@ -107,7 +110,8 @@ def entries(file: int) -> Iterator[Entry]:
             raise ValueError(f"{path} has a size of {stated} bytes in its header and of {size} in its extended header")
         sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in told)
         yield Entry(path, kind, begin, size, link, sparse)
-        at, ours = begin + _padded(size), {}
+        at = begin + _padded(size)
+        ours = {}
     if ours:
         raise ValueError(f"it ends after an extended header at byte {at}")
     while block := os.pread(file, 1 << 20, at):
@@ -138,11 +142,13 @@ def _decimal(digits: bytes, at: int) -> int:
 
 def _records(data: bytes, end: int) -> dict[str, bytes]:
     """`<length> <key>=<value>\\n` of a PAX header that ends at `end`."""
-    found, at = {}, 0
+    found = {}
+    at = 0
     data = data.rstrip(b"\0")
     while at < len(data):
         length = data[at : at + 20].partition(b" ")[0]
-        begin, until = at + len(length) + 1, at + _decimal(length, end)
+        begin = at + len(length) + 1
+        until = at + _decimal(length, end)
         key, equals, value = data[begin : until - 1].partition(b"=")
         if until <= begin or not equals or data[until - 1 : until] != b"\n":
             raise ValueError(f"the extended header before byte {end} is none")

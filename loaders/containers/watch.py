@@ -21,7 +21,8 @@ def fill(file: int, view: memoryview, offset: int) -> None:
         got = os.preadv(file, [view], offset)
         if got == 0:
             raise EOFError(f"it ends before byte {offset + view.nbytes}")
-        view, offset = view[got:], offset + got
+        view = view[got:]
+        offset = offset + got
 
 
 class State(NamedTuple):
@@ -66,7 +67,8 @@ class Watch:
         self._compare(number, status)
 
     def _compare(self, number: int, status: os.stat_result) -> None:
-        then, now = self._states[number], State.of(status)
+        then = self._states[number]
+        now = State.of(status)
         if now != then:
             how = "shrank" if now.size < then.size else "was altered" if now.inode == then.inode else "was replaced"
             raise ShardError(

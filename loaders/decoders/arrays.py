@@ -55,7 +55,8 @@ class ArrayDecoder(Decoder):
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`. Raises ShardError for another array: the store was written and checked by us."""
-        head, out = self._head, row["inputs"]
+        head = self._head
+        out = row["inputs"]
         if len(data) != len(head) + out.nbytes or data[: len(head)] != head:
             expected = f"{self.dtype.name} {list(self.shape)}"
             raise ShardError(f"an array that is not {expected}; delete the cache it comes from")

@@ -64,7 +64,8 @@ class ImageDecoder(Decoder):
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        out, queue = row["inputs"], scratch.own(TileQueue)
+        out = row["inputs"]
+        queue = scratch.own(TileQueue)
         queue.clear()
         if self.compiled and queue.add(data, self.crop, draws, self.max_pixels, 0):
             damaged = queue.run(self.crop, self.dct_scaling, scratch, out[None])
@@ -80,7 +81,7 @@ class ImageDecoder(Decoder):
         queue.clear()
         failures: list[Failure] = []
         for place, index in enumerate(ids):
-            error = attempt(self._queue_or_decode, reader, index, draws[place], place, out, scratch)
+            error = self._queue_or_decode(reader, index, draws[place], place, out, queue, scratch)
             if error is not None:
                 failures.append((place, error))
                 if not isinstance(error, ImageError):
@@ -92,11 +93,23 @@ class ImageDecoder(Decoder):
         return failures
 
     def _queue_or_decode(
-        self, reader: Reader, index: int, draws: Sequence[float], place: int, out: Pixels, scratch: Scratch
-    ) -> None:
-        data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
-        if not scratch.own(TileQueue).add(data, self.crop, draws, self.max_pixels, place):
-            self._decode(data, draws, out[place], scratch)
+        self,
+        reader: Reader,
+        index: int,
+        draws: Sequence[float],
+        place: int,
+        out: Pixels,
+        queue: TileQueue,
+        scratch: Scratch,
+    ) -> Exception | None:
+        """What `attempt` would return, without the cost of a further call for each image."""
+        try:
+            data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
+            if not queue.add(data, self.crop, draws, self.max_pixels, place):
+                self._decode(data, draws, out[place], scratch)
+        except Exception as error:  # noqa: BLE001 - the pool tells them apart
+            return error
+        return None
 
     def _decode(self, data: bytes | memoryview, draws: Sequence[float], out: Pixels, scratch: Scratch) -> None:
         """Decode what the compiled decoder does not take, by libjpeg-turbo or Pillow."""

@@ -97,7 +97,8 @@ class Ignored:
         if not self.total:
             return []
         (first, _), *_ = self.first()
-        found, verb = plural(self.total + used, "file"), "is" if self.total == 1 else "are"
+        found = plural(self.total + used, "file")
+        verb = "is" if self.total == 1 else "are"
         return [f"{where}: {self.total:,} of {found} {verb} not used: {self.summary()}; the first is {first}"]
 
     def to_json(self) -> dict[str, Any]:

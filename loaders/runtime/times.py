@@ -76,7 +76,8 @@ class Waits:
 
     def __init__(self, device: torch.device) -> None:
         self.host = 0.0  # seconds of the thread
-        self._device, self._began = device, 0.0
+        self._device = device
+        self._began = 0.0
         self._spans = Spans() if device.type == "cuda" else None
 
     def begin(self) -> None:

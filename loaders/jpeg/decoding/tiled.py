@@ -117,8 +117,10 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bo
         if job.status:
             continue
         window = out[job.row]
-        box, size = (job.x, job.y, job.width, job.height), (job.resized_width, job.resized_height)
-        header, at = headers[i : i + 1], (job.at_x, job.at_y)
+        box = (job.x, job.y, job.width, job.height)
+        size = (job.resized_width, job.resized_height)
+        header = headers[i : i + 1]
+        at = (job.at_x, job.at_y)
         if not find_region(header, box, size, at, (window.shape[1], window.shape[0]), bicubic, scaling, regions):
             job.status = OTHER  # a crop that is wrong is for the other way to name
             continue
@@ -144,7 +146,8 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     if region.width * region.height > MAX_DECODED:
         return OTHER
     tiles = (region.right - region.left) * (region.bottom - region.top)
-    stride, row = region.stride, -(-3 * out.shape[1] // 8) * 8
+    stride = region.stride
+    row = -(-3 * out.shape[1] // 8) * 8
     planes = _aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
     columns = _aligned(3 * region.width * stride + WIDE)
     bits = _aligned(data.size + PAD)
