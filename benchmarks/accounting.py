@@ -170,10 +170,10 @@ def account() -> dict[str, Any]:
     """A step's and a progress line's cost of `Account`."""
     tally, waits = Tally(16), 0.0
 
-    from fastimg.loaders.runtime.times import Spent
+    from fastimg.loaders.runtime.times import LoaderTimes
 
-    def spent() -> Spent:
-        return Spent(waits, 0.0, sum(tally.read), sum(tally.busy))
+    def spent() -> LoaderTimes:
+        return LoaderTimes(waits, 0.0, sum(tally.read), sum(tally.busy))
 
     def steps(loops: int) -> None:
         book = Account(spent, 16)

@@ -41,7 +41,7 @@ class Reader:
         self._is_cancelled = is_cancelled
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The encoded sample, valid until `scratch` is used again. Raises Cancelled, and DataError as `Dataset.read`."""
+        """The encoded sample, valid until `scratch` is used again. Raises Cancelled and what `Dataset.read` raises."""
         if self._is_cancelled():
             raise Cancelled
         began = time.perf_counter()

@@ -2,9 +2,9 @@
 
     fill(slot, job, draws) -> queue of chunks -> [thread: take, fill rows, settle] -> wait(slot, job)
 
-What a thread works on only that thread notes, and threads hear no signals: wherever an interrupt strikes the consumer,
-`cancel` knows whom to wait for. A thread that dies ends the run with its error, and the pool with it. In a process that
-was forked off there are no threads: there the pool is not usable, and nothing waits for it.
+Only a thread itself records what it works on, and threads receive no signals: wherever the consumer is interrupted,
+`cancel` knows which threads to wait for. A thread that dies ends the run with its error, and the pool with it. A forked
+process has no threads: the pool is not usable there, and nothing waits for it.
 """
 
 import os
@@ -28,7 +28,7 @@ from .ring import Slot
 
 
 class Job:
-    """One iteration, and what decodes in it: its rows are dropped once it is cancelled."""
+    """One iteration and its decoder. Once it is cancelled, its rows are dropped."""
 
     __slots__ = ("blanks", "cancelled", "decoder", "failure")
 
@@ -39,12 +39,12 @@ class Job:
         self.failure: BaseException | None = None
 
     def check(self) -> None:
-        """Raises RuntimeError where it is cancelled."""
+        """Raises RuntimeError if it is cancelled."""
         if self.cancelled:
-            raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+            raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
 
     def is_cancelled(self) -> bool:
-        """Whether its rows are dropped by now."""
+        """Whether its rows are dropped."""
         return self.cancelled
 
 
@@ -57,7 +57,7 @@ class _Chunk(NamedTuple):
 
 
 class Pool:
-    """It knows nothing of the Loader, so that a forgotten loader can be collected."""
+    """It has no reference to the Loader, so that an unused loader can be garbage-collected."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Pool:
         self._on_full = on_full
         self._tally = tally
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
+        # An RLock is entered in C: a signal arrives before or inside the block, never in between as with a Condition.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._job: Job | None = None  # the newest
         self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
         self._scratch: Scratch | None = None  # of the consumer
-        self._died = False  # a thread did, and nothing is taken on any more
-        self._loss: WorkerError | None = None  # why, until it is told
+        self._died = False  # a thread did; no more chunks are taken
+        self._loss: WorkerError | None = None  # why, until it is raised
         self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"fastimg-loader-{i}", daemon=True)
@@ -88,24 +88,24 @@ class Pool:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # no more threads are to be had, or an interrupt
+        except BaseException:  # no more threads available, or an interrupt
             self.stop()
             raise
 
     @property
     def usable(self) -> bool:
-        """Whether its threads live."""
+        """Whether its threads are alive."""
         return not self._died and self._process == os.getpid()
 
     def begin(self, decoder: Decoder) -> Job:
-        """A new iteration. One that is still under way ends: both would fill the same slots."""
+        """Begin an iteration. One in progress is cancelled: both would fill the same slots."""
         if self._job is not None:
             self.cancel(self._job)
         self._job = job = Job(decoder)
         return job
 
     def fill(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64]) -> None:
-        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
+        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights are already set."""
         self._check_process()
         rows = len(draws)
         if rows and job.decoder.in_memory(self._dataset):
@@ -122,7 +122,7 @@ class Pool:
                 self._on_full(slot)
 
     def _fill_here(self, chunk: _Chunk) -> None:
-        """Fill rows on the consumer's thread: another one would cost more, by taking turns with it, than it saves."""
+        """Fill rows on the consumer's thread: switching to another thread would cost more than it saves."""
         chunk.job.check()
         self._scratch = self._scratch or Scratch()
         chunk.job.failure = self._try_rows(0, chunk, self._scratch)
@@ -138,7 +138,7 @@ class Pool:
                     self._changed.wait()
                 failure = job.failure or self._loss
                 job.failure = self._loss = None
-        except RuntimeError as error:  # an interrupt just after Condition.wait gave the lock up: none to release
+        except RuntimeError as error:  # an interrupt just after Condition.wait released the lock
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise error.__context__ from None
             raise
@@ -150,7 +150,7 @@ class Pool:
             del failure  # its traceback holds this frame
 
     def cancel(self, job: Job) -> bool:
-        """Drop what is left of `job` and return when no thread touches its slots. Whether it was the newest."""
+        """Drop the rest of `job`; return, once no thread touches its slots, whether it was the newest."""
         if self._process != os.getpid():
             return False
         with self._lock:
@@ -162,7 +162,7 @@ class Pool:
 
     def stop(self) -> None:
         """End the threads."""
-        if self._process != os.getpid():  # they are another process's, and so is the lock
+        if self._process != os.getpid():  # the threads and the lock belong to another process
             return
         with self._lock:
             if self._job is not None:
@@ -176,7 +176,7 @@ class Pool:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise RuntimeError("this iteration began before the process was forked off; iterate anew")
+            raise RuntimeError("this iteration began before the process was forked; iterate again")
 
     def _work(self, number: int) -> None:
         try:
@@ -184,8 +184,8 @@ class Pool:
             while (chunk := self._queue.get()) is not None:
                 if self._take(number, chunk.job):
                     self._settle(number, chunk, self._try_rows(number, chunk, scratch))
-                del chunk  # a thread that waits holds nothing of the last iteration
-        except BaseException as error:  # noqa: BLE001 - what no sample is to blame for: told to the consumer
+                del chunk  # a waiting thread keeps nothing of the last iteration alive
+        except BaseException as error:  # noqa: BLE001 - not the fault of a sample: raised in the consumer
             self._lose(number, error)
 
     def _take(self, number: int, job: Job) -> bool:
@@ -208,7 +208,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _lose(self, number: int, error: BaseException) -> None:
-        """This thread ends: nobody shall wait for it."""
+        """This thread ends: notify the waiters."""
         loss = WorkerError(f"a loader thread died: {error!r}")
         loss.__cause__ = error
         with self._lock:
@@ -221,7 +221,7 @@ class Pool:
         began = time.perf_counter()
         try:
             self._fill_rows(number, chunk, scratch)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+        except BaseException as error:  # noqa: BLE001 - every error is handed to the consumer
             return error
         finally:
             self._tally.busy[number] += time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Slots of a ring: declared once, allocated once, filled by threads, and copied to the device from one flat buffer."""
+"""Slots of a ring: declared once, allocated once, filled by threads, copied to the device from one flat buffer."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ _TORCH = {
 
 
 class Layout:
-    """Where each field of a batch lies in a slot's flat buffer. Raises ValueError for fields that cannot be."""
+    """Where each field of a batch lies in a slot's flat buffer. Raises ValueError for invalid fields."""
 
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
         self.rows = batch_size
@@ -76,37 +76,37 @@ class Slot:
         self.pending = 0
 
     def view(self, layout: Layout) -> None:
-        """See its bytes as `layout`, which needs no more of them. Nobody fills or reads it meanwhile."""
+        """View its bytes as `layout`, which must not need more of them. No thread may use the slot meanwhile."""
         assert layout.nbytes <= self.buffer.numel()
         self.arrays = layout.arrays(self.buffer)
 
 
 class Ring(Protocol):
-    """Takes full slots and gives a batch's tensors."""
+    """Turns full slots into the tensors of batches."""
 
-    ready: torch.cuda.Event | None  # of the batch handed over last: when it stands
+    ready: torch.cuda.Event | None  # recorded when the batch handed over last is complete
 
     @property
     def copy_seconds(self) -> float:
-        """How long copies to the device were under way. Asked by the consumer; of the last ones it may not know yet."""
+        """Seconds of copies to the device. Called by the consumer; the last copies may not be counted yet."""
 
     def begin(self, slot: Slot) -> None:
-        """`slot` is full. Called once for each slot, before `hand_over`, by whoever filled it; returns at once."""
+        """`slot` is full. Called once per slot before `hand_over`, by the thread that filled it. Does not block."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid until `reclaim` or longer.
 
-        What else it gives, `ids` apart, are further fields of the batch.
+        Everything else in the result, except `ids`, is a further field of the batch.
 
-        A row that it could not finish it names in `slot.failed`, with a weight of 0 in the slot and on the device; one
-        that it gave to another decoder, in `slot.rerouted`.
+        Rows that could not be finished are in `slot.failed`, with weight 0 in the slot and on the device; rows that
+        another decoder took are in `slot.rerouted`.
         """
 
     def reclaim(self) -> None:
         """The consumer has enqueued all that reads the batch that it got last: its slot is filled again."""
 
     def release(self) -> None:
-        """The iteration is over, wherever it stood: all slots may be filled again. May be called twice."""
+        """The iteration is over, finished or not: all slots may be filled again. May be called twice."""
 
     def view(self, layout: Layout) -> None:
         """From now on slots have `layout`, which needs no more bytes than the first one. Called between iterations."""
@@ -127,16 +127,16 @@ class HostRing:
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields, valid until `reclaim`."""
-        found = self._tensors.get(slot.buffer.data_ptr())
-        if found is None:
-            found = self._tensors[slot.buffer.data_ptr()] = self._layout.tensors(slot.buffer)
-        return found
+        tensors = self._tensors.get(slot.buffer.data_ptr())
+        if tensors is None:
+            tensors = self._tensors[slot.buffer.data_ptr()] = self._layout.tensors(slot.buffer)
+        return tensors
 
     def reclaim(self) -> None:
         """The consumer is done with the batch that it got last: its slot may be filled again."""
 
     def release(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in progress."""
 
     def view(self, layout: Layout) -> None:
         """See `Ring`."""
@@ -171,7 +171,7 @@ class CudaRing:
         return self._copies.seconds
 
     def begin(self, slot: Slot) -> None:
-        """Nothing is done ahead: the consumer's kernels are, and a copy is enqueued long before they end."""
+        """Nothing is done ahead: the consumer's kernels run ahead, and a copy is enqueued long before they end."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields on the device, valid until `depth - 1` more batches were handed over."""
@@ -193,7 +193,7 @@ class CudaRing:
         self._settle(torch.cuda.current_stream(self._device))
 
     def release(self) -> None:
-        """A consumer that stopped early never gave its batch back: what it enqueued still reads it."""
+        """A consumer that stopped early did not return its batch: the work it enqueued may still read it."""
         if self._held is not None:
             self._settle(self._held)
 

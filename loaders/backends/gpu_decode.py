@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.loaders.batch import Field
-from fastimg.loaders.crop import Size, Window, told
+from fastimg.loaders.crop import Size, Window, describe_size
 from fastimg.loaders.decode import Header, decode, decode_box, read_header, stored_box, upright
 from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.decoders.images import ImageDecoder
@@ -37,7 +37,7 @@ def _check(images: ImageDecoder) -> None:
     if images.dct_scaling:
         raise ValueError("the device resizes whole crops: leave dct_scaling out")
     if len(images.fields) > 1:
-        raise ValueError("a decoder on the device fills `inputs` alone; decode on the CPU for further fields")
+        raise ValueError("a decoder on the device fills only `inputs`; decode on the CPU for further fields")
     _side(images)
 
 
@@ -46,7 +46,7 @@ def _side(images: ImageDecoder) -> int:
     size = images.crop.size
     if not isinstance(size, int):
         raise ValueError(
-            f"crop {told(size)}: the GPU's resize makes squares; give one side, or decode on the CPU for a rectangle"
+            f"crop {describe_size(size)}: the GPU's resize makes only squares; give one side, or decode on the CPU"
         )
     return size
 

@@ -33,7 +33,7 @@ _OWN = frozenset({"pixels", "place", "table"})  # fields of a slot that are the 
 
 
 class Cut(NamedTuple):
-    """An image that the codec shall decode: a JPEG, and which of its pixels are wanted."""
+    """An image for the codec to decode: a JPEG, and which of its pixels are wanted."""
 
     jpeg: bytes
     parsed: object | None  # by the codec; None: it does not know it
@@ -155,7 +155,7 @@ class RaggedRing:
         with self._changed:
             while id(slot) not in self._made:
                 if self._thread is None:
-                    raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+                    raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
                 self._changed.wait()
             failure = self._made.pop(id(slot))
         if failure is not None:
@@ -188,8 +188,8 @@ class RaggedRing:
             self._settle(*self._held)
         while not self._queue.empty():
             self._queue.get()
-        self._side.finish()  # copies of slots that nobody asked for: the slots will be written to
-        for lane in self._lanes.values():  # whoever gets the memory after this ring, gets it on the side stream
+        self._side.finish()  # copies of slots that were not requested: the slots will be written to
+        for lane in self._lanes.values():  # the memory's next owner gets it on the side stream
             self._side.wait(lane.consumed)
         with self._changed:
             self._made.clear()
@@ -218,7 +218,7 @@ class RaggedRing:
             failure: BaseException | None = None
             try:
                 self._make(slot, self._lanes.get(id(slot)) or self._lane(slot))
-            except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            except BaseException as error:  # noqa: BLE001 - every error is handed to the consumer
                 failure = error
             with self._changed:
                 self._made[id(slot)] = failure

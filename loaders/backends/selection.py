@@ -58,7 +58,7 @@ def check_installed(backend: Backend) -> None:
 
 
 def reads(backend: Backend, dataset: Dataset) -> bool:
-    """Whether a backend takes such data: FFCV reads its own container alone."""
+    """Whether a backend takes such data: FFCV reads only its own container."""
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
@@ -102,7 +102,7 @@ def open_source(
         case "ffcv":
             if not isinstance(dataset, BetonDataset):
                 raise DataError(
-                    f"{dataset.name}: FFCV reads .beton files alone; `fastimg convert SRC DST --format beton` makes one"
+                    f"{dataset.name}: FFCV reads only .beton files, and this is not one; convert the data to a .beton"
                 )
             from .ffcv import FfcvLoader
 

@@ -27,7 +27,7 @@ from fastimg.loaders.errors import DataError, ImageError, WorkerError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .adapter import DecodedBatch, Foreign
+from .adapter import DecodedBatch, LoaderAdapter
 
 _AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
 _HELD = (signal.SIGINT, signal.SIGTERM)
@@ -47,7 +47,7 @@ class _Answer(NamedTuple):
     fault: DataError | None  # the end of the run, in words for a person
 
 
-class TorchLoader(Foreign):
+class TorchLoader(LoaderAdapter):
     """A DataLoader with persistent workers; each decodes whole batches."""
 
     def __init__(
@@ -98,7 +98,7 @@ class TorchLoader(Foreign):
         if iterator is not None:  # not left to the garbage collector: an exception's traceback may hold it
             with contextlib.suppress(RuntimeError):  # torch's, where one of them ended by a signal
                 iterator._shutdown_workers()
-            for process in iterator._workers:  # torch sends SIGTERM alone, which one that hangs does not heed
+            for process in iterator._workers:  # torch sends only SIGTERM, which a hanging worker ignores
                 process.kill()
 
     def _start(self) -> Iterator[_Answer]:
@@ -133,7 +133,7 @@ class _Requests:
         reading = self.reading
         assert reading is not None
         for step in range(reading.steps):
-            for ids in reading.soon(step):
+            for ids in reading.prefetch_ids(step):
                 self._dataset.will_need(ids)
             ids, _, decoded = reading.rows(step)
             yield _Request(reading.epoch, self.size, ids, decoded)

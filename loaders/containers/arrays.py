@@ -25,7 +25,7 @@ from .watch import Watch, fill
 
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of each dataset: 256 MiB
 
-# Where an array lies: the number of its shard, the offset and the size of its member. Shard -1: there is none.
+# Where an array lies: the number of its shard, the offset and the size of its member. Shard -1: there is no array.
 PLACE = np.dtype([("shard", "<i4"), ("size", "<u4"), ("offset", "<u8")])
 
 
@@ -37,7 +37,7 @@ def npy_bytes(array: npt.NDArray[Any]) -> bytes:
 
 
 def npy_array(data: memoryview | bytes) -> npt.NDArray[Any]:
-    """The array of a .npy file. Raises ValueError where it is none, or holds objects."""
+    """The array of a .npy file. Raises ValueError if it is not one, or holds objects."""
     return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -78,7 +78,7 @@ class ArrayDataset:
         return len(self._places)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The .npy file's bytes. Raises ShardError where the store is not what it was."""
+        """The .npy file's bytes. Raises ShardError if the store has changed."""
         shard, size, offset = self._places[index].item()
         if shard < 0:
             raise ImageError(self._reasons.get(index, "it was left out"))
@@ -86,11 +86,13 @@ class ArrayDataset:
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
-            self._watch.look(shard)  # it may tell more
+            self._watch.look(shard)  # its error may say more
             raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); start again") from error
         self._watch.read(shard)
         if stated_size(view[:BLOCK]) != size:
-            raise ShardError(f"{self._shards[shard]}: byte {offset} is no array of {size} bytes: altered; start again")
+            raise ShardError(
+                f"{self._shards[shard]}: no array of {size} bytes at byte {offset}: the file was altered; start again"
+            )
         return view[BLOCK:]
 
     @property
@@ -101,7 +103,7 @@ class ArrayDataset:
     def read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
         """Read arrays of one shape and type into rows `out` [k, ...]; `head` is what their .npy files begin with.
 
-        Returns the places of those that are not so, or could not be read: `read` says why.
+        Returns the places of those that are different or could not be read: `read` says why.
         """
         if not self.in_memory:
             return self._read_rows(ids, head, out)
@@ -163,12 +165,12 @@ class ArrayDataset:
         return self._shards
 
     def close(self) -> None:
-        """Close the shards; the source is its owner's. Reading on opens them anew."""
+        """Close the shards, not the source. Reading opens them again."""
         self._handles.close()
 
 
 class Views:
-    """Several array datasets over the same samples: epoch e reads number e, and begins again behind the last."""
+    """Several array datasets over the same samples: epoch e reads number e modulo their count."""
 
     notes: Sequence[str] = ()
 
@@ -179,10 +181,10 @@ class Views:
         self.classes = first.classes
         self.labels = first.labels
         self.content = first.content
-        self.fingerprint = hashlib.sha256("".join(one.fingerprint for one in self._all).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256("".join(dataset.fingerprint for dataset in self._all).encode()).hexdigest()
 
     def set_epoch(self, epoch: int) -> None:
-        """What is read from now on. The loader says so when an epoch begins."""
+        """Choose the dataset of an epoch. The loader calls this when an epoch begins."""
         self._current = self._all[epoch % len(self._all)]
 
     def __len__(self) -> int:
@@ -214,9 +216,9 @@ class Views:
 
     def files(self) -> Sequence[Path]:
         """See ArrayDataset."""
-        return [file for one in self._all for file in one.files()]
+        return [file for dataset in self._all for file in dataset.files()]
 
     def close(self) -> None:
         """See ArrayDataset."""
-        for one in self._all:
-            one.close()
+        for dataset in self._all:
+            dataset.close()

@@ -30,7 +30,7 @@ class ArrayDecoder(Decoder):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """`inputs` alone."""
+        """Only `inputs`."""
         return (Field("inputs", self.shape, self.dtype),)
 
     def in_memory(self, dataset: Dataset) -> bool:
@@ -85,7 +85,7 @@ class TokenDecoder(Decoder):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """`inputs` alone."""
+        """Only `inputs`."""
         return (Field("inputs", (self.length,), np.dtype(np.int32), PAD),)
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:

@@ -35,7 +35,7 @@ class ImageDecoder(Decoder):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """`inputs` alone."""
+        """Only `inputs`."""
         return (Field("inputs", (*shape_of(self.crop), 3), np.dtype(np.uint8)),)
 
     def sized(self, size: Size) -> Self:

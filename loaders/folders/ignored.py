@@ -64,7 +64,7 @@ class Ignored:
 
     @property
     def extensions(self) -> dict[str, int]:
-        """How many of each extension, the commonest first; "" is none."""
+        """How many of each extension, the commonest first; "" for files without one."""
         found: Counter[str] = Counter()
         for (_, extension), count in self.counts.items():
             found[extension] += count
@@ -79,7 +79,7 @@ class Ignored:
 
     def summary(self) -> str:
         """Counts by reason, with extensions: `120 beside the class folders (.jpg); 1 not an image (.md)`."""
-        told = []
+        parts = []
         for reason, count in self.reasons.items():
             found = {ext: number for (why, ext), number in self.counts.items() if why == reason}
             commonest = sorted(found, key=lambda ext: (-found[ext], ext))
@@ -87,10 +87,10 @@ class Ignored:
                 (ext or "no extension") + (f" {found[ext]:,}" if len(found) > 1 else "")
                 for ext in commonest[:_EXTENSIONS]
             ] + ["..."] * (len(found) > _EXTENSIONS)
-            told.append(
+            parts.append(
                 f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason not in (MACOS_METADATA, HIDDEN) else "")
             )
-        return "; ".join(told)
+        return "; ".join(parts)
 
     def note(self, where: str, used: int) -> list[str]:
         """A sentence on a folder of which `used` files are used, where there are others."""
@@ -131,5 +131,5 @@ def hidden_reason(name: str) -> str:
 
 
 def extension_of(path: str) -> str:
-    """The extension of a file's name, with its dot, in lower case; empty where there is none."""
+    """The extension of a file's name, with its dot, in lower case; empty if it has none."""
     return os.path.splitext(path)[1].lower()

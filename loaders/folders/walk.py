@@ -12,7 +12,7 @@ from .ignored import NOT_A_FILE, NOT_A_TEXT, NOT_AN_IMAGE, Ignored, extension_of
 
 
 def find_images(folder: Path, undecodable: bool = False) -> tuple[list[str], Ignored]:
-    """Image files below `folder`, sorted, and the other files there. Follows links, not loops; takes no pipe.
+    """Image files below `folder`, sorted, and the other files there. Follows links but not loops, and skips pipes.
 
     `undecodable`: with images of formats that are known and cannot be decoded here.
     """

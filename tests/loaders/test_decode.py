@@ -182,7 +182,7 @@ def test_the_header_of_a_png_is_read_without_decoding(monkeypatch):
     assert read_header(late).orientation == 6
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", None)
     assert (read_header(plain).orientation, read_header(turned).orientation) == (1, 6)
-    with pytest.raises(ImageError, match="more than --max-pixels 10"):
+    with pytest.raises(ImageError, match="more than max_pixels=10"):
         read_header(late, max_pixels=10)
 
 
@@ -313,7 +313,7 @@ def test_a_bomb_is_refused_from_its_header(kind, side):
 def test_max_pixels_is_the_users_to_choose(kind):
     data = save(photograph(), kind)
     assert read_header(data, WIDTH * HEIGHT).size == (WIDTH, HEIGHT)
-    with pytest.raises(ImageError, match=f"{WIDTH} x {HEIGHT} pixels are more than --max-pixels {WIDTH * HEIGHT - 1}"):
+    with pytest.raises(ImageError, match=f"{WIDTH} x {HEIGHT} pixels are more than max_pixels={WIDTH * HEIGHT - 1}"):
         read_header(data, WIDTH * HEIGHT - 1)
 
 

@@ -55,7 +55,7 @@ def test_a_half_filled_row_is_zeroed(build, numbers, faulty, read):
 def test_an_undecodable_image_fails_a_strict_run_by_name(files, spoil, build, read, real):
     path = spoil(files, 4)
     loader = build(files, TRAINING, on_error="fail")
-    with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use --on-error skip") as caught:
+    with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use on_error=skip") as caught:
         read(loader)
     assert isinstance(caught.value.__cause__, ImageError) and loader.unreadable == {}
     spoil(files, 4, Path(files.sample_name(0)).read_bytes())

@@ -138,7 +138,7 @@ def test_a_second_iteration_ends_the_first(run, numbers, build, frozen, read):
     first = iter(loader)
     assert frozen(next(first)) == expected[0]
     assert read(loader) == expected[6:]
-    with pytest.raises(RuntimeError, match="this iteration is over: the loader was closed, or iterated anew"):
+    with pytest.raises(RuntimeError, match="this iteration is over: the loader was closed, or iterated again"):
         next(first)
     loader.close()
 
@@ -304,7 +304,7 @@ def test_a_process_that_is_forked_off_reads_for_itself(build, numbers, read, thr
                 for _ in batches:
                     pass
             except RuntimeError as error:
-                status = 2 if "before the process was forked off; iterate anew" in str(error) else 3
+                status = 2 if "before the process was forked; iterate again" in str(error) else 3
             batches.close()
             loader.set_epoch(0)
             if status == 2 and read(loader) == expected and len(threads()) >= 2:

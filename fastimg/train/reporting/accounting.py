@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastimg.loaders.runtime.times import Spent
+from fastimg.loaders.runtime.times import LoaderTimes
 
 SETTLED = 2.0  # seconds: what is judged by less may be chance
 BATCHES = 5  # the same
@@ -113,7 +113,7 @@ class _Mark(NamedTuple):
     at: float
     samples: int
     batches: int
-    spent: Spent
+    spent: LoaderTimes
 
 
 class Account:
@@ -124,7 +124,7 @@ class Account:
     """
 
     def __init__(
-        self, spent: Callable[[], Spent], workers: int, clock: Callable[[], float] = time.perf_counter
+        self, spent: Callable[[], LoaderTimes], workers: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.steady = self.starting = TrainingTime()
         self.starts = self._epochs = 0

@@ -16,12 +16,12 @@ import numpy as np
 from fastimg.loaders.runtime.compiled import compiled
 
 from .entropy import NATURAL, STRIDE, TABLE, coefficients, collect, fill_table
-from .frame import MOST_BLOCKS, mcu_blocks
+from .frame import MAX_BLOCKS, mcu_blocks
 from .vectors import inverse_dct, inverse_dct2, inverse_dct4
 
 _CHUNK = 1 << 15  # coefficients that are held at once, 64 KB: they stay in a core's own cache
 _WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
-SCRATCH = _WORK + max(_CHUNK, 2 * MOST_BLOCKS * STRIDE) // 4  # int64
+SCRATCH = _WORK + max(_CHUNK, 2 * MAX_BLOCKS * STRIDE) // 4  # int64
 
 
 @compiled

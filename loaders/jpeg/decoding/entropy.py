@@ -31,14 +31,14 @@ NATURAL[:64] = [8 * row + column for row, column in ZIGZAG]
 
 @compiled
 def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
-    """A table [TABLE] from the 16 counts and the symbols at `data[at]`. False where they make no code."""
+    """A table [TABLE] from the 16 counts and the symbols at `data[at]`. False if they are not a valid code."""
     table[:_SIZE] = 0
     code = 0
     first = 0
     symbols = at + 16
     for length in range(1, 17):
         count = int64(data[at + length - 1])
-        if count and code + count >= 1 << length:  # a code of ones alone is no code
+        if count and code + count >= 1 << length:  # a code of only ones is not allowed
             return False
         table[_LAST + length] = code + count - 1 if count else -1
         table[_OFFSET + length] = first - code

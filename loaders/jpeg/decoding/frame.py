@@ -24,10 +24,10 @@ JFIF, EXIF, ADOBE = 0xE0, 0xE1, 0xEE  # the application segments that they stand
 # Faults of a header.
 SOUND, DAMAGED, UNUSUAL, PRECISION, LARGE, LOSSLESS, ARITHMETIC, HIERARCHICAL = range(8)
 
-MOST_PIXELS_ACROSS = 65500  # libjpeg's limit, and down
-MOST_BLOCKS = 6 * 64  # of a tile that the compiled decoder takes
+MAX_SIDE = 65500  # libjpeg's limit, and down
+MAX_BLOCKS = 6 * 64  # of a tile that the compiled decoder takes
 
-_MOST_BLOCKS_OF_A_SCAN = 10  # of an MCU with several components (B.2.3)
+MAX_SCAN_BLOCKS = 10  # of an MCU with several components (B.2.3)
 
 JPEG_HEADER = np.dtype(
     [
@@ -226,7 +226,7 @@ def is_decodable(headers: Any) -> bool:
         luma = header.h[0] << 4 | header.v[0]
         if luma != 0x11 and luma != 0x21 and luma != 0x22:
             return False
-    return bool(mcu_blocks(headers) * header.interval <= MOST_BLOCKS)
+    return bool(mcu_blocks(headers) * header.interval <= MAX_BLOCKS)
 
 
 @inlined
@@ -264,7 +264,7 @@ def _take_frame(data: Any, header: Any, marker: int, body: int, end: int) -> Non
     if width == 0 or height == 0 or count < 1 or count > 4:  # height 0: a DNL marker tells it later
         _note(header, UNUSUAL)
         return
-    if width > MOST_PIXELS_ACROSS or height > MOST_PIXELS_ACROSS:
+    if width > MAX_SIDE or height > MAX_SIDE:
         _note(header, LARGE)
     header.sof = marker
     header.sof_body = body
@@ -357,7 +357,7 @@ def _take_scan(data: Any, header: Any, body: int, end: int) -> None:
             _note(header, UNUSUAL)
         before = chosen
         blocks += header.h[chosen] * header.v[chosen]
-    if count > 1 and blocks > _MOST_BLOCKS_OF_A_SCAN:
+    if count > 1 and blocks > MAX_SCAN_BLOCKS:
         _note(header, DAMAGED)
     header.first = data[end - 3]
     header.last = data[end - 2]

@@ -97,7 +97,7 @@ class TileQueue:
 
 
 def will_compile(data: bytes | memoryview) -> bool:
-    """Whether decoding this image would first compile the decoder, since nobody has done that on this machine."""
+    """Whether decoding this image would first compile the decoder, which was not done on this machine yet."""
     return not is_kept(_crop_rows) and _peek(view_of(data), new_header())[0] > 0
 
 

@@ -17,7 +17,7 @@ from .markers import Frame, Parser, Reason, Scan, Table, Untileable
 
 Plane = npt.NDArray[np.int16]  # [rows, columns, 64] blocks in zigzag order, padded to whole MCUs
 
-_MOST_SCANS = 200  # an honest progression has about ten
+MAX_SCANS = 200  # an honest progression has about ten
 _NO_TABLE: Table = (bytes(16), b"")
 
 
@@ -43,7 +43,7 @@ def planes(parser: Parser, max_pixels: int) -> list[Plane]:
                 raise Untileable(Reason.LARGE)
             found = _allocate(frame)
             state = np.full((len(found), 64), -1, np.int64)
-        if number >= _MOST_SCANS:
+        if number >= MAX_SCANS:
             raise Untileable(Reason.UNUSUAL)
         _progress(frame, scan, state)
         columns, rows = frame.mcus if len(scan.components) > 1 else frame.blocks(scan.components[0])

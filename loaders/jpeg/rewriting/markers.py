@@ -99,7 +99,7 @@ class Frame(NamedTuple):
 
     @property
     def gray(self) -> bool:
-        """One component: its MCU is a single block, whatever its factors say (A.2.2)."""
+        """One component: its MCU is a single block, independent of its factors (A.2.2)."""
         return len(self.components) == 1
 
     @property
@@ -139,7 +139,7 @@ class Scan(NamedTuple):
 
 @dataclass
 class Parser:
-    """Reads segments from the front; entropy-coded data is skipped by whoever decodes it, with `resume`."""
+    """Reads segments from the front; the decoder of entropy-coded data skips it, with `resume`."""
 
     data: memoryview
     header: Header = field(default_factory=new_header)

@@ -41,7 +41,7 @@ def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: 
     most a whole row of MCUs.
 
     Huffman-coded JPEGs of 8 bits are rewritten: sequential ones with one scan by copying their AC bits under new DC
-    tables; those with several scans and progressive ones, up to `max_pixels`, by coding their coefficients anew as
+    tables; those with several scans and progressive ones, up to `max_pixels`, by coding their coefficients again as
     baseline. APPn and COM segments, quantisation tables and component ids are kept byte for byte; fill bytes between
     segments are not, nor is data behind EOI (further pictures of an MPO, a trailer of a camera). What is not fully
     understood is given back as it is, with the reason: nothing is raised. Tiling a tiled JPEG gives it back.

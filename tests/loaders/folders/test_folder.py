@@ -187,7 +187,7 @@ def test_nested_folders_are_read_from_the_top_and_both_readings_are_named(tmp_pa
     ]
     (note,) = listing.notes
     assert "the classes are the 2 folders at the top (animals, plants), and 5 of 5 files lie in folders below" in note
-    assert "--classes leaf makes the folder that a file lies in its class, which gives 4 (a, b, c, d)" in note
+    assert "classes=leaf makes the folder that a file lies in its class, which gives 4 (a, b, c, d)" in note
     assert list_folder(tmp_path, "top") == dataclasses.replace(listing, notes=())
 
 

@@ -23,7 +23,7 @@ from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
 SAMPLINGS = ("444", "422", "420", "Gray")
-MOST = MAX_PIXELS
+LIMIT = MAX_PIXELS
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def expected(data, crop):
 def found(data, crop, scratch=None, scaling=False):
     out = np.full((1, *shape_of(crop), 3), 7, np.uint8)
     scratch, queue = scratch or Scratch(), TileQueue()
-    taken = queue.add(data, crop, (), MOST, 0) and not queue.run(crop, scaling, scratch, out)
+    taken = queue.add(data, crop, (), LIMIT, 0) and not queue.run(crop, scaling, scratch, out)
     return out[0] if taken else None
 
 
@@ -204,7 +204,7 @@ def test_several_in_one_call_and_the_damaged_ones_are_told():
     out = np.full((20, 32, 32, 3), 7, np.uint8)
     rows = [19 - 2 * i for i in range(GROUP)]
     for row, jpeg in zip(rows, jpegs, strict=True):
-        assert queue.add(jpeg, crop, (), MOST, row)
+        assert queue.add(jpeg, crop, (), LIMIT, row)
     assert queue.run(crop, False, scratch, out) == [(rows[3], jpegs[3])]
     for row, jpeg in zip(rows, jpegs, strict=True):
         if row != rows[3]:
