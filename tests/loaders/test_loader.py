@@ -298,7 +298,7 @@ def test_settings_that_cannot_be(options):
 
 
 def test_more_ranks_than_samples(build, numbers):
-    with pytest.raises(DataError, match="numbers: 3 samples for 4 ranks; every rank needs at least one: start fewer"):
+    with pytest.raises(DataError, match="numbers: 3 samples for 4 ranks; every rank needs at least one; start fewer"):
         build(numbers(3), rank=0, world_size=4)
     build(numbers(4), rank=0, world_size=4)
     build(numbers(3), rank=0, world_size=4, order="sequential")  # an evaluation pads

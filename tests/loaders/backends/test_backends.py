@@ -368,7 +368,7 @@ def test_a_split_is_opened_and_closed(trained_shards, read_pixels, open_files):
     assert [i for batch in read_pixels(loader) for i in batch[0]] == list(range(len(loader.dataset)))
     loader.close()
     assert open_files() == before
-    with pytest.raises(RuntimeError, match="the loader was closed, and with it the data"):
+    with pytest.raises(RuntimeError, match="the loader was closed, together with the data"):
         read_pixels(loader)
     forgotten = Loader(trained_shards, batch_size=4, crop=16)
     read_pixels(forgotten)

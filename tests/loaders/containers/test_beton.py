@@ -422,7 +422,7 @@ def test_shapes_that_claim_too_much(damaged):
 
 
 def test_fields_that_are_not_known(damaged):
-    with pytest.raises(ShardError, match="field label is of type 9"):
+    with pytest.raises(ShardError, match="field label is of the unknown type 9"):
         damaged((24 + 1041 * 2, b"\x09"))
     with pytest.raises(ShardError, match="two fields have one name"):
         damaged((24 + 1041 * 2 + 1, b"image"))
