@@ -32,6 +32,7 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders import loader as native
+from fastimg.loaders.decoder import Reader
 from fastimg.loaders.pool import Pool
 from fastimg.loaders.runtime.times import Tally, Waits
 from fastimg.train.reporting.accounting import Account
@@ -40,30 +41,25 @@ _LOOPS = 200_000
 
 
 class Uncounted(Pool):
-    """The pool as it is without counters."""
+    """The pool without counters."""
 
     def _try_rows(self, number: int, chunk: Any, scratch: Any) -> BaseException | None:
+        slot, job = chunk.slot, chunk.job
+        rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
+        ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         try:
-            self._fill_rows(number, chunk, scratch)
+            job.decoder.fill(UncountedReader(self._dataset, job.is_cancelled), ids, chunk.draws, rows, scratch)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer
             return error
         return None
 
-    def _fill_rows(self, number: int, chunk: Any, scratch: Any) -> None:
-        slot, job, noted = chunk.slot, chunk.job, {}
-        scratch.group.clear()
-        ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
-        for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
-            if job.cancelled:
-                return
-            data = self._dataset.read(index, scratch.other(len(noted)))
-            if job.group.note(data, draws, row, scratch):
-                noted[row] = (index, data, draws)
-            else:
-                job.fill(data, draws, job.view(slot, row), scratch)
-            if len(noted) == 8:
-                self._fill_noted(chunk, noted, scratch)
-        self._fill_noted(chunk, noted, scratch)
+
+class UncountedReader(Reader):
+    """The reader without counters."""
+
+    def read(self, index: int, scratch: Any) -> memoryview:
+        """Read a sample."""
+        return self.dataset.read(index, scratch)
 
 
 def main() -> None:
@@ -171,10 +167,10 @@ def account() -> dict[str, Any]:
     """A step's and a progress line's cost of `Account`."""
     tally, waits = Tally(16), 0.0
 
-    from fastimg.loaders.runtime.times import Spent
+    from fastimg.loaders.runtime.times import LoaderTimes
 
-    def spent() -> Spent:
-        return Spent(waits, 0.0, sum(tally.read), sum(tally.busy))
+    def spent() -> LoaderTimes:
+        return LoaderTimes(waits, 0.0, sum(tally.read), sum(tally.busy))
 
     def steps(loops: int) -> None:
         book = Account(spent, 16)

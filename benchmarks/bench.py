@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
 from fastimg.loaders.backends import nvcodec
-from fastimg.loaders.ring import RingDecoder
+from fastimg.loaders.decoder import Decoder
 from fastimg.loaders.runtime.cpus import available_cpus
 
 Mode = Literal["cpu", "resize", "gpu"]
@@ -138,7 +138,7 @@ class Bench:
         """The native loader over `count` samples (the images over and over), random crops."""
         data = dataset(self.folder, count)
         images = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
-        decoder: ImageDecoder | RingDecoder = images
+        decoder: Decoder = images
         if mode != "cpu":
             from fastimg.loaders.backends.gpu_decode import DeviceDecode, DeviceResize  # they need Triton
 

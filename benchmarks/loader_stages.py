@@ -35,7 +35,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 # find: the region of a window, its tiles' bits copied; decode does the copying once more, which is taken off
 STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")
 _ROOM = 64 << 20  # bytes of each buffer
-_MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
+MAX_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
 
 
 def run(args: argparse.Namespace, sources: Sources, shared: dict[str, Any], console: Console) -> None:
@@ -68,7 +68,7 @@ def _stages(
     draws = decoder.draw(0, 0, ids).tolist()
     floors: dict[tuple[str, int], Callable[[], float]] = {}
     for workers in args.workers:
-        floors["ImageDecoder.fill from memory", workers] = lambda w=workers: _on_threads(
+        floors["ImageDecoder.fill_row from memory", workers] = lambda w=workers: _on_threads(
             w, list(zip(encoded, draws, strict=True)), lambda: _filler(decoder)
         )
         floors["simplejpeg on spliced parts", workers] = lambda w=workers: _on_threads(w, parts, _turbo)
@@ -105,7 +105,7 @@ def _tiled(data: Dataset) -> np.ndarray:
     def takes(index: int) -> bool:
         known = parse_header(view_of(data.read(index, scratch)), headers) and is_decodable(headers)
         header = headers[0]
-        return known and header["orientation"] == 1 and header["width"] * header["height"] < _MOST_PIXELS
+        return known and header["orientation"] == 1 and header["width"] * header["height"] < MAX_PIXELS
 
     ids = np.flatnonzero([takes(i) for i in range(len(data))])
     if not len(ids):
@@ -153,7 +153,7 @@ class _Bench:
                 spent[name] += seconds
             if check:
                 whole = np.empty_like(self.out)
-                decoder.fill(encoded, draws, {"inputs": whole}, self.scratch)
+                decoder.fill_row(encoded, draws, {"inputs": whole}, self.scratch)
                 if not np.array_equal(whole, self.out):
                     raise RuntimeError("the stages are not those of the decoder: their pixels differ")
         return spent
@@ -164,12 +164,12 @@ def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> 
     scratch = Scratch()
     row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
     for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
-        decoder.fill(data.read(index, scratch), draws, row, scratch)
+        decoder.fill_row(data.read(index, scratch), draws, row, scratch)
 
 
 def _filler(decoder: ImageDecoder) -> Callable[[Any], object]:
     scratch, row = Scratch(), {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
-    return lambda item: decoder.fill(item[0], item[1], row, scratch)
+    return lambda item: decoder.fill_row(item[0], item[1], row, scratch)
 
 
 def _turbo() -> Callable[[Any], object]:

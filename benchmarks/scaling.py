@@ -53,7 +53,7 @@ def _compare(jpegs: list[memoryview], size: int, repeats: int) -> tuple[dict[str
     for epoch in range(repeats):
         for data, draws in zip(jpegs, decoders["exact"].draw(0, epoch, ids).tolist(), strict=True):
             for name, decoder in decoders.items():
-                decoder.fill(data, draws, {"inputs": rows[name]}, scratch)
+                decoder.fill_row(data, draws, {"inputs": rows[name]}, scratch)
             difference = np.abs(rows["exact"].astype(np.int16) - rows["scaled"])
             if difference.any():
                 differences.append(float(difference.mean()))
@@ -65,7 +65,7 @@ def _compare(jpegs: list[memoryview], size: int, repeats: int) -> tuple[dict[str
             draws = decoders[name].draw(0, next(epochs), ids).tolist()
             began = time.perf_counter()
             for data, numbers in zip(jpegs, draws, strict=True):
-                decoders[name].fill(data, numbers, {"inputs": rows[name]}, scratch)
+                decoders[name].fill_row(data, numbers, {"inputs": rows[name]}, scratch)
             return 1e6 * (time.perf_counter() - began) / len(jpegs)
 
         return run

@@ -28,6 +28,7 @@ from .config import yaml_file as configfile
 from .errors import UsageError, UserError, nearest, printable
 from .system import rank_failures as ending
 from .system import terminal
+from .wording import with_flags
 
 _COMMANDS: dict[str, type] = {
     "demo": config.Demo,
@@ -77,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - a fault of fastimg: its traceback is what a report needs
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
-            return _end(console, 1, prefix + str(error))
+            return _end(console, 1, prefix + with_flags(str(error)))
         reason = ending.lost_contact(error) if ending.several() else None
         if reason is not None:
             return _end(

@@ -1,6 +1,13 @@
 """How counts and long names are written, everywhere the same."""
 
 _VERBS = {"is": "are", "was": "were", "has": "have"}
+_FLAGS = {
+    "use on_error=skip": "use --on-error skip",
+    "more than max_pixels=": "more than --max-pixels ",
+    "use resume=True": "use --resume",
+    "with resume=True": "with --resume",
+    "with overwrite=True": "with --overwrite",
+}
 _SIBILANTS = ("s", "x", "z", "ch", "sh")
 _HARD = ("epoch",)  # its ch is a k
 
@@ -21,6 +28,13 @@ def several(noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in tuple("aeiou"):
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(_SIBILANTS) and not noun.endswith(_HARD) else f"{noun}s"
+
+
+def with_flags(sentence: str) -> str:
+    """A sentence of the loaders, which name their settings, with the command line's flags instead."""
+    for setting, flag in _FLAGS.items():
+        sentence = sentence.replace(setting, flag)
+    return sentence
 
 
 def shortened(text: str, length: int) -> str:

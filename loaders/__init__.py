@@ -8,7 +8,7 @@ from fastimg.loaders.folders.folder import FilesDataset
 
 from .batch import Batch
 from .crop import CenterCrop, RandomResizedCrop
-from .decoder import ImageDecoder
+from .decoders.images import ImageDecoder
 from .epochs import BatchSource, LoaderConfig
 from .errors import DataError, ImageError, ShardError, WorkerError
 from .loader import Loader

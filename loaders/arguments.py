@@ -7,11 +7,9 @@ from typing import Any, NamedTuple, cast
 from fastimg.loaders.containers.datasets import Dataset, open_dataset
 
 from .crop import CenterCrop, Crop, RandomResizedCrop, Size, pair
-from .decode import MAX_PIXELS
-from .decoder import Decoder, ImageDecoder
+from .decoder import Decoder
 from .epochs import LoaderConfig
 from .order import Order
-from .ring import RingDecoder
 
 _RESIZE = 0.875  # the usual share of the resized image's shorter side that a centre crop keeps
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig) if field.name != "batch_size"}
@@ -22,13 +20,13 @@ class Arguments(NamedTuple):
 
     dataset: Dataset
     opened: bool  # it was opened here: the loader closes it
-    decoder: Decoder | RingDecoder
+    decoder: Decoder
     config: LoaderConfig
 
 
 def resolve(
     data: Dataset | str | PathLike[str],
-    decoder: Decoder | RingDecoder | None,
+    decoder: Decoder | None,
     config: LoaderConfig | None,
     crop: Crop | Size | None,
     split: str | None,
@@ -49,11 +47,14 @@ def resolve(
     if decoder is None:
         if crop is None:
             raise TypeError("Loader: give crop, in pixels or as a Crop, or a decoder")
+        from .decode import MAX_PIXELS  # here, because text datasets do not need the JPEG decoder
+        from .decoders.images import ImageDecoder
+
         decoder = ImageDecoder(_crop(crop, config.order), MAX_PIXELS if max_pixels is None else max_pixels)
     elif crop is not None or max_pixels is not None:
         raise TypeError("Loader: crop and max_pixels are the decoder's; give them to it")
-    if not isinstance(decoder, RingDecoder) and all(field.name != "inputs" for field in decoder.fields):
-        raise ValueError(f"Loader: none of the fields of {type(decoder).__name__} is called inputs; rename the first")
+    elif not isinstance(decoder, Decoder):
+        raise TypeError(f"Loader: {type(decoder).__name__} is not a Decoder; derive it from fastimg.loaders.decoder")
     if isinstance(data, str | PathLike):
         return Arguments(open_dataset(str(data), split or "train"), True, decoder, config)
     if split is not None:

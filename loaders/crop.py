@@ -51,13 +51,13 @@ def shape_of(crop: Crop) -> tuple[int, int]:
     return pair(crop.size)
 
 
-def told(size: Size) -> str:
+def describe_size(size: Size) -> str:
     """A size in words: `32`, or `32 x 48` (height x width)."""
     return str(size) if isinstance(size, int) else f"{size[0]} x {size[1]}"
 
 
 def _plain(shape: tuple[int, int]) -> Size:
-    """A square is told by its side."""
+    """A square is given by its side."""
     return shape[0] if shape[0] == shape[1] else shape
 
 
@@ -66,7 +66,7 @@ class RandomResizedCrop:
     """torchvision's RandomResizedCrop: area from `scale`, aspect log-uniform from `ratio`, ten tries, else centre.
 
     `size` is the side of a square output, or its (height, width), in pixels; `ratio` is that of the box, width over
-    height, whatever the size. Raises ValueError for a size that is neither.
+    height, for any size. Raises ValueError for a size that is neither.
     """
 
     size: Size
@@ -112,11 +112,14 @@ class CenterCrop:
     draws: int = 0
 
     def __post_init__(self) -> None:
-        size, resize = pair(self.size), pair(self.resize, "resize")
+        size = pair(self.size)
+        resize = pair(self.resize, "resize")
         object.__setattr__(self, "size", _plain(size))
         object.__setattr__(self, "resize", _plain(resize))
         if resize[0] < size[0] or resize[1] < size[1]:
-            raise ValueError(f"a crop of {told(self.size)} does not fit an image resized to {told(self.resize)}")
+            raise ValueError(
+                f"a crop of {describe_size(self.size)} does not fit an image resized to {describe_size(self.resize)}"
+            )
 
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `Crop`."""
@@ -137,12 +140,15 @@ def sized(crop: Crop, size: Size) -> Crop:
     """
     largest = shape_of(crop)
     if isinstance(crop.size, int) and isinstance(size, int) and not 1 <= size <= crop.size:
-        raise ValueError(f"size {size}: give 1 to {crop.size} pixels, or make the loader with the largest crop")
+        raise ValueError(f"size {size}: give 1 to {crop.size} pixels, or make the loader with a larger crop")
     height, width = pair(size)
     if (height, width) == largest:
         return crop
     if height > largest[0] or width > largest[1]:
-        raise ValueError(f"size {told(size)}: give at most {told(crop.size)}, or make the loader with the largest crop")
+        raise ValueError(
+            f"size {describe_size(size)}: give at most {describe_size(crop.size)}, "
+            "or make the loader with a larger crop"
+        )
     if isinstance(crop, CenterCrop):
         resize = pair(crop.resize)
         smaller = (round(resize[0] * height / largest[0]), round(resize[1] * width / largest[1]))

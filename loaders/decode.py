@@ -5,8 +5,8 @@ The rule: EXIF orientation is applied; gray is replicated; palettes are looked u
 frames the first counts. Floating-point and 32-bit integer pixels are refused: they have no defined range.
 
 Gray and YCbCr/RGB JPEGs of 8 bits are decoded by libjpeg-turbo (simplejpeg, islow DCT, fancy upsampling, which is also
-Pillow's choice); everything else, and a JPEG about which libjpeg warns, by Pillow, whose judgement is final: it accepts
-what is merely odd (extraneous bytes, a wrong ICC profile) and refuses what is truncated.
+Pillow's choice); everything else, and a JPEG about which libjpeg warns, by Pillow, which has the last word: it accepts
+files that are merely odd (extraneous bytes, a wrong ICC profile) and rejects truncated ones.
 """
 
 import io
@@ -31,7 +31,7 @@ Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
 
-# `max_pixels` is checked from the header before anything is decoded; Pillow's warning says nothing more.
+# `max_pixels` is checked before anything is decoded, so Pillow's warning adds nothing.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # What Pillow's plugins raise for damaged files, by fuzzing them.
@@ -63,14 +63,14 @@ class Header:
 
     @property
     def extension(self) -> str:
-        """The file extension of the content, whatever the file was called: jpg, png, webp, ..."""
+        """The file extension of the content, independent of the file's name: jpg, png, webp, ..."""
         return _EXTENSIONS.get(self.format, self.format)
 
 
 def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Header:
     """Format, size and orientation, without decoding.
 
-    Raises ImageError for what is no image, or has more than `max_pixels` pixels.
+    Raises ImageError if the data is not an image, or has more than `max_pixels` pixels.
     """
     header = _jpeg_header(data) if bytes(data[:2]) == b"\xff\xd8" else None
     if header is None:
@@ -85,7 +85,7 @@ def read_header(data: bytes | memoryview, max_pixels: int = MAX_PIXELS) -> Heade
 
 def _check_pixels(width: int, height: int, most: int) -> None:
     if width * height > most:
-        raise ImageError(f"{width} x {height} pixels are more than --max-pixels {most}; raise it if you trust it")
+        raise ImageError(f"{width} x {height} pixels are more than max_pixels={most}; raise it if you trust the image")
 
 
 def decode(data: bytes | memoryview, header: Header | None = None, scratch: Scratch | None = None) -> Pixels:
@@ -146,7 +146,7 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def _turbo(data: bytes | memoryview, header: Header, scratch: Scratch | None) -> Pixels | None:
-    """libjpeg-turbo's pixels, None where it warns or refuses."""
+    """libjpeg-turbo's pixels; None if it warns or fails."""
     buffer = scratch.pixels(header.width * header.height * 3) if scratch else None
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=True, buffer=buffer)
@@ -164,7 +164,7 @@ def _pillow(data: bytes | memoryview) -> Pixels:
                 return np.repeat(gray[:, :, None], 3, axis=2)
             if image.mode in ("F", "I"):
                 raise ImageError(f"pixels of mode {image.mode} have no defined range; save the image with 8 or 16 bits")
-            image.info.pop("transparency", None)  # else Pillow warns of what is asked for: alpha is dropped
+            image.info.pop("transparency", None)  # otherwise Pillow warns that alpha is dropped, which is intended
             return np.asarray(image.convert("RGB"))
         except _FAULTS as error:
             raise ImageError(_reason(error)) from error
@@ -198,25 +198,26 @@ def _pillow_orientation(image: Image.Image, data: bytes | memoryview) -> int:
         # Of a PNG without EXIF Pillow decodes the pixels to see what comes behind them.
         plain = image.format == "PNG" and not _tells_late(data)
         orientation = (Image.Image.getexif(image) if plain else image.getexif()).get(ORIENTATION, 1)
-    except (OSError, ValueError, SyntaxError, KeyError, struct.error):  # broken EXIF is no reason to lose the image
+    except (OSError, ValueError, SyntaxError, KeyError, struct.error):  # broken EXIF must not lose the image
         return 1
     return orientation if orientation in range(1, 9) else 1
 
 
 def _tells_late(png: bytes | memoryview) -> bool:
     """Whether a PNG has chunks behind its pixels that may hold an orientation (PNG, 3rd edition, 5.6)."""
-    at, pixels = 8, False
-    while at + 8 <= len(png):
-        kind = bytes(png[at + 4 : at + 8])
+    offset = 8
+    pixels = False
+    while offset + 8 <= len(png):
+        kind = bytes(png[offset + 4 : offset + 8])
         if pixels and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
             return True
         pixels = pixels or kind == b"IDAT"
-        at += 12 + int.from_bytes(png[at : at + 4], "big")
+        offset += 12 + int.from_bytes(png[offset : offset + 4], "big")
     return False
 
 
 def _jpeg_header(data: bytes | memoryview) -> Header | None:
-    """The header of a JPEG, None where no frame is found in it and Pillow shall judge."""
+    """The header of a JPEG; None if it has no frame, in which case Pillow decides."""
     headers = new_header()
     parse_header(view_of(data), headers)
     header = headers[0]

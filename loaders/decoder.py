@@ -1,8 +1,12 @@
-"""What a batch is made of: named fields of fixed shape per sample, and the decoder that fills a row of them."""
+"""The decoder protocol: encoded samples in, rows of a batch out.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+Reader.read(id) -> encoded bytes -> Decoder.fill(chunk) -> rows, and the failures among them
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,151 +15,138 @@ import torch
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .crop import Crop, Size, shape_of, sized
-from .decode import MAX_PIXELS, decode_box, read_header
+from .batch import Field
+from .crop import Size
 from .errors import ImageError
-from .random import uniforms
-from .resample import resample
+from .ring import Layout, Ring
 
-Row = Mapping[str, npt.NDArray[Any]]  # one sample's view of every field
+Rows = Mapping[str, npt.NDArray[Any]]  # by field: [k, *shape], the rows of k samples
+Row = Mapping[str, npt.NDArray[Any]]  # by field: [*shape], the row of one sample; writable even where shape is ()
+Failure = tuple[int, Exception]  # the place in the chunk, and why its row is not filled
 
-
-class Field(NamedTuple):
-    """A field of a batch: its shape per sample, without the batch's dimension. A row without a sample is `blank`.
-
-    The type is bool, uint8, int8, int16, int32, int64, float16, float32 or float64.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    blank: int = 0
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-# What every batch has beside the decoder's fields.
-LABEL_FIELDS = (
-    Field("targets", (), np.dtype(np.int64)),
-    Field("ids", (), np.dtype(np.int64)),
-    Field("weight", (), np.dtype(np.float32)),
-)
+class Cancelled(BaseException):
+    """The iteration is over, so the chunk is dropped. A decoder lets it propagate."""
 
 
-class Decoder(Protocol):
-    """Turns an encoded sample into a row. It is shared by all worker threads and holds no state.
+class Reader:
+    """The dataset as a decoder sees it: reading is timed, and stops when the iteration is cancelled."""
 
-    A batch has a tensor for each of its fields: `batch.inputs`, and the others as `batch.fields[name]`, [B, *shape] on
-    the loader's device, which they reach in the one copy that moves the batch. The box of each crop, for example:
+    def __init__(self, dataset: Dataset, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        self.dataset = dataset
+        self.seconds = 0.0  # spent reading
+        self._is_cancelled = is_cancelled
+
+    def read(self, index: int, scratch: Scratch) -> memoryview:
+        """The encoded sample, valid until `scratch` is used again. Raises Cancelled and what `Dataset.read` raises."""
+        if self._is_cancelled():
+            raise Cancelled
+        began = time.perf_counter()
+        data = self.dataset.read(index, scratch)
+        self.seconds += time.perf_counter() - began
+        return data
+
+    def timed(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `read(...)` returns, for datasets that read several samples at once. Raises Cancelled."""
+        if self._is_cancelled():
+            raise Cancelled
+        began = time.perf_counter()
+        result = read(*args, **kwargs)
+        self.seconds += time.perf_counter() - began
+        return result
+
+
+class Decoder(ABC):
+    """Fills the rows of a batch. One instance is shared by all worker threads, so it keeps no state between samples.
+
+    A subclass names its `fields` and decodes one sample in `fill_row`; everything else has a default. A batch has a
+    tensor for each field: `batch.inputs`, and the others as `batch.fields[name]`, [B, *shape] on the loader's device,
+    all moved there in the same copy. For example, to get the box of each crop:
 
         class Boxes(ImageDecoder):
             @property
             def fields(self):
                 return *super().fields, Field("box", (4,), np.dtype(np.int64), blank=-1)
 
-            def fill(self, data, draws, row, scratch):
-                super().fill(data, draws, row, scratch)
+            def fill_row(self, data, draws, row, scratch):
+                super().fill_row(data, draws, row, scratch)
                 row["box"][:] = self.crop.window(*read_header(data).size, draws).box  # x, y, width, height
 
         for batch in Loader("D", Boxes(RandomResizedCrop(size=224)), batch_size=256):
-            batch.fields["box"]  # int64 [256, 4]; -1 in rows that hold no sample
-
-    A subclass of `ImageDecoder` with a `fill` of its own decodes tiled JPEGs one by one, not several in one call.
+            batch.fields["box"]  # int64 [256, 4]; -1 in rows without a sample
     """
 
     @property
+    @abstractmethod
     def fields(self) -> tuple[Field, ...]:
-        """What it fills; the first is `inputs`. `targets`, `ids` and `weight` are taken: the loader fills those."""
+        """The fields that it fills, `inputs` among them; `targets`, `ids` and `weight` are filled by the loader."""
+
+    @abstractmethod
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """Decode one sample into `row`. Raises ImageError if it cannot be decoded."""
+
+    def fill(
+        self, reader: Reader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """Read and decode the samples `ids` [k], with `draws` [k, d], into `rows`; return those that failed.
+
+        A sample that fails with ImageError gets weight 0; any other error ends the iteration, so it may stop there.
+        By default samples are decoded one by one; override this to decode several in one call.
+        """
+        failures: list[Failure] = []
+        for place, (index, numbers) in enumerate(zip(ids, draws.tolist(), strict=True)):
+            row = {name: array[place, ...] for name, array in rows.items()}
+            error = attempt(self._read_row, reader, index, numbers, row, scratch)
+            if error is not None:
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    break
+        return failures
+
+    def _read_row(self, reader: Reader, index: int, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        self.fill_row(reader.read(index, scratch), draws, row, scratch)
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The random numbers of a batch [B, k], a pure function of its arguments."""
+        """The random numbers of a batch [B, d]: a pure function of its arguments. By default none are drawn."""
+        return np.zeros((len(ids), 0))
 
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        """Fill `row`. Raises ImageError where the sample cannot be decoded."""
-
-
-@runtime_checkable
-class SizedDecoder(Protocol):
-    """A decoder that can make smaller pictures of the same boxes."""
+    def in_memory(self, dataset: Dataset) -> bool:
+        """Whether `fill` only copies from memory; the consumer's own thread calls it then."""
+        return False
 
     def sized(self, size: Size) -> Self:
-        """For pictures of `size`, a side in pixels or (height, width).
+        """The same decoder for smaller pictures of the same boxes: `size` is a side in pixels or (height, width).
 
-        Its fields fit where this one's do. Raises what `crop.sized` raises.
+        Its fields fit where this one's do. Raises TypeError if it has only one size, and what `crop.sized` raises.
         """
+        raise TypeError(f"{type(self).__name__} has one size; give a decoder with a method `sized`")
 
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """The view of `inputs` [B, ...] that the batch shows; `rows` are in host memory.
 
-@runtime_checkable
-class Presenter(Protocol):
-    """A decoder whose batches are handed out in another shape than they are filled in, images apart."""
+        By default images: [B, H, W, C] are shown as [B, C, H, W].
+        """
+        return inputs.permute(0, 3, 1, 2)
 
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
-        """What the batch shows of `inputs` [B, ...] on the device, a view; `host` is the same in host memory."""
+    def ring(self, layout: Layout, device: torch.device) -> Ring | None:
+        """The ring that finishes the batches of this decoder; None: slots are copied to the device as they are."""
+        return None
 
     def describe(self) -> str:
-        """What is read, in words."""
+        """What is decoded where, in words."""
+        return f"samples decoded by {type(self).__name__}"
 
 
-@runtime_checkable
-class GroupDecoder(Decoder, Protocol):
-    """A decoder that does several samples in one call, so that Python's share is paid for all of them at once."""
+def attempt(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
+    """The exception that `call(...)` raises, if any.
 
-    def note(self, data: memoryview, draws: Sequence[float], row: int, scratch: Scratch) -> bool:
-        """Whether the sample waits in `scratch` for `fill_noted`; `data` must stay as it is until then. Up to GROUP."""
-
-    def fill_noted(self, rows: Row, scratch: Scratch) -> list[int]:
-        """Fill the rows [B, ...] of what was noted: those that are for `fill`, after all."""
-
-
-@runtime_checkable
-class RowsDecoder(Decoder, Protocol):
-    """A decoder that fills many rows straight from the dataset: where a sample is small, Python's share is most."""
-
-    def at_once(self, dataset: Dataset) -> bool:
-        """Whether the samples are in memory, so that filling rows is a copy: then the consumer's own thread does it."""
-
-    def fill_rows(self, dataset: Dataset, ids: Sequence[int], rows: Row) -> list[int]:
-        """Fill rows [k, ...] with the samples `ids`. Returns the places of those that are for `read` and `fill`."""
-
-
-@dataclass(frozen=True)
-class ImageDecoder:
-    """Encoded image -> `inputs` [H, W, 3] uint8: decoded, upright, cropped, resized."""
-
-    crop: Crop
-    max_pixels: int = MAX_PIXELS
-    dct_scaling: bool = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
-    compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
-
-    _STAGE = 0x0C
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """See `Decoder`."""
-        return (Field("inputs", (*shape_of(self.crop), 3), np.dtype(np.uint8)),)
-
-    def sized(self, size: Size) -> Self:
-        """See `SizedDecoder`."""
-        return replace(self, crop=sized(self.crop, size))
-
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """See `Decoder`."""
-        return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
-
-    def note(self, data: memoryview, draws: Sequence[float], row: int, scratch: Scratch) -> bool:
-        """See `GroupDecoder`."""
-        return self.compiled and scratch.group.add(data, self.crop, draws, self.max_pixels, row)
-
-    def fill_noted(self, rows: Row, scratch: Scratch) -> list[int]:
-        """See `GroupDecoder`."""
-        return scratch.group.run(self.crop, self.dct_scaling, scratch, rows["inputs"])
-
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        """See `Decoder`."""
-        out = row["inputs"]
-        if self.note(data, draws, 0, scratch) and not self.fill_noted({"inputs": out[None]}, scratch):
-            return
-        header = read_header(data, self.max_pixels)
-        window = self.crop.window(*header.size, draws)
-        if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
-            raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
-        pixels, box = decode_box(data, header, window.box, scratch)
-        resample(pixels, window._replace(box=box), self.crop.interpolation, out)
+    It is caught in a frame of its own: the traceback then has no reference to the list of failures that holds it.
+    """
+    try:
+        call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - the pool tells them apart
+        return error
+    return None

@@ -1,8 +1,8 @@
-"""What every backend shares: which samples an epoch reads, in which order, where the reading stands, what was left out.
+"""What all backends share: the samples of an epoch, their order, the position in it, and what was skipped.
 
     Epochs.begin() -> Reading: rows(step) -> ids, weights      a backend turns them into a Batch, then passed(step)
 
-A backend is a class on top of `Epochs` that decodes; `BatchSource` is all that the others know of it.
+A backend is a subclass of `Epochs` that decodes; the rest of the application sees it as a `BatchSource`.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 from fastimg.loaders.containers.arrays import Views
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.containers.readahead import WholeBlocks
-from fastimg.loaders.runtime.times import Spent, Waits
+from fastimg.loaders.runtime.times import LoaderTimes, Waits
 
 from .batch import Batch
 from .crop import Size
@@ -30,7 +30,7 @@ Padding = Literal["samples", "zeros"]  # in training batch norms see real ones; 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """How a dataset is read. The pixels of a sample depend on `seed`, the epoch and its id alone."""
+    """How a dataset is read. The pixels of a sample depend only on `seed`, the epoch and its id."""
 
     batch_size: int  # per rank
     order: Order = "random"
@@ -53,7 +53,7 @@ class LoaderConfig:
 
 
 class BatchSource(Protocol):
-    """What training, evaluation and benchmarks know of a loader, whatever decodes in it."""
+    """What training, evaluation and benchmarks know of a loader, independent of its backend."""
 
     dataset: Dataset
     config: LoaderConfig
@@ -76,18 +76,18 @@ class BatchSource(Protocol):
 
     @property
     def wait_seconds(self) -> float:
-        """How long the consumer's thread has waited for data."""
+        """Seconds that the consumer's thread has waited for data."""
 
-    def spent(self) -> Spent:
-        """Where the time went since the loader was made. Asked by the consumer; nothing waits for it."""
+    def spent(self) -> LoaderTimes:
+        """Where the time went since the loader was made. Called by the consumer; does not block."""
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Id -> reason, of all samples that were left out so far."""
+        """Id -> reason, of all samples that were skipped so far."""
 
     @property
     def rerouted(self) -> dict[int, str]:
-        """Id -> reason, of all samples that another decoder than the chosen one took on so far."""
+        """Id -> reason, of all samples that were decoded by another decoder than the chosen one so far."""
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch `epoch`, from its start."""
@@ -103,13 +103,13 @@ class BatchSource(Protocol):
         """Where the batch handed out last ends."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` ended."""
+        """Continue where `state` ended."""
 
     def describe(self) -> str:
         """What decodes, and with how many workers, in words."""
 
     def close(self) -> None:
-        """End what runs, and the iteration that is under way."""
+        """Stop the threads and the iteration in progress."""
 
 
 class Rows(NamedTuple):
@@ -122,7 +122,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One iteration over an epoch, or over what is left of it."""
+    """One iteration over an epoch, or over the rest of it."""
 
     epoch: int
     order: npt.NDArray[np.int64]  # the epoch's permutation of range(n)
@@ -143,8 +143,8 @@ class Reading:
         ids = places if self.indices is None else self.indices[places]
         return Rows(ids, weight, int(weight.sum()) if self.padding == "zeros" else len(ids))
 
-    def soon(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Samples to fetch now that batch `step` is being filled, the most urgent first. Asked for step by step."""
+    def prefetch_ids(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Samples to fetch while batch `step` is being filled, the most urgent first. Called for each step in turn."""
         if self.blocks is None:
             ids, _, decoded = self.rows(step)
             yield ids[:decoded]
@@ -154,18 +154,19 @@ class Reading:
 
 
 class Faults:
-    """Samples that cannot be decoded: left out, counted and named, or the end of the run. Shared by all threads."""
+    """Samples that cannot be decoded: skipped and recorded, or an error. Shared by all threads."""
 
     def __init__(self, dataset: Dataset, on_error: Literal["skip", "fail"]) -> None:
         self.unreadable: dict[int, str] = {}  # id -> reason
         self.rerouted: dict[int, str] = {}  # id -> reason, of samples that another decoder than the chosen one took on
-        self._dataset, self._on_error = dataset, on_error
+        self._dataset = dataset
+        self._on_error = on_error
 
     def add(self, index: int, reason: str, cause: Exception | None = None) -> None:
-        """Note that a sample is left out. Raises DataError naming it where none may be."""
+        """Record a skipped sample. Raises DataError with its name if none may be skipped."""
         if self._on_error == "fail":
             name = self._dataset.sample_name(index)
-            raise DataError(f"{name}: {reason}; repair or remove it, or use --on-error skip") from cause
+            raise DataError(f"{name}: {reason}; repair or remove it, or use on_error=skip") from cause
         self.unreadable[index] = reason
 
 
@@ -174,7 +175,7 @@ class Epochs:
 
     `state_dict()` after a batch, given to `load_state_dict` of a loader over the same data with any backend and any
     number of workers or ranks, goes on with the sample after it. A quasi-random order goes by blocks of the dataset as
-    it is stored, in whatever order `indices` are. Held over an epoch: 8 bytes a sample, quasi-random 9, and `indices`.
+    it is stored, in any order of `indices`. Memory during an epoch: 8 bytes a sample, quasi-random 9, and `indices`.
     Raises DataError for data that cannot be used.
     """
 
@@ -203,9 +204,10 @@ class Epochs:
         if self._n < (1 if self._padding == "zeros" else config.world_size):
             raise DataError(
                 f"{dataset.name}: {plural(self._n, 'sample')} for {plural(config.world_size, 'rank')}; "
-                "every rank needs at least one: start fewer"
+                "every rank needs at least one; start fewer ranks"
             )
-        self._epoch, self._position = -1, self._n
+        self._epoch = -1
+        self._position = self._n
         self._resume: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -223,21 +225,21 @@ class Epochs:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the consumer's thread has waited for data."""
+        """Seconds that the consumer's thread has waited for data."""
         return self.waits.host
 
-    def spent(self) -> Spent:
-        """See `BatchSource`. Of another library's copies and threads nothing is known."""
-        return Spent(self.waits.seconds, None if self.device.type == "cuda" else 0.0, None, None)
+    def spent(self) -> LoaderTimes:
+        """See `BatchSource`. The copies and threads of other libraries are not measured."""
+        return LoaderTimes(self.waits.seconds, None if self.device.type == "cuda" else 0.0, None, None)
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Id -> reason, of all samples that were left out so far."""
+        """Id -> reason, of all samples that were skipped so far."""
         return self.faults.unreadable
 
     @property
     def rerouted(self) -> dict[int, str]:
-        """Id -> reason, of all samples that another decoder than the chosen one took on so far."""
+        """Id -> reason, of all samples that were decoded by another decoder than the chosen one so far."""
         return self.faults.rerouted
 
     def set_epoch(self, epoch: int) -> None:
@@ -257,7 +259,7 @@ class Epochs:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` ended. Raises DataError where it belongs to other data, ValueError for another order."""
+        """Continue where `state` ended. Raises DataError for other data, ValueError for another order."""
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
             before = state["samples"]
             now = plural(self._n, "sample")
@@ -277,10 +279,12 @@ class Epochs:
         """The next epoch, or what is left of one."""
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
-        self._epoch, self._position = epoch, start
+        self._epoch = epoch
+        self._position = start
         if isinstance(self.dataset, Views):
             self.dataset.set_epoch(epoch)
-        c, slices = self.config, self._slices(start)
+        c = self.config
+        slices = self._slices(start)
         order = epoch_order(self._n, c.seed, epoch, c.order, c.block, c.window)
         if self._lengths is not None and c.order != "sequential":
             order = by_length(order, self._lengths, self._together, c.order, c.seed, epoch)
@@ -292,7 +296,7 @@ class Epochs:
         self._position = min(reading.slices.start + (step + 1) * reading.slices.global_batch, self._n)
 
     def _order(self) -> str:
-        """All that the order of an epoch depends on beside the data and the seed."""
+        """All that the order of an epoch depends on besides the data and the seed."""
         c = self.config
         order = f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
         together = self._lengths is not None and c.order in ("random", "quasi-random")

@@ -1,8 +1,8 @@
-"""What can go wrong with data, as sentences for the person who owns it."""
+"""Errors in data, as sentences for the owner of the data."""
 
 
 class DataError(Exception):
-    """The data is not what it says it is, or cannot be read. The message names the file, the reason and the remedy."""
+    """The data is invalid or cannot be read. The message names the file, the reason and the remedy."""
 
 
 class ShardError(DataError):
@@ -10,8 +10,8 @@ class ShardError(DataError):
 
 
 class ImageError(DataError):
-    """One image cannot be decoded. The message is the reason alone: who asked for the image knows its name."""
+    """One image cannot be decoded. The message is only the reason: the caller knows the image's name."""
 
 
 class WorkerError(RuntimeError):
-    """A worker thread failed on a named sample for a reason that is not the data's; `__cause__` is its own error."""
+    """A worker thread failed on a named sample for a reason other than the data; `__cause__` is the original error."""

@@ -2,7 +2,7 @@
 
     Epochs -> this rank's ids of a batch -> Pool [thread: read, decode, crop, resize] -> slot -> Ring -> Batch
 
-A worker that fails ends the run with its own error; a consumer that stops early leaves nothing running behind.
+A worker that fails ends the run with its own error. A consumer may stop early: no thread keeps running.
 """
 
 import weakref
@@ -16,19 +16,19 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.cpus import available_cpus
-from fastimg.loaders.runtime.times import Spent, Tally
+from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
-from .batch import Batch
+from .batch import LABEL_FIELDS, Batch
 from .crop import Crop, Size
-from .decoder import LABEL_FIELDS, Decoder, ImageDecoder, Presenter, SizedDecoder
+from .decoder import Decoder
 from .epochs import Epochs, LoaderConfig, Padding, Reading
 from .order import BLOCK, WINDOW, Order
 from .pool import Job, Pool
-from .ring import CudaRing, HostRing, Layout, Ring, RingDecoder, Slot
+from .ring import CudaRing, HostRing, Layout, Ring, Slot
 from .wording import plural
 
-_NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # what a Batch has under names of its own
+_NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
 
 
 class Loader(Epochs):
@@ -37,12 +37,13 @@ class Loader(Epochs):
     `Loader("D", batch_size=256, crop=224, device="cuda")` gives `Batch`es whose `inputs` are uint8 [256, 3, 224, 224]
     on the device, not normalised yet, channels-last in memory; `targets` int64 [256], -1 without a label; `ids` int64
     [256] on the host; and `weight` float32 [256], which is 0 for rows that pad the last batch and for images that could
-    not be decoded. A batch is valid until the next one is asked for.
+    not be decoded. A batch is valid until the next one is requested.
 
-    data: a Dataset, or the path of shards, a `.beton` or an image folder, of which `split` is opened ("train" where
-        none is named). The loader closes what it has opened.
-    decoder, config: instead of `crop` and `max_pixels`, a decoder of your own (see `loaders.decoder.Decoder`: what it
-        fills beside `inputs` is in `batch.fields`); instead of all that begins with `batch_size`, a LoaderConfig.
+    data: a Dataset, or the path of shards, a `.beton` or an image folder, of which `split` is opened (default:
+        "train"). The loader closes what it has opened.
+    decoder, config: instead of `crop` and `max_pixels`, a custom decoder (see `loaders.decoder.Decoder`; the fields
+        that it fills besides `inputs` are in `batch.fields`); instead of `batch_size` and what follows,
+        a LoaderConfig.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
     indices: int64, the samples of the dataset that are read; None: all of them.
     crop: the size of the pictures in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults,
@@ -54,7 +55,7 @@ class Loader(Epochs):
     together: texts of about one length that follow each other; None: a batch over all ranks.
     padding: what fills the last batch: "samples" (real ones, of weight 0) or "zeros"; None: zeros where the order is
         sequential.
-    seed: of order and crops. The pixels of a sample depend on the seed, the epoch and its id alone.
+    seed: of order and crops. The pixels of a sample depend only on the seed, the epoch and its id.
     workers: threads that decode; None: one for each core that this process may use.
     prefetch: batches held in host memory, the one in use included; 2 or more.
     on_error: "skip" gives an image that cannot be decoded weight 0 and names it in `unreadable`; "fail" raises.
@@ -65,15 +66,16 @@ class Loader(Epochs):
     on with the sample after it. It ends its threads, and closes what it has opened, by `close`, at the end of a `with`,
     or when it is forgotten.
 
-    Raises TypeError for arguments that are missing, unknown or contradict each other (a `config` beside a keyword whose
-    value is not its default), ValueError for values that cannot be, DataError for data that cannot be used; while it is
-    iterated, DataError for what becomes of the data, and WorkerError for a fault in the loader itself.
+    Raises TypeError for arguments that are missing, unknown or contradict each other (a `config` together with a
+    keyword whose value is not its default), ValueError for invalid values, DataError for data that cannot be
+    used; while it is iterated, DataError if the data changes or cannot be read, and WorkerError for an internal error
+    of the loader.
     """
 
     def __init__(
         self,
         data: Dataset | str | PathLike[str],
-        decoder: Decoder | RingDecoder | None = None,
+        decoder: Decoder | None = None,
         config: LoaderConfig | None = None,
         device: torch.device | str = "cpu",
         indices: npt.NDArray[np.int64] | None = None,
@@ -126,7 +128,7 @@ class Loader(Epochs):
 
     def __iter__(self) -> Iterator[Batch]:
         if self._opened is not None and not self._opened.alive:
-            raise RuntimeError("the loader was closed, and with it the data that it had opened; make a new one")
+            raise RuntimeError("the loader was closed, together with the data that it had opened; make a new one")
         reading = self.begin()
         pool = self._ready_pool()
         job = pool.begin(self._next)
@@ -147,7 +149,7 @@ class Loader(Epochs):
                 self._collect(slot)
                 self.passed(reading, step)
                 yield Batch(
-                    inputs=_presented(job.decoder, tensors["inputs"], slot),
+                    inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
                     weight=tensors["weight"],
@@ -163,14 +165,12 @@ class Loader(Epochs):
             if pool.cancel(job):  # else another iteration has the slots by now
                 self._ring.release()
 
-    def spent(self) -> Spent:
+    def spent(self) -> LoaderTimes:
         """See `BatchSource`."""
-        return Spent(self.waits.seconds, self._ring.copy_seconds, sum(self._tally.read), sum(self._tally.busy))
+        return LoaderTimes(self.waits.seconds, self._ring.copy_seconds, sum(self._tally.read), sum(self._tally.busy))
 
     def set_size(self, size: Size) -> None:
         """See `BatchSource`: views of the same slots, filled by the same threads."""
-        if not isinstance(self._decoder, SizedDecoder):
-            raise TypeError(f"{type(self._decoder).__name__} has one size; give a decoder with a method `sized`")
         self._next = self._decoder.sized(size)
 
     def _collect(self, slot: Slot) -> None:
@@ -183,12 +183,7 @@ class Loader(Epochs):
 
     def describe(self) -> str:
         """See `BatchSource`."""
-        where = "JPEGs decoded on the CPU"
-        if isinstance(self._decoder, RingDecoder | Presenter):
-            where = self._decoder.describe()
-        if isinstance(self._decoder, ImageDecoder) and self._decoder.dct_scaling:
-            where += ", tiled ones DCT-scaled where crops are large"
-        return f"native, {plural(self.workers, 'thread')}, {where}"
+        return f"native, {plural(self.workers, 'thread')}, {self._decoder.describe()}"
 
     def close(self) -> None:
         """Stop the threads, and the iteration that is under way. Over an open Dataset, iterating starts new ones."""
@@ -210,7 +205,7 @@ class Loader(Epochs):
             self._stop = weakref.finalize(self, _end, self._pool, self._ring)
         return self._pool
 
-    def _layout(self, decoder: Decoder | RingDecoder) -> Layout:
+    def _layout(self, decoder: Decoder) -> Layout:
         return Layout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
     def _dispatch(self, pool: Pool, job: Job, reading: Reading, step: int) -> None:
@@ -221,24 +216,22 @@ class Loader(Epochs):
         slot.arrays["weight"][:] = weight
         slot.failed.clear()
         slot.rerouted.clear()
-        slot.carried[decoded:] = [None] * (len(ids) - decoded)
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
-        for soon in reading.soon(step):
-            self.dataset.will_need(soon)
+        for upcoming in reading.prefetch_ids(step):
+            self.dataset.will_need(upcoming)
         pool.fill(slot, job, job.decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
 
 
-def _presented(decoder: Decoder | RingDecoder, inputs: torch.Tensor, slot: Slot) -> torch.Tensor:
-    if isinstance(decoder, Presenter):
-        return decoder.present(inputs, slot.arrays["inputs"])
-    return inputs.permute(0, 3, 1, 2)
-
-
-def _ring(decoder: Decoder | RingDecoder, layout: Layout, device: torch.device) -> Ring:
-    """The decoder's own ring where it has one, else the one that copies slots as they are."""
-    if isinstance(decoder, RingDecoder):
-        return decoder.ring(layout, device)
+def _ring(decoder: Decoder, layout: Layout, device: torch.device) -> Ring:
+    """The decoder's own ring if it has one, else the one that copies slots as they are."""
+    own = decoder.ring(layout, device)
+    if own is not None:
+        return own
+    if "inputs" not in layout.fields:
+        raise ValueError(f"Loader: none of the fields of {type(decoder).__name__} is called inputs; rename the first")
+    if layout.objects:
+        raise ValueError(f"the field {layout.objects[0]!r} is of type object, which only a ring of its own can take")
     return CudaRing(layout, device) if device.type == "cuda" else HostRing(layout)
 
 

@@ -68,7 +68,8 @@ def by_length(
     """
     if policy == "length":
         return order[np.argsort(-lengths[order], kind="stable")]
-    n, full = len(order), len(order) // batch * batch
+    n = len(order)
+    full = len(order) // batch * batch
     sorted_ = order.copy()
     for start in range(0, full, _TOGETHER * batch):
         part = order[start : min(start + _TOGETHER * batch, full)]

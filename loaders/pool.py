@@ -2,67 +2,50 @@
 
     fill(slot, job, draws) -> queue of chunks -> [thread: take, fill rows, settle] -> wait(slot, job)
 
-What a thread works on only that thread notes, and threads hear no signals: wherever an interrupt strikes the consumer,
-`cancel` knows whom to wait for. A thread that dies ends the run with its error, and the pool with it. In a process that
-was forked off there are no threads: there the pool is not usable, and nothing waits for it.
+Only a thread itself records what it works on, and threads receive no signals: wherever the consumer is interrupted,
+`cancel` knows which threads to wait for. A thread that dies ends the run with its error, and the pool with it. A forked
+process has no threads: the pool is not usable there, and nothing waits for it.
 """
 
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.jpeg.decoding.tiled import GROUP
-from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.times import Tally
 
-from .decoder import Decoder, GroupDecoder, Row, RowsDecoder
+from .decoder import Cancelled, Decoder, Reader
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
-from .ring import RingDecoder, Slot
+from .ring import Slot
 
 
 class Job:
-    """One iteration, and what decodes in it: its rows are dropped once it is cancelled."""
+    """One iteration and its decoder. Once it is cancelled, its rows are dropped."""
 
-    __slots__ = ("bulk", "cancelled", "decoder", "failure", "fields", "fill", "group")
+    __slots__ = ("blanks", "cancelled", "decoder", "failure")
 
-    def __init__(self, decoder: Decoder | RingDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.fields = {field.name: field.blank for field in decoder.fields}
-        self.group = decoder if isinstance(decoder, GroupDecoder) and not _replaced(decoder, "fill_noted") else None
-        self.bulk = decoder if isinstance(decoder, RowsDecoder) and not _replaced(decoder, "fill_rows") else None
-        self.fill: Callable[[memoryview, Sequence[float], Row, Scratch], object] = decoder.fill
+        self.blanks = {field.name: field.blank for field in decoder.fields}
         self.cancelled = False
         self.failure: BaseException | None = None
 
     def check(self) -> None:
-        """Raises RuntimeError where it is cancelled."""
+        """Raises RuntimeError if it is cancelled."""
         if self.cancelled:
-            raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+            raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
 
-    def view(self, slot: Slot, row: int) -> Row:
-        """What `fill` writes to."""
-        return {name: slot.arrays[name][row] for name in self.fields}
-
-
-def _replaced(decoder: Decoder, several: str) -> bool:
-    """Whether a subclass has a `fill` of its own, which its parent's method for several samples would go around."""
-    for kind in type(decoder).__mro__:
-        if several in vars(kind):
-            return False
-        if "fill" in vars(kind):
-            return True
-    return False
-
-
-_Noted = dict[int, tuple[int, memoryview, list[float]]]  # row -> index, data, draws
+    def is_cancelled(self) -> bool:
+        """Whether its rows are dropped."""
+        return self.cancelled
 
 
 class _Chunk(NamedTuple):
@@ -74,7 +57,7 @@ class _Chunk(NamedTuple):
 
 
 class Pool:
-    """It knows nothing of the Loader, so that a forgotten loader can be collected."""
+    """It has no reference to the Loader, so that an unused loader can be garbage-collected."""
 
     def __init__(
         self,
@@ -84,16 +67,19 @@ class Pool:
         on_full: Callable[[Slot], None],
         tally: Tally,
     ) -> None:
-        self._dataset, self._faults, self._on_full, self._tally = dataset, faults, on_full, tally
+        self._dataset = dataset
+        self._faults = faults
+        self._on_full = on_full
+        self._tally = tally
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        # Entered as C's lock is: a signal strikes before or inside the block, not between the two as with a Condition.
+        # An RLock is entered in C: a signal arrives before or inside the block, never in between as with a Condition.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._job: Job | None = None  # the newest
         self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
         self._scratch: Scratch | None = None  # of the consumer
-        self._died = False  # a thread did, and nothing is taken on any more
-        self._loss: WorkerError | None = None  # why, until it is told
+        self._died = False  # a thread did; no more chunks are taken
+        self._loss: WorkerError | None = None  # why, until it is raised
         self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"fastimg-loader-{i}", daemon=True)
@@ -102,27 +88,27 @@ class Pool:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # no more threads are to be had, or an interrupt
+        except BaseException:  # no more threads available, or an interrupt
             self.stop()
             raise
 
     @property
     def usable(self) -> bool:
-        """Whether its threads live."""
+        """Whether its threads are alive."""
         return not self._died and self._process == os.getpid()
 
-    def begin(self, decoder: Decoder | RingDecoder) -> Job:
-        """A new iteration. One that is still under way ends: both would fill the same slots."""
+    def begin(self, decoder: Decoder) -> Job:
+        """Begin an iteration. One in progress is cancelled: both would fill the same slots."""
         if self._job is not None:
             self.cancel(self._job)
         self._job = job = Job(decoder)
         return job
 
     def fill(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64]) -> None:
-        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights stand already."""
+        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights are already set."""
         self._check_process()
         rows = len(draws)
-        if job.bulk is not None and rows and job.bulk.at_once(self._dataset):
+        if rows and job.decoder.in_memory(self._dataset):
             self._fill_here(_Chunk(slot, job, 0, rows, draws))
             return
         size = max(rows // (4 * len(self._threads)), min(GROUP, -(-rows // len(self._threads))), 1)
@@ -136,7 +122,7 @@ class Pool:
                 self._on_full(slot)
 
     def _fill_here(self, chunk: _Chunk) -> None:
-        """Fill rows on the consumer's thread: another one would cost more, by taking turns with it, than it saves."""
+        """Fill rows on the consumer's thread: switching to another thread would cost more than it saves."""
         chunk.job.check()
         self._scratch = self._scratch or Scratch()
         chunk.job.failure = self._try_rows(0, chunk, self._scratch)
@@ -152,7 +138,7 @@ class Pool:
                     self._changed.wait()
                 failure = job.failure or self._loss
                 job.failure = self._loss = None
-        except RuntimeError as error:  # an interrupt just after Condition.wait gave the lock up: none to release
+        except RuntimeError as error:  # an interrupt just after Condition.wait released the lock
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise error.__context__ from None
             raise
@@ -164,7 +150,7 @@ class Pool:
             del failure  # its traceback holds this frame
 
     def cancel(self, job: Job) -> bool:
-        """Drop what is left of `job` and return when no thread touches its slots. Whether it was the newest."""
+        """Drop the rest of `job`; return, once no thread touches its slots, whether it was the newest."""
         if self._process != os.getpid():
             return False
         with self._lock:
@@ -176,7 +162,7 @@ class Pool:
 
     def stop(self) -> None:
         """End the threads."""
-        if self._process != os.getpid():  # they are another process's, and so is the lock
+        if self._process != os.getpid():  # the threads and the lock belong to another process
             return
         with self._lock:
             if self._job is not None:
@@ -190,7 +176,7 @@ class Pool:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise RuntimeError("this iteration began before the process was forked off; iterate anew")
+            raise RuntimeError("this iteration began before the process was forked; iterate again")
 
     def _work(self, number: int) -> None:
         try:
@@ -198,8 +184,8 @@ class Pool:
             while (chunk := self._queue.get()) is not None:
                 if self._take(number, chunk.job):
                     self._settle(number, chunk, self._try_rows(number, chunk, scratch))
-                del chunk  # a thread that waits holds nothing of the last iteration
-        except BaseException as error:  # noqa: BLE001 - what no sample is to blame for: told to the consumer
+                del chunk  # a waiting thread keeps nothing of the last iteration alive
+        except BaseException as error:  # noqa: BLE001 - not the fault of a sample: raised in the consumer
             self._lose(number, error)
 
     def _take(self, number: int, job: Job) -> bool:
@@ -209,7 +195,8 @@ class Pool:
             return not job.cancelled
 
     def _settle(self, number: int, chunk: _Chunk, failure: BaseException | None) -> None:
-        slot, job = chunk.slot, chunk.job
+        slot = chunk.slot
+        job = chunk.job
         with self._lock:
             slot.pending -= 1
             if failure is not None and job.failure is None:
@@ -221,77 +208,48 @@ class Pool:
                 self._changed.notify_all()
 
     def _lose(self, number: int, error: BaseException) -> None:
-        """This thread ends: nobody shall wait for it."""
+        """This thread ends: notify the waiters."""
         loss = WorkerError(f"a loader thread died: {error!r}")
         loss.__cause__ = error
         with self._lock:
             self._busy.pop(number, None)
-            self._died, self._loss = True, loss
+            self._died = True
+            self._loss = loss
             self._changed.notify_all()
 
     def _try_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
         began = time.perf_counter()
         try:
             self._fill_rows(number, chunk, scratch)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+        except BaseException as error:  # noqa: BLE001 - every error is handed to the consumer
             return error
         finally:
             self._tally.busy[number] += time.perf_counter() - began
         return None
 
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
-        slot, job, noted = chunk.slot, chunk.job, _Noted()
-        clock, reading = time.perf_counter, self._tally.read
-        scratch.group.clear()
+        slot = chunk.slot
+        job = chunk.job
+        rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
-        rows: Sequence[tuple[int, int, list[float]]]
-        rows = list(zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True))
-        if job.bulk is not None:
-            began = clock()
-            into = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.fields}
-            rows = [rows[place] for place in job.bulk.fill_rows(self._dataset, ids, into)]
-            reading[number] += clock() - began
-        for row, index, draws in rows:
-            if job.cancelled:
-                return
-            try:
-                room = scratch if job.group is None else scratch.other(len(noted))
-                began = clock()
-                data = self._dataset.read(index, room)
-                reading[number] += clock() - began
-                if job.group is None:
-                    slot.carried[row] = job.fill(data, draws, job.view(slot, row), scratch)
-                elif job.group.note(data, draws, row, scratch):
-                    noted[row] = (index, data, draws)
-                else:
-                    job.fill(data, draws, job.view(slot, row), scratch)
-            except Exception as error:  # noqa: BLE001 - told apart there
-                self._blame(chunk, row, index, error)
-            if len(noted) == GROUP:
-                self._fill_noted(chunk, noted, scratch)
-        self._fill_noted(chunk, noted, scratch)
-
-    def _fill_noted(self, chunk: _Chunk, noted: _Noted, scratch: Scratch) -> None:
-        slot, job = chunk.slot, chunk.job
-        if job.group is None or not noted:
+        reader = Reader(self._dataset, job.is_cancelled)
+        try:
+            failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
+        except Cancelled:
             return
-        for row in job.group.fill_noted(slot.arrays, scratch):
-            index, data, draws = noted[row]
-            try:
-                job.fill(data, draws, job.view(slot, row), scratch)
-            except Exception as error:  # noqa: BLE001 - told apart there
-                self._blame(chunk, row, index, error)
-        noted.clear()
+        finally:
+            self._tally.read[number] += reader.seconds
+        for place, error in failures:
+            self._blame(chunk, place, ids[place], error)
 
-    def _blame(self, chunk: _Chunk, row: int, index: int, error: Exception) -> None:
-        """What cannot be decoded weighs nothing; whatever else went wrong ends the run."""
+    def _blame(self, chunk: _Chunk, place: int, index: int, error: Exception) -> None:
+        """A sample that cannot be decoded gets weight 0; any other error ends the run."""
         if isinstance(error, ImageError):
             self._faults.add(index, str(error), error)
-            slot = chunk.slot
-            slot.carried[row] = None
-            slot.arrays["weight"][row] = 0
-            for name, array in chunk.job.view(slot, row).items():
-                array[...] = chunk.job.fields[name]
+            row = chunk.start + place
+            chunk.slot.arrays["weight"][row] = 0
+            for name, blank in chunk.job.blanks.items():
+                chunk.slot.arrays[name][row] = blank
             return
         if isinstance(error, DataError):
             raise error

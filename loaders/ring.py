@@ -1,16 +1,15 @@
-"""Slots of a ring: declared once, allocated once, filled by threads, and copied to the device from one flat buffer."""
+"""Slots of a ring: declared once, allocated once, filled by threads, copied to the device from one flat buffer."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.runtime.times import Spans
 
-from .decoder import Field, Row
+from .batch import Field
 
 _ALIGN = 256
 _TORCH = {
@@ -27,15 +26,19 @@ _TORCH = {
 
 
 class Layout:
-    """Where each field of a batch lies in a slot's flat buffer. Raises ValueError for fields that cannot be."""
+    """Where each field of a batch lies in a slot's flat buffer. Raises ValueError for invalid fields."""
 
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
         self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
+        self.objects: list[str] = []  # fields of dtype object, which are not in the buffer
         self.nbytes = 0
         for name, shape, dtype, _ in fields:
-            if name in self.fields:
+            if name in self.fields or name in self.objects:
                 raise ValueError(f"two fields of a batch are called {name!r}; give the decoder's another name")
+            if np.dtype(dtype).hasobject and shape == ():
+                self.objects.append(name)
+                continue
             if np.dtype(dtype) not in _TORCH:
                 known = ", ".join(map(str, _TORCH))
                 raise ValueError(f"the field {name!r} is of type {np.dtype(dtype)}; a batch can hold {known}")
@@ -47,10 +50,11 @@ class Layout:
     def arrays(self, buffer: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
         """NumPy views of a host buffer, by field."""
         flat = buffer.numpy()
-        return {
+        arrays = {
             name: flat[at : at + size].view(dtype).reshape(shape)
             for name, (at, size, shape, dtype) in self.fields.items()
         }
+        return arrays | {name: np.full(self.rows, None, object) for name in self.objects}
 
     def tensors(self, buffer: torch.Tensor, start: int = 0) -> dict[str, torch.Tensor]:
         """Tensor views of a buffer on any device, by field; the buffer may begin with the field at `start`."""
@@ -67,70 +71,45 @@ class Slot:
     def __init__(self, layout: Layout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
         self.view(layout)
-        self.carried: list[object] = [None] * layout.rows  # what `fill` gave for the ring; None where there is no image
         self.failed: dict[int, str] = {}  # row -> reason, by the ring
         self.rerouted: dict[int, str] = {}  # row -> reason, by the ring: another decoder took it on
         self.pending = 0
 
     def view(self, layout: Layout) -> None:
-        """See its bytes as `layout`, which needs no more of them. Nobody fills or reads it meanwhile."""
+        """View its bytes as `layout`, which must not need more of them. No thread may use the slot meanwhile."""
         assert layout.nbytes <= self.buffer.numel()
         self.arrays = layout.arrays(self.buffer)
 
 
 class Ring(Protocol):
-    """Takes full slots and gives a batch's tensors."""
+    """Turns full slots into the tensors of batches."""
 
-    ready: torch.cuda.Event | None  # of the batch handed over last: when it stands
+    ready: torch.cuda.Event | None  # recorded when the batch handed over last is complete
 
     @property
     def copy_seconds(self) -> float:
-        """How long copies to the device were under way. Asked by the consumer; of the last ones it may not know yet."""
+        """Seconds of copies to the device. Called by the consumer; the last copies may not be counted yet."""
 
     def begin(self, slot: Slot) -> None:
-        """`slot` is full. Called once for each slot, before `hand_over`, by whoever filled it; returns at once."""
+        """`slot` is full. Called once per slot before `hand_over`, by the thread that filled it. Does not block."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid until `reclaim` or longer.
 
-        What else it gives, `ids` apart, are further fields of the batch.
+        Everything else in the result, except `ids`, is a further field of the batch.
 
-        A row that it could not finish it names in `slot.failed`, with a weight of 0 in the slot and on the device; one
-        that it gave to another decoder, in `slot.rerouted`.
+        Rows that could not be finished are in `slot.failed`, with weight 0 in the slot and on the device; rows that
+        another decoder took are in `slot.rerouted`.
         """
 
     def reclaim(self) -> None:
         """The consumer has enqueued all that reads the batch that it got last: its slot is filled again."""
 
     def release(self) -> None:
-        """The iteration is over, wherever it stood: all slots may be filled again. May be called twice."""
+        """The iteration is over, finished or not: all slots may be filled again. May be called twice."""
 
     def view(self, layout: Layout) -> None:
         """From now on slots have `layout`, which needs no more bytes than the first one. Called between iterations."""
-
-
-@runtime_checkable
-class RingDecoder(Protocol):
-    """A decoder that leaves the rest to a ring of its own: what `fill` returns is kept in `Slot.carried`.
-
-    Otherwise it is a `Decoder`; its fields are what the slot holds, and need not be the batch's `inputs`.
-    """
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """What it fills in the slot."""
-
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """See `Decoder`."""
-
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> object:
-        """Fill `row`, and give what the ring needs beside it; not in `data` or `scratch`, which are used again."""
-
-    def ring(self, layout: Layout, device: torch.device) -> Ring:
-        """The ring of one loader."""
-
-    def describe(self) -> str:
-        """What is done where, in words."""
 
 
 class HostRing:
@@ -148,16 +127,16 @@ class HostRing:
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields, valid until `reclaim`."""
-        found = self._tensors.get(slot.buffer.data_ptr())
-        if found is None:
-            found = self._tensors[slot.buffer.data_ptr()] = self._layout.tensors(slot.buffer)
-        return found
+        tensors = self._tensors.get(slot.buffer.data_ptr())
+        if tensors is None:
+            tensors = self._tensors[slot.buffer.data_ptr()] = self._layout.tensors(slot.buffer)
+        return tensors
 
     def reclaim(self) -> None:
         """The consumer is done with the batch that it got last: its slot may be filled again."""
 
     def release(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in progress."""
 
     def view(self, layout: Layout) -> None:
         """See `Ring`."""
@@ -192,7 +171,7 @@ class CudaRing:
         return self._copies.seconds
 
     def begin(self, slot: Slot) -> None:
-        """Nothing is done ahead: the consumer's kernels are, and a copy is enqueued long before they end."""
+        """Nothing is done ahead: the consumer's kernels run ahead, and a copy is enqueued long before they end."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields on the device, valid until `depth - 1` more batches were handed over."""
@@ -204,7 +183,8 @@ class CudaRing:
             self._buffers[at][:used].copy_(slot.buffer[:used], non_blocking=True)
             self._copies.end(self._stream)
             self._copied[at].record(self._stream)
-        self._held, self.ready = torch.cuda.current_stream(self._device), self._copied[at]
+        self._held = torch.cuda.current_stream(self._device)
+        self.ready = self._copied[at]
         self._held.wait_event(self._copied[at])  # sync point: the step waits for its data
         return self._layout.tensors(self._buffers[at])
 
@@ -213,7 +193,7 @@ class CudaRing:
         self._settle(torch.cuda.current_stream(self._device))
 
     def release(self) -> None:
-        """A consumer that stopped early never gave its batch back: what it enqueued still reads it."""
+        """A consumer that stopped early did not return its batch: the work it enqueued may still read it."""
         if self._held is not None:
             self._settle(self._held)
 

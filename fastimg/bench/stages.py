@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 
 STAGES = ("read", "splice", "decode", "resize")
 _ROOM = 64 << 20  # bytes of each buffer
-_MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
+MAX_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
 _CHECKED = 8  # samples of each thread whose pixels are compared
 
 
@@ -157,7 +157,7 @@ class _Thread:
         costs.images, costs.nbytes, costs.tiled = costs.images + 1, costs.nbytes + len(encoded), costs.tiled + spent[0]
         if check:
             whole = np.empty_like(self.out)
-            self.decoder.fill(encoded, draws, {"inputs": whole}, self.check_scratch)
+            self.decoder.fill_row(encoded, draws, {"inputs": whole}, self.check_scratch)
             if not np.array_equal(whole, self.out):
                 raise RuntimeError(f"{dataset.sample_name(index)}: the stages' pixels are not those of the decoder")
 
@@ -185,7 +185,7 @@ class _Thread:
         if not parse_header(view, header) or not is_decodable(header) or header["orientation"][0] != 1:
             return None
         width, height = int(header["width"][0]), int(header["height"][0])
-        if width * height > min(_MOST_PIXELS, decoder.max_pixels):
+        if width * height > min(MAX_PIXELS, decoder.max_pixels):
             return None
         window, bicubic = crop.window(width, height, draws), crop.interpolation == "bicubic"
         if not find_region(header, *window, shape_of(crop)[::-1], bicubic, decoder.dct_scaling, region):

@@ -6,7 +6,7 @@ from fastimg.config.commands import Train
 from fastimg.data import augmentation, intent
 from fastimg.data.datasets import chosen_backend
 from fastimg.errors import UsageError
-from fastimg.loaders.containers.arrays import MULTIPLE
+from fastimg.loaders.decoders.arrays import MULTIPLE
 from fastimg.models.registry import Model, Preprocessing
 
 from .encoder import shape_of, why_not

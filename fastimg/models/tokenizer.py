@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from fastimg.errors import UserError
-from fastimg.loaders.containers.arrays import PAD, longest, put_tokens
-from fastimg.loaders.decoder import Field, Row
+from fastimg.loaders.batch import Field
+from fastimg.loaders.decoder import Decoder, Row, Rows
+from fastimg.loaders.decoders.arrays import PAD, longest, put_tokens
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
@@ -77,7 +78,7 @@ def read_tokenizer(folder: Path, length: int) -> Tokenizer:
 
 
 @dataclass(frozen=True)
-class TextDecoder:
+class TextDecoder(Decoder):
     """UTF-8 text -> `inputs` [length] int32 tokens; what is read once is tokenised by the loader's threads."""
 
     tokenizer: Tokenizer
@@ -87,18 +88,14 @@ class TextDecoder:
         """See `Decoder`."""
         return (Field("inputs", (self.tokenizer.length,), np.dtype(np.int32), PAD),)
 
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Nothing is drawn."""
-        return np.zeros((len(ids), 0))
-
-    def fill(self, data: memoryview, draws: Any, row: Row, scratch: Scratch) -> None:
+    def fill_row(self, data: memoryview, draws: Any, row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
         put_tokens(self.tokenizer.tokens(data), row["inputs"])
 
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
-        """See `Presenter`."""
-        return inputs[:, : longest(host)]
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """See `Decoder`."""
+        return inputs[:, : longest(rows["inputs"])]
 
     def describe(self) -> str:
-        """See `Presenter`."""
+        """See `Decoder`."""
         return f"texts, tokenised as they are read, up to {plural(self.tokenizer.length, 'token')}"

@@ -173,7 +173,7 @@ def cpu_model() -> str:
 
 def _commit() -> str | None:
     """The checkout's commit, with `+changes` where tracked files differ from it. None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # installed somewhere inside a checkout of something else
         return None
     try:

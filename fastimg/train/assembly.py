@@ -15,7 +15,7 @@ from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
 from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource
-from fastimg.loaders.containers.arrays import ArrayDecoder
+from fastimg.loaders.decoders.arrays import ArrayDecoder
 from fastimg.loaders.crop import Crop
 from fastimg.models.ema import DECAY, Ema
 from fastimg.models.precision import Precision

@@ -21,9 +21,10 @@ from fastimg.data.datasets import (
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import BatchSource, LoaderConfig
-from fastimg.loaders.containers.arrays import ArrayDataset, ArrayDecoder, TokenDecoder
+from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
+from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
 from fastimg.loaders.order import WINDOW, Order
 from fastimg.models.ghost_norm import ghost_norms

@@ -259,7 +259,7 @@ def _compile_decoder(run: Run, console: Console) -> None:
             _say(console, "compiling the decoder of tiled JPEGs, once per machine")
             began = time.perf_counter()
             row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
-            decoder.fill(content, (), row, scratch)
+            decoder.fill_row(content, (), row, scratch)
             _say(console, f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s")
 
 

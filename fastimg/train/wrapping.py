@@ -8,7 +8,7 @@ from torch import nn
 
 from fastimg.config.commands import Train
 from fastimg.data.augmentation import model_input
-from fastimg.loaders.containers.arrays import MULTIPLE
+from fastimg.loaders.decoders.arrays import MULTIPLE
 from fastimg.models.blocks import repeated
 from fastimg.models.compilation import Compilation, ahead, compile_modules
 from fastimg.models.precision import Precision

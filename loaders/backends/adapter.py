@@ -1,4 +1,4 @@
-"""Another library's decoder behind our face: our ids in our order, its pixels."""
+"""Another library's decoder behind our interface: our ids in our order, its pixels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
@@ -16,14 +16,14 @@ from fastimg.loaders.runtime.cpus import available_cpus
 
 
 class DecodedBatch(NamedTuple):
-    """What a library made of one batch."""
+    """One batch as a library decoded it."""
 
     images: torch.Tensor  # uint8 [B, H, W, 3], on the host or on the device; zeros where there is no image
     failed: Mapping[int, str] = {}  # row -> reason
     rerouted: Mapping[int, str] = {}  # row -> reason: it was decoded by other means
 
 
-class Foreign(Epochs, ABC):
+class LoaderAdapter(Epochs, ABC):
     """A loader whose `_decode` is another library's. Batches, order, padding and state are those of the native one.
 
     It is used and closed by one thread.
@@ -72,7 +72,7 @@ class Foreign(Epochs, ABC):
                 self.passed(reading, step)
                 yield batch
                 if self._reading is not reading:
-                    raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+                    raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
         finally:
             decoded.close()
 
@@ -85,7 +85,7 @@ class Foreign(Epochs, ABC):
         """See `BatchSource`."""
 
     def close(self) -> None:
-        """End what runs, and the iteration that is under way. Iterating again starts anew."""
+        """End the iteration in progress. Iterating again starts a new one."""
         self._end()
 
     def __enter__(self) -> Self:

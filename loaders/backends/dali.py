@@ -21,13 +21,13 @@ from nvidia.dali import Pipeline, fn, types
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import LoaderConfig, Reading, Rows
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .adapter import DecodedBatch, Foreign
+from .adapter import DecodedBatch, LoaderAdapter
 
 _HARDWARE_LOAD = 0.65  # share of a batch for the hardware engine, on GPUs that have one: DALI's own default
 _FORMATS = frozenset({"jpeg", "png", "bmp", "ppm"})  # of which DALI gives the pixels that we do
@@ -47,7 +47,7 @@ class _Read:
     rerouted: dict[int, str] = field(default_factory=dict)
 
 
-class DaliLoader(Foreign):
+class DaliLoader(LoaderAdapter):
     """A DALI pipeline that is fed in our order."""
 
     def __init__(
@@ -61,7 +61,7 @@ class DaliLoader(Foreign):
     ) -> None:
         super().__init__(dataset, crop, config, device, indices)
         if not isinstance(crop, RandomResizedCrop | CenterCrop):
-            raise ValueError(f"{crop}: DALI is told of RandomResizedCrop and CenterCrop")
+            raise ValueError(f"{crop}: DALI can do RandomResizedCrop and CenterCrop")
         self._images = ImageDecoder(crop, max_pixels)  # of this iteration
         self._refused: dict[int, str] = {}  # id -> why DALI does not see it again
         self._pipe: Any = None  # for pictures of one size
@@ -80,7 +80,8 @@ class DaliLoader(Foreign):
 
     def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
         if self._images.crop != self.crop:
-            self._images, self._pipe = replace(self._images, crop=self.crop), None
+            self._images = replace(self._images, crop=self.crop)
+            self._pipe = None
         with ThreadPoolExecutor(1, "fastimg-loader-dali") as reader:
             self._feed = feed = _Feed(reader, self, reading)
             if self._pipe is None:
@@ -110,7 +111,7 @@ class DaliLoader(Foreign):
                 raise
             except BaseException:
                 feed.stop()
-                self._pipe = None  # whatever state it is in
+                self._pipe = None  # in any state
                 raise
 
     def _outputs(self) -> torch.Tensor:
@@ -142,11 +143,13 @@ class DaliLoader(Foreign):
         except StopIteration:
             self._pipe.schedule_run()  # hears from the feed that there is no more: only then it can be reset
             self._pipe.reset()
-        except RuntimeError:  # damage in what nobody wants any more
+        except RuntimeError:  # damage in a batch that is no longer wanted
             self._pipe = None
 
     def _build(self, epoch: int) -> Any:
-        c, crop, cuda = self.config, self.crop, self.device.type == "cuda"
+        c = self.config
+        crop = self.crop
+        cuda = self.device.type == "cuda"
         device, load = ("mixed", {"hw_decoder_load": _HARDWARE_LOAD}) if cuda else ("cpu", {})
         pipe = Pipeline(
             batch_size=c.batch_size,
@@ -170,7 +173,7 @@ class DaliLoader(Foreign):
                     **load,
                 )
                 images = fn.resize(images, size=list(shape_of(crop)), **kernel)
-            else:  # told the exact window: DALI's own resize_shorter and crop round otherwise, which moves whole images
+            else:  # given the exact window: DALI's own resize_shorter and crop round differently, shifting images
                 kinds = [types.UINT8, types.FLOAT, types.INT32]
                 data, size, at = fn.external_source(source=self._take_windows, num_outputs=3, ndim=1, dtype=kinds)
                 images = fn.decoders.image(data, device=device, output_type=types.RGB, **load)
@@ -193,9 +196,9 @@ class DaliLoader(Foreign):
         return list(read.encoded.values()), sizes, [np.array(window.at[::-1], np.int32) for window in windows]
 
     def _read(self, reading: Reading, step: int) -> _Read:
-        """Read a batch, and decode what DALI shall not see. Runs in the reader's thread."""
+        """Read a batch, and decode the images that DALI must not see. Runs in the reader's thread."""
         rows = reading.rows(step)
-        for ids in reading.soon(step):
+        for ids in reading.prefetch_ids(step):
             self.dataset.will_need(ids)
         read = _Read(rows, self._images.draw(self.config.seed, reading.epoch, rows.ids).tolist())
         scratch = Scratch()
@@ -230,7 +233,7 @@ class DaliLoader(Foreign):
 
     def _fill(self, read: _Read, row: int, data: memoryview, reason: str, scratch: Scratch) -> None:
         pixels = np.empty((*shape_of(self.crop), 3), np.uint8)
-        self._images.fill(data, read.draws[row], {"inputs": pixels}, scratch)
+        self._images.fill_row(data, read.draws[row], {"inputs": pixels}, scratch)
         read.others[row], read.rerouted[row] = pixels, reason
 
 

@@ -1,7 +1,7 @@
-"""FFCV (extra `ffcv`): its loader over a .beton, anybody's, in our order.
+"""FFCV (extra `ffcv`): its loader over a .beton from any writer, in our order.
 
 FFCV draws the boxes of random crops itself, without a seed, resizes by OpenCV's INTER_AREA, and ignores EXIF
-orientations. It tells nobody of an image that it cannot decode, so there is no skipping.
+orientations. It does not report images that it cannot decode, so none can be skipped.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from ffcv.transforms import ToDevice, ToTensor
 from ffcv.traversal_order.base import TraversalOrder
 
 from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, pair, sized, told
+from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, describe_size, pair, sized
 from fastimg.loaders.epochs import LoaderConfig, Reading
 from fastimg.loaders.errors import WorkerError
 from fastimg.loaders.wording import plural
 
-from .adapter import DecodedBatch, Foreign
+from .adapter import DecodedBatch, LoaderAdapter
 
 _POLL = 0.0005  # seconds between two looks whether a batch is there, or its thread has died
 
 
-class FfcvLoader(Foreign):
+class FfcvLoader(LoaderAdapter):
     """FFCV's Loader, whose order is ours. Compiled when it is made: that takes seconds."""
 
     def __init__(
@@ -48,7 +48,7 @@ class FfcvLoader(Foreign):
         elif isinstance(crop, CenterCrop):
             decoder = CenterCropRGBImageDecoder(size, ratio=side / pair(crop.resize)[0])
         else:
-            raise ValueError(f"{crop}: FFCV is told of RandomResizedCrop and CenterCrop")
+            raise ValueError(f"{crop}: FFCV can do RandomResizedCrop and CenterCrop")
         to_device = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
         pipelines: dict[str, list[Any] | None] = dict.fromkeys(dataset.reader.fields)
         pipelines[dataset.image_field] = [decoder, ToTensor(), *to_device]
@@ -101,7 +101,7 @@ def _side(crop: Crop) -> int:
     resize = pair(crop.resize) if isinstance(crop, CenterCrop) else (1, 1)
     if not isinstance(crop.size, int) or resize[0] != resize[1]:
         raise ValueError(
-            f"crop {told(crop.size)}: this loader has FFCV make squares; give one side, or use the native, "
+            f"crop {describe_size(crop.size)}: this loader has FFCV make squares; give one side, or use the native, "
             "torch or dali loader for a rectangle"
         )
     return crop.size

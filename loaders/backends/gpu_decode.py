@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.loaders.crop import Size, Window, told
+from fastimg.loaders.batch import Field
+from fastimg.loaders.crop import Size, Window, describe_size
 from fastimg.loaders.decode import Header, decode, decode_box, read_header, stored_box, upright
-from fastimg.loaders.decoder import Field, ImageDecoder, Row
+from fastimg.loaders.decoder import Decoder, Row
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.resample import resample
@@ -35,7 +37,7 @@ def _check(images: ImageDecoder) -> None:
     if images.dct_scaling:
         raise ValueError("the device resizes whole crops: leave dct_scaling out")
     if len(images.fields) > 1:
-        raise ValueError("a decoder on the device fills `inputs` alone; decode on the CPU for further fields")
+        raise ValueError("a decoder on the device fills only `inputs`; decode on the CPU for further fields")
     _side(images)
 
 
@@ -44,7 +46,7 @@ def _side(images: ImageDecoder) -> int:
     size = images.crop.size
     if not isinstance(size, int):
         raise ValueError(
-            f"crop {told(size)}: the GPU's resize makes squares; give one side, or decode on the CPU for a rectangle"
+            f"crop {describe_size(size)}: the GPU's resize makes only squares; give one side, or decode on the CPU"
         )
     return size
 
@@ -61,10 +63,11 @@ def _table_field(size: int, taps: int) -> Field:
 
 
 _PLACE_FIELD = Field("place", (PLACE,), np.dtype(np.int64))
+_CUT_FIELD = Field("cut", (), np.dtype(object), blank=None)
 
 
 @dataclass(frozen=True)
-class DeviceResize:
+class DeviceResize(Decoder):
     """As `ImageDecoder`, bit for bit; the host decodes and copies the crop, the device resizes it.
 
     Not a choice of the command line: the host's part, 618 us on one core (`ImageDecoder`: 432; 200 tiled
@@ -82,22 +85,23 @@ class DeviceResize:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """See `RingDecoder`."""
+        """See `Decoder`."""
         size = _side(self.images)
         pixels = Field("pixels", (_PIXELS, size, size, 3), np.dtype(np.uint8))
         return pixels, _PLACE_FIELD, _table_field(size, _TAPS_OF_CROPS)
 
     def sized(self, size: Size) -> Self:
-        """See `SizedDecoder`."""
+        """See `Decoder`."""
         return replace(self, images=self.images.sized(size))
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See `Decoder`."""
         return self.images.draw(seed, epoch, ids)
 
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`."""
-        crop, side = self.images.crop, _side(self.images)
+        crop = self.images.crop
+        side = _side(self.images)
         header = read_header(data, self.images.max_pixels)
         window = _window(self.images, header, draws)
         pixels, (x, y, width, height) = decode_box(data, header, window.box, scratch)
@@ -116,16 +120,16 @@ class DeviceResize:
         row["place"][:] = place(0, (3, 3 * width, 1), (0, 0, width, height), 1)
 
     def describe(self) -> str:
-        """See `RingDecoder`."""
+        """See `Decoder`."""
         return "JPEGs decoded on the CPU, resized on the GPU"
 
     def ring(self, layout: Layout, device: torch.device) -> RaggedRing:
-        """See `RingDecoder`."""
+        """See `Decoder`."""
         return RaggedRing(layout, device, None)
 
 
 @dataclass(frozen=True)
-class DeviceDecode:
+class DeviceDecode(Decoder):
     """As `ImageDecoder`, but JPEGs are decoded and resized on the device, after the host has cut out their tiles.
 
     What libjpeg-turbo is not given on the CPU (PNG, CMYK, ...) and crops of too many taps are decoded by the workers.
@@ -145,28 +149,30 @@ class DeviceDecode:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """See `RingDecoder`."""
-        return *self.images.fields, _PLACE_FIELD, _table_field(_side(self.images), _TAPS_OF_JPEGS)
+        """See `Decoder`."""
+        return *self.images.fields, _PLACE_FIELD, _table_field(_side(self.images), _TAPS_OF_JPEGS), _CUT_FIELD
 
     def sized(self, size: Size) -> Self:
-        """See `SizedDecoder`."""
+        """See `Decoder`."""
         return replace(self, images=self.images.sized(size))
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """See `Decoder`."""
         return self.images.draw(seed, epoch, ids)
 
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> Cut | None:
-        """See `RingDecoder`."""
-        crop, side = self.images.crop, _side(self.images)
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """See `Decoder`."""
+        crop = self.images.crop
+        side = _side(self.images)
         header = read_header(data, self.images.max_pixels)
         if header.turbo:
             window = _window(self.images, header, draws)
             if fill_table(window, side, crop.interpolation, row["table"]):
-                return self._cut(data, header, window, scratch)
-        self.images.fill(data, draws, row, scratch)
+                row["cut"][()] = self._cut(data, header, window, scratch)
+                return
+        self.images.fill_row(data, draws, row, scratch)
         row["table"][0] = LEFT_ALONE
-        return None
+        row["cut"][()] = None
 
     def _cut(self, data: memoryview, header: Header, window: Window, scratch: Scratch) -> Cut:
         box = x, y, width, height = stored_box(window.box, header)
@@ -188,9 +194,9 @@ class DeviceDecode:
         resample(pixels, window, self.images.crop.interpolation, row)
 
     def describe(self) -> str:
-        """See `RingDecoder`."""
+        """See `Decoder`."""
         return "JPEGs decoded by nvImageCodec and resized on the GPU"
 
     def ring(self, layout: Layout, device: torch.device) -> RaggedRing:
-        """See `RingDecoder`."""
+        """See `Decoder`."""
         return RaggedRing(layout, device, Codec(self.codec, self.on_host))

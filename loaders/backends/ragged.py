@@ -68,9 +68,11 @@ def place(address: int, strides: tuple[int, int, int], box: Box, orientation: in
     if turn.transposed:
         width, height, across, down = height, width, down, across
     if turn.flip_x:
-        address, across = address + (width - 1) * across, -across
+        address = address + (width - 1) * across
+        across = -across
     if turn.flip_y:
-        address, down = address + (height - 1) * down, -down
+        address = address + (height - 1) * down
+        down = -down
     return address, across, down, channel
 
 
@@ -113,7 +115,8 @@ def _taps(n: Any, to: Any, first: Any, size: Any, cubic: bool, table: Any, start
     A tap that an output has not got weighs nothing.
     """
     most = most_taps(float(n), to, cubic)
-    begins, counts = np.empty(size, np.int64), np.empty(size, np.int64)
+    begins = np.empty(size, np.int64)
+    counts = np.empty(size, np.int64)
     found = np.zeros((size, most), np.int32)
     bits = fill_weights(0.0, float(n), to, cubic, first, begins, counts, found, np.empty(most))
     taps = counts.max()
@@ -129,19 +132,26 @@ def _kernel(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
-_HEADER, _PLACE, _LEFT_ALONE = tl.constexpr(HEADER), tl.constexpr(PLACE), tl.constexpr(LEFT_ALONE)
+_HEADER = tl.constexpr(HEADER)
+_PLACE = tl.constexpr(PLACE)
+_LEFT_ALONE = tl.constexpr(LEFT_ALONE)
 
 
 @_kernel
 def _resize(out, places, tables, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Grid: blocks of values of a row, blocks of rows, images."""
     b = tl.program_id(2).to(tl.int64)
-    table, at = tables + b * stride, places + b * _PLACE
+    table = tables + b * stride
+    at = places + b * _PLACE
     taps_x = tl.load(table)
     if taps_x != _LEFT_ALONE:
-        taps_y, bits_x, bits_y = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
+        taps_y = tl.load(table + 1)
+        bits_x = tl.load(table + 2)
+        bits_y = tl.load(table + 3)
         width, height = tl.load(table + 4), tl.load(table + 5)
-        across, down, channel = tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+        across = tl.load(at + 1)
+        down = tl.load(at + 2)
+        channel = tl.load(at + 3)
         value = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK] of a row of output
         inside = value < 3 * SIZE
         x = tl.minimum(value // 3, SIZE - 1)

@@ -33,7 +33,7 @@ _OWN = frozenset({"pixels", "place", "table"})  # fields of a slot that are the 
 
 
 class Cut(NamedTuple):
-    """An image that the codec shall decode: a JPEG, and which of its pixels are wanted."""
+    """An image for the codec to decode: a JPEG, and which of its pixels are wanted."""
 
     jpeg: bytes
     parsed: object | None  # by the codec; None: it does not know it
@@ -125,7 +125,8 @@ class RaggedRing:
 
     def __init__(self, layout: Layout, device: torch.device, codec: Codec | None) -> None:
         self.ready: torch.cuda.Event | None = None
-        self._device, self._codec = device, codec
+        self._device = device
+        self._codec = codec
         self.view(layout)
         self._room = layout.nbytes - self._sent, math.prod(self._shape)  # bytes of a lane's memory
         self._side = SideStream(device)
@@ -154,7 +155,7 @@ class RaggedRing:
         with self._changed:
             while id(slot) not in self._made:
                 if self._thread is None:
-                    raise RuntimeError("this iteration is over: the loader was closed, or iterated anew")
+                    raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
                 self._changed.wait()
             failure = self._made.pop(id(slot))
         if failure is not None:
@@ -163,7 +164,8 @@ class RaggedRing:
         consumer = self._side.consumer()
         if consumer is not None:
             consumer.wait_event(lane.ready)  # sync point: the step waits for its data
-        self._held, self.ready = (lane, consumer), lane.ready
+        self._held = (lane, consumer)
+        self.ready = lane.ready
         further = {name: tensor for name, tensor in self._tensors(lane).items() if name not in _OWN}
         return {**further, "inputs": self._batch(lane)}
 
@@ -175,7 +177,8 @@ class RaggedRing:
 
     def release(self) -> None:
         """See `Ring`."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is not None:
             self._queue.put(None)
             if thread is threading.current_thread():  # a forgotten loader, collected while this made a batch
@@ -185,8 +188,8 @@ class RaggedRing:
             self._settle(*self._held)
         while not self._queue.empty():
             self._queue.get()
-        self._side.finish()  # copies of slots that nobody asked for: the slots will be written to
-        for lane in self._lanes.values():  # whoever gets the memory after this ring, gets it on the side stream
+        self._side.finish()  # copies of slots that were not requested: the slots will be written to
+        for lane in self._lanes.values():  # the memory's next owner gets it on the side stream
             self._side.wait(lane.consumed)
         with self._changed:
             self._made.clear()
@@ -198,7 +201,8 @@ class RaggedRing:
     def view(self, layout: Layout) -> None:
         """See `Ring`."""
         (*_, size, _) = next(iter(layout.fields.values()))[2]
-        self._layout, self._shape = layout, (layout.rows, size, size, 3)
+        self._layout = layout
+        self._shape = (layout.rows, size, size, 3)
         self._sent = 0 if self._codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
 
     def _settle(self, lane: _Lane, stream: Any) -> None:
@@ -214,7 +218,7 @@ class RaggedRing:
             failure: BaseException | None = None
             try:
                 self._make(slot, self._lanes.get(id(slot)) or self._lane(slot))
-            except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            except BaseException as error:  # noqa: BLE001 - every error is handed to the consumer
                 failure = error
             with self._changed:
                 self._made[id(slot)] = failure
@@ -236,7 +240,9 @@ class RaggedRing:
 
     def _make(self, slot: Slot, lane: _Lane) -> None:
         """Decode where there is a codec; enqueue the copy and the resize."""
-        tensors, out, used = self._tensors(lane), self._batch(lane), self._layout.nbytes
+        tensors = self._tensors(lane)
+        out = self._batch(lane)
+        used = self._layout.nbytes
         places = slot.arrays["place"]
         if self._codec is None:
             at, nbytes, _, _ = self._layout.fields["pixels"]
@@ -256,7 +262,7 @@ class RaggedRing:
 
     def _decode(self, slot: Slot, codec: Codec) -> None:
         """Decode what the slot carries, and write where it lies; what is refused is made on the host."""
-        cuts = [(row, cut) for row, cut in enumerate(slot.carried) if isinstance(cut, Cut)]
+        cuts = [(row, cut) for row, cut in enumerate(slot.arrays["cut"]) if isinstance(cut, Cut)]
         self._side.finish()  # the images of the batch before have been read; the engine would not wait for it
         found = iter(codec.device.decode([cut.parsed for _, cut in cuts if cut.parsed is not None], self._side.handle))
         refused = []
@@ -266,7 +272,7 @@ class RaggedRing:
                 refused.append((row, cut))
             else:
                 slot.arrays["place"][row] = place(image.address, image.strides, cut.box, cut.orientation)
-        slot.carried[:] = [None] * len(slot.carried)
+        slot.arrays["cut"][:] = None
         if refused:
             self._hosts = self._hosts or ThreadPoolExecutor(available_cpus(), "fastimg-loader-host")
             for _ in self._hosts.map(lambda one: _make_on_host(slot, codec, *one), refused):

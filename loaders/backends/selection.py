@@ -11,11 +11,11 @@ from fastimg.loaders.containers.beton_dataset import BetonDataset
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoder import Decoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import BatchSource, LoaderConfig
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.loader import Loader
-from fastimg.loaders.ring import RingDecoder
 
 from . import nvcodec
 
@@ -58,11 +58,11 @@ def check_installed(backend: Backend) -> None:
 
 
 def reads(backend: Backend, dataset: Dataset) -> bool:
-    """Whether a backend takes such data: FFCV reads its own container alone."""
+    """Whether a backend takes such data: FFCV reads only its own container."""
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
-def _on_gpu(images: ImageDecoder, device: torch.device) -> RingDecoder:
+def _on_gpu(images: ImageDecoder, device: torch.device) -> Decoder:
     if not nvcodec.installed():
         raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
     from .gpu_decode import DeviceDecode  # it needs Triton
@@ -102,7 +102,7 @@ def open_source(
         case "ffcv":
             if not isinstance(dataset, BetonDataset):
                 raise DataError(
-                    f"{dataset.name}: FFCV reads .beton files alone; `fastimg convert SRC DST --format beton` makes one"
+                    f"{dataset.name}: FFCV reads only .beton files, and this is not one; convert the data to a .beton"
                 )
             from .ffcv import FfcvLoader
 

@@ -11,10 +11,10 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.epochs import LoaderConfig, Reading
 
-from .adapter import DecodedBatch, Foreign
+from .adapter import DecodedBatch, LoaderAdapter
 
 
-class SyntheticLoader(Foreign):
+class SyntheticLoader(LoaderAdapter):
     """Ids, targets and weights of the dataset, over and over the same random pixels. Nothing is read."""
 
     def __init__(

@@ -21,13 +21,13 @@ from torchvision.transforms.v2 import functional
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, Size, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import LoaderConfig, Reading
 from fastimg.loaders.errors import DataError, ImageError, WorkerError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .adapter import DecodedBatch, Foreign
+from .adapter import DecodedBatch, LoaderAdapter
 
 _AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
 _HELD = (signal.SIGINT, signal.SIGTERM)
@@ -47,7 +47,7 @@ class _Answer(NamedTuple):
     fault: DataError | None  # the end of the run, in words for a person
 
 
-class TorchLoader(Foreign):
+class TorchLoader(LoaderAdapter):
     """A DataLoader with persistent workers; each decodes whole batches."""
 
     def __init__(
@@ -79,7 +79,8 @@ class TorchLoader(Foreign):
         self._stop()
 
     def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
-        self._requests.reading, self._requests.size = reading, self.crop.size
+        self._requests.reading = reading
+        self._requests.size = self.crop.size
         try:
             for answer in self._start() if self._torch is None else self._torch:
                 if answer.fault is not None:
@@ -92,11 +93,12 @@ class TorchLoader(Foreign):
             raise WorkerError(f"a worker process of torch's DataLoader failed: {error}") from error
 
     def _stop(self) -> None:
-        iterator, self._torch = getattr(self._torch, "_iterator", None), None
+        iterator = getattr(self._torch, "_iterator", None)
+        self._torch = None
         if iterator is not None:  # not left to the garbage collector: an exception's traceback may hold it
             with contextlib.suppress(RuntimeError):  # torch's, where one of them ended by a signal
                 iterator._shutdown_workers()
-            for process in iterator._workers:  # torch sends SIGTERM alone, which one that hangs does not heed
+            for process in iterator._workers:  # torch sends only SIGTERM, which a hanging worker ignores
                 process.kill()
 
     def _start(self) -> Iterator[_Answer]:
@@ -131,7 +133,7 @@ class _Requests:
         reading = self.reading
         assert reading is not None
         for step in range(reading.steps):
-            for ids in reading.soon(step):
+            for ids in reading.prefetch_ids(step):
                 self._dataset.will_need(ids)
             ids, _, decoded = reading.rows(step)
             yield _Request(reading.epoch, self.size, ids, decoded)
@@ -144,11 +146,14 @@ class _Rows(TorchDataset[_Answer]):
     """What a worker process knows: how to decode a batch."""
 
     def __init__(self, dataset: Dataset, images: ImageDecoder, seed: int) -> None:
-        self._dataset, self._images, self._seed = dataset, images, seed
+        self._dataset = dataset
+        self._images = images
+        self._seed = seed
 
     def __getitem__(self, request: _Request) -> _Answer:
         epoch, size, ids, decoded = request
-        scratch, decoder = Scratch(), self._images.sized(size)
+        scratch = Scratch()
+        decoder = self._images.sized(size)
         images = torch.zeros((len(ids), *shape_of(decoder.crop), 3), dtype=torch.uint8)
         failed: dict[int, str] = {}
         draws = decoder.draw(self._seed, epoch, ids).tolist()
@@ -172,7 +177,8 @@ def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.
     box = torch.from_numpy(decode(data, header)[y : y + height, x : x + width].copy()).permute(2, 0, 1)
     size = [window.size[1], window.size[0]]
     resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
-    (left, top), (tall, wide) = window.at, shape_of(images.crop)
+    left, top = window.at
+    tall, wide = shape_of(images.crop)
     return resized[:, top : top + tall, left : left + wide].permute(1, 2, 0)
 
 

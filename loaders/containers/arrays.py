@@ -6,20 +6,15 @@ dataset's samples over it: same ids, labels and names, another content.
 
 import hashlib
 import io
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.lib.format
 import numpy.typing as npt
-import torch
 
-from fastimg.loaders.decoder import Field, Row
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -28,11 +23,9 @@ from .handles import Handles
 from .ustar import BLOCK, stated_size
 from .watch import Watch, fill
 
-HELD = 1 << 28  # bytes of arrays that are kept in memory, of each dataset: 256 MiB
-PAD = -1  # a token that is none: padding
-MULTIPLE = 8  # a batch of tokens is as long as its longest text, rounded up to this
+MAX_IN_MEMORY = 1 << 28  # bytes of arrays of each dataset: 256 MiB
 
-# Where an array lies: the number of its shard, the offset and the size of its member. Shard -1: there is none.
+# Where an array lies: the number of its shard, the offset and the size of its member. Shard -1: there is no array.
 PLACE = np.dtype([("shard", "<i4"), ("size", "<u4"), ("offset", "<u8")])
 
 
@@ -44,97 +37,8 @@ def npy_bytes(array: npt.NDArray[Any]) -> bytes:
 
 
 def npy_array(data: memoryview | bytes) -> npt.NDArray[Any]:
-    """The array of a .npy file. Raises ValueError where it is none, or holds objects."""
+    """The array of a .npy file. Raises ValueError if it is not one, or holds objects."""
     return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class ArrayDecoder:
-    """A .npy of one shape and type -> `inputs`: a copy of its bytes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """See `Decoder`."""
-        return (Field("inputs", self.shape, self.dtype),)
-
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Nothing is drawn."""
-        return np.zeros((len(ids), 0))
-
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        """See `Decoder`. What does not fit is nobody's sample: the store was made by us and checked."""
-        head, out = self._head, row["inputs"]
-        if len(data) != len(head) + out.nbytes or data[: len(head)] != head:
-            raise ShardError(f"an array that is not {self.dtype.name} {list(self.shape)}; delete the cache it is from")
-        out[...] = np.frombuffer(data[len(head) :], self.dtype).reshape(self.shape)
-
-    def at_once(self, dataset: Dataset) -> bool:
-        """See `RowsDecoder`."""
-        return isinstance(dataset, ArrayDataset | Views) and dataset.held
-
-    def fill_rows(self, dataset: Dataset, ids: Sequence[int], rows: Row) -> list[int]:
-        """See `RowsDecoder`."""
-        if not isinstance(dataset, ArrayDataset | Views):
-            return list(range(len(ids)))
-        return dataset.read_rows(ids, self._head, rows["inputs"])
-
-    @cached_property
-    def _head(self) -> bytes:
-        """What stands before the numbers."""
-        whole = npy_bytes(np.zeros(self.shape, self.dtype))
-        return whole[: len(whole) - math.prod(self.shape) * self.dtype.itemsize]
-
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
-        """See `Presenter`."""
-        return inputs
-
-    def describe(self) -> str:
-        """What is read, in words."""
-        return f"{self.dtype.name} arrays of {' x '.join(map(str, self.shape))}"
-
-
-@dataclass(frozen=True)
-class TokenDecoder:
-    """A .npy of token numbers -> `inputs` [length] int32, padded with PAD; a batch is cut to its longest text."""
-
-    length: int
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """See `Decoder`."""
-        return (Field("inputs", (self.length,), np.dtype(np.int32), PAD),)
-
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Nothing is drawn."""
-        return np.zeros((len(ids), 0))
-
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        """See `Decoder`."""
-        put_tokens(npy_array(data), row["inputs"])
-
-    def present(self, inputs: torch.Tensor, host: npt.NDArray[Any]) -> torch.Tensor:
-        """See `Presenter`."""
-        return inputs[:, : longest(host)]
-
-    def describe(self) -> str:
-        """What is read, in words."""
-        return f"tokens, up to {self.length} a text"
-
-
-def put_tokens(tokens: npt.NDArray[Any], row: npt.NDArray[Any]) -> None:
-    """Write the tokens of a text into a row, and PAD behind them; those beyond its length are cut off."""
-    count = min(len(tokens), len(row))
-    row[:count] = tokens[:count]
-    row[count:] = PAD
-
-
-def longest(host: npt.NDArray[Any]) -> int:
-    """Columns of tokens [B, L] that hold any, rounded up to MULTIPLE."""
-    used = int((host >= 0).any(axis=0).sum())
-    return int(min(host.shape[1], max(MULTIPLE, -(-used // MULTIPLE) * MULTIPLE)))
 
 
 class ArrayDataset:
@@ -157,12 +61,15 @@ class ArrayDataset:
         lengths: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.source = source
-        self.name, self.classes, self.labels = source.name, source.classes, source.labels
+        self.name = source.name
+        self.classes = source.classes
+        self.labels = source.labels
         self.content = source.content
         self.lengths = lengths
         self.fingerprint = hashlib.sha256(f"{source.fingerprint} {key}".encode()).hexdigest()
         self._shards = list(shards)
-        self._places, self._reasons = places, reasons
+        self._places = places
+        self._reasons = reasons
         self._watch = Watch(self._shards)
         self._handles = Handles(self._shards, self._watch, "start again")
         self._table: tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None = None  # all arrays; which there are
@@ -171,7 +78,7 @@ class ArrayDataset:
         return len(self._places)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The .npy file's bytes. Raises ShardError where the store is not what it was."""
+        """The .npy file's bytes. Raises ShardError if the store has changed."""
         shard, size, offset = self._places[index].item()
         if shard < 0:
             raise ImageError(self._reasons.get(index, "it was left out"))
@@ -179,27 +86,30 @@ class ArrayDataset:
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
-            self._watch.look(shard)  # it may tell more
+            self._watch.look(shard)  # its error may say more
             raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); start again") from error
         self._watch.read(shard)
         if stated_size(view[:BLOCK]) != size:
-            raise ShardError(f"{self._shards[shard]}: byte {offset} is no array of {size} bytes: altered; start again")
+            raise ShardError(
+                f"{self._shards[shard]}: no array of {size} bytes at byte {offset}: the file was altered; start again"
+            )
         return view[BLOCK:]
 
     @property
-    def held(self) -> bool:
-        """Whether all arrays are kept in memory from the first epoch on: up to HELD bytes."""
-        return int(self._places["size"].sum(dtype=np.int64)) <= HELD
+    def in_memory(self) -> bool:
+        """Whether all arrays are kept in memory from the first epoch on: up to MAX_IN_MEMORY bytes."""
+        return int(self._places["size"].sum(dtype=np.int64)) <= MAX_IN_MEMORY
 
     def read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
         """Read arrays of one shape and type into rows `out` [k, ...]; `head` is what their .npy files begin with.
 
-        Returns the places of those that are not so, or could not be read: `read` says why.
+        Returns the places of those that are different or could not be read: `read` says why.
         """
-        if not self.held:
+        if not self.in_memory:
             return self._read_rows(ids, head, out)
         if self._table is None or self._table[0].dtype != out.dtype or self._table[0].shape[1:] != out.shape[1:]:
-            table, whole = np.empty((len(self), *out.shape[1:]), out.dtype), np.ones(len(self), np.bool_)
+            table = np.empty((len(self), *out.shape[1:]), out.dtype)
+            whole = np.ones(len(self), np.bool_)
             whole[self._read_rows(range(len(self)), head, table)] = False
             self._table = table, whole
         table, whole = self._table
@@ -255,23 +165,26 @@ class ArrayDataset:
         return self._shards
 
     def close(self) -> None:
-        """Close the shards; the source is its owner's. Reading on opens them anew."""
+        """Close the shards, not the source. Reading opens them again."""
         self._handles.close()
 
 
 class Views:
-    """Several array datasets over the same samples: epoch e reads number e, and begins again behind the last."""
+    """Several array datasets over the same samples: epoch e reads number e modulo their count."""
 
     notes: Sequence[str] = ()
 
     def __init__(self, datasets: Sequence[ArrayDataset]) -> None:
         self._all = list(datasets)
         self._current = first = self._all[0]
-        self.name, self.classes, self.labels, self.content = first.name, first.classes, first.labels, first.content
-        self.fingerprint = hashlib.sha256("".join(one.fingerprint for one in self._all).encode()).hexdigest()
+        self.name = first.name
+        self.classes = first.classes
+        self.labels = first.labels
+        self.content = first.content
+        self.fingerprint = hashlib.sha256("".join(dataset.fingerprint for dataset in self._all).encode()).hexdigest()
 
     def set_epoch(self, epoch: int) -> None:
-        """What is read from now on. The loader says so when an epoch begins."""
+        """Choose the dataset of an epoch. The loader calls this when an epoch begins."""
         self._current = self._all[epoch % len(self._all)]
 
     def __len__(self) -> int:
@@ -282,9 +195,9 @@ class Views:
         return self._current.read(index, scratch)
 
     @property
-    def held(self) -> bool:
+    def in_memory(self) -> bool:
         """See ArrayDataset."""
-        return all(one.held for one in self._all)
+        return all(dataset.in_memory for dataset in self._all)
 
     def read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
         """See ArrayDataset."""
@@ -303,9 +216,9 @@ class Views:
 
     def files(self) -> Sequence[Path]:
         """See ArrayDataset."""
-        return [file for one in self._all for file in one.files()]
+        return [file for dataset in self._all for file in dataset.files()]
 
     def close(self) -> None:
         """See ArrayDataset."""
-        for one in self._all:
-            one.close()
+        for dataset in self._all:
+            dataset.close()

@@ -1,4 +1,4 @@
-"""Writer and reader of FFCV's .beton container. beton_fields.py tells the format; ffcv itself judges (tests/peers)."""
+"""Writer and reader of FFCV's .beton container. The format is in beton_fields.py; tests/peers has ffcv check it."""
 
 import contextlib
 import hashlib
@@ -139,7 +139,7 @@ class BetonWriter(WholeFile):
         self.samples += 1
 
     def part(self) -> Part:
-        """Put what was added since the last part on disk; given to another writer with the parts before, it goes on."""
+        """Put what was added since the last part on disk. Another writer continues from this and the earlier parts."""
         self._file.flush()
         os.fsync(self._file.fileno())
         samples, metadata, table = self._parted
@@ -208,7 +208,7 @@ class BetonWriter(WholeFile):
 
 
 class BetonReader:
-    """Random access to a .beton, whoever wrote it, by preadv, from any thread.
+    """Random access to a .beton, by preadv, from any writer and from any thread.
 
     Opening checks every field, pointer and size against the file and raises ShardError, before anything is allocated
     that the file is too small to fill. Held: the metadata, and 8 bytes per image or array; while opening, 5 times the
@@ -260,10 +260,10 @@ class BetonReader:
                 for count in (min(self._samples, 64), self._samples):  # few are enough to refuse a wrong layout
                     self._read_metadata(layout, count, start, end, table)
                 return
-        raise ShardError(f"{self.path}: how large {' and '.join(self.custom)} is, only its maker's code knows")
+        raise ShardError(f"{self.path}: only the code that wrote {' and '.join(self.custom)} knows its size")
 
     def _layouts(self) -> list[list[np.dtype[Any]]]:
-        """Records to try where custom fields are of a size that is not told: the pointers beside them must fit."""
+        """Records to try where custom fields are of an unknown size: the pointers beside them must fit."""
         pointing = any(field.kind not in (*SCALARS, "custom") for field in self.fields.values())
         if len(self.custom) > 2 or not pointing or not self._samples:
             return []
@@ -281,7 +281,8 @@ class BetonReader:
 
     def _check_table(self, table: npt.NDArray[Any], start: int, end: int) -> None:
         """The regions, sorted, must lie between metadata and table, and apart."""
-        ptr, size = table["ptr"], table["size"]
+        ptr = table["ptr"]
+        size = table["size"]
         if (table["sample_id"] >= self._samples).any():
             raise ShardError(f"{self.path}: its allocation table has more samples than its header: {_AGAIN}")
         inside = (ptr >= start) & (ptr <= end) & (size <= end)  # so that their sum is less than 2^64
@@ -290,7 +291,8 @@ class BetonReader:
 
     def _check_field(self, name: str, table: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """Sizes of a field's regions [N], none for scalars. The table must give each sample its own."""
-        field, metadata = self.fields[name], self.column(name)
+        field = self.fields[name]
+        metadata = self.column(name)
         if field.kind in (*SCALARS, "custom"):
             return np.zeros(0, np.uint64)
         if not len(table):
@@ -325,7 +327,7 @@ class BetonReader:
         return column
 
     def extents(self, name: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """(offset, size) [N] of a field that is no scalar."""
+        """(offset, size) [N] of a field that is not a scalar."""
         return pointers(self.column(name)), self._sizes[name]
 
     def sample(self, index: int) -> dict[str, Any]:
@@ -334,7 +336,8 @@ class BetonReader:
 
     def value(self, name: str, index: int) -> Any:
         """One field of one sample, as beton_fields tells. Raises ShardError."""
-        field, record = self.fields[name], self.column(name)[index]
+        field = self.fields[name]
+        record = self.column(name)[index]
         if field.kind in SCALARS:
             return record.item()
         data = self._region(name, index)
@@ -342,7 +345,7 @@ class BetonReader:
             try:
                 return json.loads(data.removesuffix(b"\0"))
             except (ValueError, RecursionError) as error:
-                raise ShardError(f"{self.path}: {name} of sample {index} is no json ({error}): {_AGAIN}") from error
+                raise ShardError(f"{self.path}: {name} of sample {index} is not JSON ({error}): {_AGAIN}") from error
         if field.kind == "rgb" and record["mode"] == RAW:
             return np.frombuffer(data, np.uint8).reshape(int(record["height"]), int(record["width"]), 3)
         if field.dtype is not None:
@@ -350,7 +353,7 @@ class BetonReader:
         return bytes(data)
 
     def raw(self, name: str, index: int) -> bytes:
-        """What is stored of a field that is no scalar: of json with its NUL, of an array its elements."""
+        """The stored bytes of a field that is not a scalar: JSON with its NUL, the elements of an array."""
         return bytes(self._region(name, index))
 
     def _region(self, name: str, index: int) -> bytearray:
@@ -369,7 +372,7 @@ class BetonReader:
             raise ShardError(f"{self.path}: cannot be read ({error.strerror}); copy it again") from error
 
     def as_part(self) -> Part:
-        """All samples as a part of an unfinished copy of this file, which a writer goes on with. Ours alone."""
+        """All samples as a part for a writer that continues a copy of this file, which must be one of ours."""
         size = os.fstat(self._file).st_size
         end = int(self._records(HEADER, 1, 0, size, "header")[0]["table_ptr"])
         table = self._records(REGION, (size - end) // REGION.itemsize, end, size, "allocation table").copy()
@@ -391,7 +394,7 @@ class BetonReader:
     def close(self) -> None:
         """Close the file."""
         self._close()
-        self._file = -1  # not a descriptor that is somebody else's by now
+        self._file = -1  # the descriptor may belong to another file by now
 
     def __enter__(self) -> Self:
         return self

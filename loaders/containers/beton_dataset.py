@@ -18,7 +18,7 @@ from .content import TEXT_FIELDS, Content
 from .readahead import pieces
 from .watch import State, Watch
 
-MAX_CLASSES = 1 << 20  # of a file that does not name them: a label beyond is no class index
+MAX_CLASSES = 1 << 20  # of a file that does not name them: a larger label is not a class index
 # Names of the fields to train on, where there are several of a kind.
 USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
 
@@ -43,11 +43,14 @@ class BetonDataset:
             self.content = "text" if image is None else "images"
             image = _text_field(reader) if image is None else image
             label = _choose(reader, "int")
-            self.image_field, self.label_field = image, label
+            self.image_field = image
+            self.label_field = label
             self._offsets, self._sizes = reader.extents(image)
             column = reader.column(image)
             if self.content == "images":
-                self._raw, self._widths, self._heights = column["mode"] == RAW, column["width"], column["height"]
+                self._raw = column["mode"] == RAW
+                self._widths = column["width"]
+                self._heights = column["height"]
             else:
                 self._raw = np.zeros(len(reader), np.bool_)
             self.labels = np.full(len(reader), -1, np.int64)
@@ -56,7 +59,7 @@ class BetonDataset:
             top = int(self.labels.max(initial=-1))
             if self.labels.min(initial=0) < -1 or top >= (MAX_CLASSES if classes is None else len(classes)):
                 among = (
-                    "are no class indices"
+                    "are not class indices"
                     if classes is None
                     else f"are not all among its {plural(len(classes), 'class')}"
                 )
@@ -80,14 +83,15 @@ class BetonDataset:
         try:
             self.reader.fill(view[len(head) :], int(self._offsets[index]))
         except ShardError:
-            self._watch.look(0)  # it may tell more
+            self._watch.look(0)  # its error may say more
             raise
         self._watch.read(0)
         return view
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
         """Ask the system to read these samples ahead."""
-        offsets, sizes = self._offsets[indices].astype(np.int64), self._sizes[indices].astype(np.int64)
+        offsets = self._offsets[indices].astype(np.int64)
+        sizes = self._sizes[indices].astype(np.int64)
         for _, offset, size in pieces(np.zeros(len(offsets), np.int64), offsets, sizes):
             self.reader.will_need(offset, size)
 
@@ -133,7 +137,7 @@ def _text_field(reader: BetonReader) -> str:
 
 
 def _choose(reader: BetonReader, kind: str) -> str | None:
-    """The field of a kind, None where there is none. Raises DataError where it could be several."""
+    """The field of a kind, if any. Raises DataError if there are several candidates."""
     names = [name for name, field in reader.fields.items() if field.kind == kind]
     if len(names) > 1:
         usual = [name for name in names if name.lower() in USUAL[kind]]

@@ -3,7 +3,7 @@
 A file is: header, one descriptor per field, one metadata record per sample, zeros up to a page, data pages, allocation
 table (to the end of the file). Little-endian; pointers are offsets in the file. A region lies in one page, all regions
 of a sample in the same one, and none is empty: an empty `bytes` value has a region of one NUL, and the size 0 in its
-metadata. A JPEG's length stands in the allocation table alone. Written and read in beton.py.
+metadata. A JPEG's length is only in the allocation table. Written and read in beton.py.
 
 Values, the same on the way in and out: `rgb` a JPEG as bytes, or pixels [H, W, 3] uint8; `int` and `float` numbers;
 `bytes` bytes; `json` what json.loads gives; `ndarray` and `tensor` arrays of the field's dtype and shape.
@@ -15,13 +15,15 @@ import operator
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import ImageError
+
+if TYPE_CHECKING:
+    from fastimg.loaders.decode import Header
 
 HEADER = np.dtype(
     [("version", "<u2"), ("num_fields", "<u2"), ("page_size", "<u4"), ("num_samples", "<u8"), ("table_ptr", "<u8")]
@@ -79,7 +81,7 @@ def pointers(metadata: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def jpeg_fault(data: bytes | memoryview) -> str:
     """Why an rgb field cannot hold these bytes as they are; empty where it can. FFCV would give wrong pixels."""
     try:
-        header = read_header(data, sys.maxsize)
+        header = _read_header(data)
     except ImageError as error:
         return str(error)
     if header.format != "jpeg":
@@ -87,8 +89,14 @@ def jpeg_fault(data: bytes | memoryview) -> str:
     if not header.turbo:
         return "a JPEG that is neither gray nor YCbCr of 8 bits in the usual subsamplings; give its pixels"
     if header.orientation != 1:
-        return "it has an EXIF orientation, which FFCV ignores; give its pixels upright, or encode those anew"
+        return "it has an EXIF orientation, which FFCV ignores; give its pixels upright, or encode them again"
     return ""
+
+
+def _read_header(data: bytes | memoryview) -> "Header":
+    from fastimg.loaders.decode import read_header  # here, because text datasets do not need the parser
+
+    return read_header(data, sys.maxsize)
 
 
 def describe(name: str, field: Field) -> tuple[int, bytes, bytes]:
@@ -96,7 +104,7 @@ def describe(name: str, field: Field) -> tuple[int, bytes, bytes]:
     if not name or not name.isascii() or len(name) > 16 or "\0" in name:
         raise ValueError(f"{name!r}: a field's name has 1 to 16 ASCII characters")
     if field.kind not in METADATA:
-        raise ValueError(f"{name}: {field.kind!r} is none of {', '.join(METADATA)}")
+        raise ValueError(f"{name}: {field.kind!r} is not one of {', '.join(METADATA)}")
     if field.dtype is None:
         if field.kind in ("ndarray", "tensor"):
             raise ValueError(f"{name}: {field.kind} needs a dtype and a shape")
@@ -119,7 +127,7 @@ def parse_descriptor(descriptor: npt.NDArray[Any]) -> tuple[str, Field]:
     name = bytes(descriptor["name"]).split(b"\0")[0].decode("ascii", "backslashreplace")
     kind = _KINDS.get(int(descriptor["type_id"]))
     if kind is None:
-        raise ValueError(f"field {name} is of type {descriptor['type_id']}, which nobody knows")
+        raise ValueError(f"field {name} is of the unknown type {descriptor['type_id']}")
     if kind not in ("ndarray", "tensor"):
         return name, Field(kind)
     try:
@@ -133,7 +141,7 @@ def parse_array(arguments: bytes, kind: str) -> Field:
     head = np.frombuffer(arguments, ARRAY, 1)[0]
     ((_, described),) = json.loads(arguments[ARRAY.itemsize :][: int(head["type_length"])])  # of [["", "<f4"]]
     if not _PLAIN_TYPE.fullmatch(described):  # above all no Python objects
-        raise ValueError(f"{described!r} is no plain dtype")
+        raise ValueError(f"{described!r} is not a plain dtype")
     shape = [int(n) for n in head["shape"]]
     while shape and shape[-1] == 0:
         shape.pop()
@@ -167,7 +175,7 @@ def encode(field: Field, value: Any) -> tuple[object, memoryview | None]:
         case "rgb":
             if fault := jpeg_fault(value):
                 raise ValueError(fault)
-            header = read_header(value, sys.maxsize)
+            header = _read_header(value)
             return (JPG, header.width, header.height, 0), memoryview(value)
         case _:
             array = np.asarray(value)

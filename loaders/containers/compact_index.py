@@ -1,7 +1,7 @@
 """The compact index of tar shards, which makes opening instant: 32 bytes a sample, derived, never the only copy.
 
 `<split>.fidx` is a head, a record per sample, and notes as lines of text. It is stamped with what it was derived from,
-made anew where it is missing, stale or damaged, and kept in the user's cache where the data is read-only. Texts have
+made again if it is missing, stale or damaged, and kept in the user's cache where the data is read-only. Texts have
 no width and height, and a stamp of their own.
 """
 
@@ -17,7 +17,6 @@ from typing import BinaryIO, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
@@ -89,7 +88,7 @@ def _stamp(stamp: bytes, content: Content) -> bytes:
 
 
 def _content(samples: list[Sample], shards: list[Path]) -> Content:
-    """What somebody's samples are; all shards are looked at only where the first sample has no image."""
+    """The content of shards that we did not write; all are read only if the first sample has no image."""
     images = image_extensions()
     if _of(samples[0], images):
         return "images"
@@ -137,7 +136,8 @@ def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
 
 def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
     """What a scan finds; adds to `notes` where an index says something else."""
-    samples, index = scan(shard), index_path(shard)
+    samples = scan(shard)
+    index = index_path(shard)
     if index.exists():
         try:
             stated = parse_index(index, shard.stat().st_size)
@@ -193,13 +193,15 @@ def _label(name: str, file: BinaryIO, member: Member) -> int:
     text = file.read(min(member.size, _LABEL_BYTES + 1)).strip()
     if member.size > _LABEL_BYTES or not _LABEL.fullmatch(text) or int(text) >= MAX_CLASSES:
         raise ShardError(
-            f"{name}: the label {text[:20]!r} is no class index; `fastimg convert` takes shards whose labels are names"
+            f"{name}: the label {text[:20]!r} is not an integer class index; convert shards whose labels are names"
         )
     return int(text)
 
 
 def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
-    """(width, height) of an image in a tar, (0, 0) where it has no header: the loader names it when it gets there."""
+    """(width, height) of an image in a tar, (0, 0) if it has no valid header: the loader reports that."""
+    from fastimg.loaders.decode import read_header  # here, because text datasets do not need the parser
+
     file.seek(image.offset)
     data = file.read(min(image.size, _JPEG_BYTES))
     try:
@@ -219,6 +221,6 @@ def check_index(index: Path, sha256: str) -> None:
     try:
         content = index.read_bytes()
     except OSError as error:
-        raise ShardError(f"{index}: {error.strerror}; copy it again, or convert again with --overwrite") from error
+        raise ShardError(f"{index}: {error.strerror}; copy it again, or convert again with overwrite=True") from error
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise ShardError(f"{index}: cut short or altered; copy it again, or convert again with --overwrite")
+        raise ShardError(f"{index}: cut short or altered; copy it again, or convert again with overwrite=True")

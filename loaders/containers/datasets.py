@@ -2,7 +2,8 @@
 
 A dataset directory holds `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`:
 classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived
-(compact.py). Tars without a dataset.json are somebody else's: they are scanned, whatever an index beside them says.
+(compact_index.py). Tars without a dataset.json come from other writers: they are scanned, and an index beside them is
+only compared.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class Dataset(Protocol):
     content: Content  # what `read` gives: encoded images, or texts in UTF-8
     classes: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # [N], -1: unknown
-    notes: Sequence[str]  # sentences for the person who owns the data: what was not believed
+    notes: Sequence[str]  # sentences for the owner of the data: indexes that were not believed
 
     def __len__(self) -> int: ...
 
@@ -57,13 +58,13 @@ class Dataset(Protocol):
         """The encoded sample, in `scratch` until the next call with it. Raises DataError."""
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """These samples are read soon: let the system fetch them."""
+        """Ask the system to fetch these samples, which are read next."""
 
     def sample_name(self, index: int) -> str:
-        """What a person calls the sample."""
+        """The name of the sample in messages."""
 
     def sample_key(self, index: int) -> str:
-        """The path or key that the sample had where it came from, where that was kept; else what names it here."""
+        """The path or key that the sample had in its source, if that was kept; otherwise its name here."""
 
     def files(self) -> Sequence[Path]:
         """The files that hold the samples."""
@@ -73,7 +74,7 @@ class Dataset(Protocol):
         """Changes when the samples, their order or their labels do."""
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Close all files."""
 
 
 def open_dataset(path: str | Path, split: str = "train", classes: Level | None = None) -> Dataset:
@@ -91,7 +92,7 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
     _refuse_no_folder(path)
     if (path / "dataset.json").exists():
         return _open_converted(path, split)
-    _refuse_unfinished(path)  # before its finished shards pass for somebody else's
+    _refuse_unfinished(path)  # before its finished shards are taken for those of another writer
     if shards := foreign_shards(path):
         refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
         return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
@@ -100,7 +101,8 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
         return BetonDataset(_pick(path, betons, split))
     listing = list_folder(path, classes)
     files = _pick(path, listing.files, split)
-    names, labels = [name for name, _ in files], [label for _, label in files]
+    names = [name for name, _ in files]
+    labels = [label for _, label in files]
     return FilesDataset(path, names, listing.classes, labels, listing.content, listing.all_notes())
 
 
@@ -125,7 +127,7 @@ def is_plain_folder(path: Path) -> bool:
 
 
 def refuse_class_folder(path: Path, shards: list[Path]) -> None:
-    """A class folder with the archive beside it that it came from: neither is silently left out. Raises DataError."""
+    """Refuse a class folder that also holds shards: neither is silently ignored. Raises DataError."""
     if is_class_folder(path):
         raise DataError(
             f"{path}: holds both subfolders of images and shards ({shards[0].name}); move one of them away, or give "
@@ -142,15 +144,13 @@ def _refuse_no_folder(path: Path) -> None:
     if path.is_dir():
         return
     if path.exists():
-        raise DataError(
-            f"{path}: a file, not a folder; `fastimg convert {path} DST` makes shards of a manifest or a tar"
-        )
+        raise DataError(f"{path}: a file, not a folder; convert a manifest or a tar to shards first")
     raise DataError(f"{path}: no such folder; check the path, and give a folder of shards or of images")
 
 
 def _refuse_unfinished(path: Path) -> None:
     if unfinished(path):
-        raise DataError(f"{path}: a conversion that did not finish; run the same `fastimg convert` with --resume")
+        raise DataError(f"{path}: a conversion that did not finish; run the same conversion again with resume=True")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _is_plain(name: str) -> bool:
 
 
 def foreign_shards(path: Path) -> dict[str, list[Path]]:
-    """Tars that somebody else made, by split: the name before the shard number."""
+    """Tars of other writers, by split: the name before the shard number."""
     named: dict[str, list[Path]] = {}
     for tar in sorted(path.glob("*.tar")):
         if not tar.name.startswith("."):
@@ -219,7 +219,7 @@ def foreign_betons(path: Path) -> dict[str, Path]:
 
 
 def split_names(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """The split that each name in a folder of shards means; what is none of the usual names means itself.
+    """The split that each name in a folder of shards means; a name that is not one of the usual ones means itself.
 
     Raises DataError where two mean the same.
     """
@@ -242,7 +242,8 @@ def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
 
 def _open_converted(path: Path, split: str) -> "Dataset":
     description = read_description(path)
-    shards, classes = _pick(path, description["splits"], split)["shards"], tuple(description["classes"])
+    shards = _pick(path, description["splits"], split)["shards"]
+    classes = tuple(description["classes"])
     if description["container"] == "beton":
         (shard,) = shards
         _check_size(path / shard["name"], shard["bytes"])
@@ -280,14 +281,14 @@ def _check_size(file: Path, size: int) -> None:
         found = None
     if found != size:
         state = "missing" if found is None else f"{found} bytes where dataset.json says {size}: cut short or altered"
-        raise ShardError(f"{file}: {state}; copy it again, or convert again with --overwrite")
+        raise ShardError(f"{file}: {state}; copy it again, or convert again with overwrite=True")
 
 
 def _check_count(file: Path, found: int, stated: int) -> None:
     if found != stated:
         raise ShardError(
             f"{file}: {plural(found, 'sample')} where dataset.json says {stated}: "
-            "cut short or altered; copy it again, or convert again with --overwrite"
+            "cut short or altered; copy it again, or convert again with overwrite=True"
         )
 
 
@@ -331,13 +332,15 @@ class TarDataset:
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
-            self._watch.look(shard)  # it may tell more
-            raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); copy it again and --resume") from error
+            self._watch.look(shard)  # its error may say more
+            raise ShardError(
+                f"{self._shards[shard]}: cannot be read ({error}); copy it again and use resume=True"
+            ) from error
         self._watch.read(shard)
         if stated_size(view[:BLOCK]) != size:
             self._watch.look(shard)
             raise ShardError(
-                f"{self._shards[shard]}: byte {offset} is no member of {size} bytes: the shard was altered "
+                f"{self._shards[shard]}: byte {offset} does not hold a member of {size} bytes: the shard was altered "
                 "while it was in use, or its index belongs to another one; copy both again"
             )
         return view[BLOCK:]
@@ -367,7 +370,7 @@ class TarDataset:
         return path or member
 
     def _member(self, index: int) -> tuple[str, str]:
-        """The name of the sample's member, and the path in its note, empty where there is none."""
+        """The name of the sample's member, and the path in its note or an empty string."""
         shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
         file = self._handles.file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
@@ -390,7 +393,7 @@ class TarDataset:
         return self._shards
 
     def close(self) -> None:
-        """Close the shards. Reading on opens them anew."""
+        """Close the shards. Reading opens them again."""
         self._handles.close()
 
 

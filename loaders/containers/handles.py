@@ -13,19 +13,21 @@ from .watch import Watch
 
 
 class Handles:
-    """`paths` as descriptors, from any thread. `remedy` is what helps where one cannot be opened.
+    """`paths` as descriptors, from any thread. `remedy` is for the message if one cannot be opened.
 
-    They are closed by `close`, after which they open anew, and when this is forgotten.
+    `close` closes them, and so does garbage collection; after `close` they are opened again when they are needed.
     """
 
     def __init__(self, paths: Sequence[Path], watch: Watch, remedy: str) -> None:
-        self._paths, self._watch, self._remedy = paths, watch, remedy
+        self._paths = paths
+        self._watch = watch
+        self._remedy = remedy
         self._files: dict[int, int] = {}
         self._close = weakref.finalize(self, _close_all, self._files)
         self._lock = threading.Lock()
 
     def file(self, number: int) -> int:
-        """The descriptor of file `number`. Raises ShardError where it is gone, or another one by now."""
+        """The descriptor of file `number`. Raises ShardError if it is gone or was replaced."""
         file = self._files.get(number)
         if file is not None:
             return file

@@ -27,8 +27,11 @@ class WholeBlocks:
     """
 
     def __init__(self, order: Samples, slices: Slices, block: int) -> None:
-        self._order, self._slices, self._block = order, slices, block
-        n, steps = slices.n, max(1, _CHUNK // slices.batch_size)
+        self._order = order
+        self._slices = slices
+        self._block = block
+        n = slices.n
+        steps = max(1, _CHUNK // slices.batch_size)
         self._mine = np.zeros(n, np.bool_)
         first = np.full(-(-n // block), n, np.int64)  # the position at which this rank reads of a block first
         for start in range(0, slices.steps, steps):
@@ -45,7 +48,8 @@ class WholeBlocks:
         """The batch's samples where not all of their blocks were asked for yet; then blocks that begin soon."""
         end = self._slices.start + (step + 1) * self._slices.global_batch
         needed, soon = self._first.searchsorted((end, end + _AHEAD * self._slices.global_batch)).tolist()
-        begin, self._asked = self._asked, min(soon, self._asked + self._limit)
+        begin = self._asked
+        self._asked = min(soon, self._asked + self._limit)
         samples = (self._blocks[begin : self._asked, None] * self._block + np.arange(self._block)).ravel()
         samples = samples[samples < self._slices.n]
         blocks = samples[self._mine[samples]]
@@ -62,10 +66,12 @@ def pieces(
     if len(files) == 0:
         return
     order = np.lexsort((offsets, files))
-    files, starts = files[order], offsets[order]
+    files = files[order]
+    starts = offsets[order]
     ends = starts + sizes[order]
     apart = (files[1:] != files[:-1]) | (starts[1:] > ends[:-1] + _GAP)
-    heads, tails = np.flatnonzero(np.append(True, apart)), np.flatnonzero(np.append(apart, True))
+    heads = np.flatnonzero(np.append(True, apart))
+    tails = np.flatnonzero(np.append(apart, True))
     for file, start, end in zip(files[heads].tolist(), starts[heads].tolist(), ends[tails].tolist(), strict=True):
         for at in range(start, end, _PIECE):
             yield file, at, min(_PIECE, end - at)

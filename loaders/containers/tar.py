@@ -66,7 +66,7 @@ def replace_file(path: Path, content: bytes | bytearray) -> None:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Let a file have the mode of any new file in its folder: some libraries make theirs for their owner alone.
+    """Let a file have the mode of any new file in its folder: some libraries make files that only their owner can read.
 
     The umask, or the folder's default access list, is asked by making a file: to read the umask is to set it.
     """
@@ -139,7 +139,7 @@ class ShardWriter(WholeFile):
         for ext, data in fields.items():
             name = f"{stem}.{ext}"
             if name.split() != [name]:
-                raise ValueError(f"{name!r}: an index holds no name with spaces")
+                raise ValueError(f"{name!r}: the index format does not allow names with spaces")
             padding = bytes(-len(data) % BLOCK)
             pieces += (member_header(name, len(data)), data, padding)
             members.append(Member(ext, end + BLOCK, len(data), name))
@@ -199,7 +199,8 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
     for number, line in enumerate(lines[1:], start=2):
         words = line.split(" ")
         try:
-            numbers, names = words[1::width] + words[2::width], words[3::4] if width == 4 else ()
+            numbers = words[1::width] + words[2::width]
+            names = words[3::4] if width == 4 else ()
             if len(words) % width or not all(map(_NUMBER.fullmatch, numbers)) or not all(names):
                 raise ValueError
             sample = tuple(
@@ -218,11 +219,11 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
 
 
 def scan(path: Path) -> list[Sample]:
-    """Samples of a tar that anybody made, by reading its headers. A hard link is the data that it links to.
+    """Samples of a tar of any writer, by reading its headers. A hard link is the data that it links to.
 
-    Folders, hidden files (as DALI and webdataset do) and links or devices without an extension are passed over. Raises
-    ShardError for whatever else is not plain data, for two members of a sample with one extension, and for a tar that
-    is damaged, cut short, or followed by another.
+    Folders, hidden files (as DALI and webdataset do) and links or devices without an extension are skipped. Raises
+    ShardError for anything else that is not plain data, for two members of a sample with the same extension, and for a
+    tar that is damaged, cut short, or followed by another.
     """
     samples: list[Sample] = []
     members: list[Member] = []
@@ -237,7 +238,8 @@ def scan(path: Path) -> list[Sample]:
             this, ext = split_name(entry.name)
             if entry.kind in (FOLDER, VOLUME) or not this or this.endswith("/"):
                 continue
-            offset, size = entry.offset, entry.size
+            offset = entry.offset
+            size = entry.size
             if entry.kind == HARD_LINK:
                 if places is None:
                     places = {posixpath.normpath(m.name): m[1:3] for sample in [*samples, members] for m in sample}
@@ -267,11 +269,11 @@ def scan(path: Path) -> list[Sample]:
 
 
 def _unusable(entry: Entry) -> str:
-    """Why a member is no data, and the remedy."""
+    """Why a member is not usable, and the remedy."""
     if entry.kind == HARD_LINK:
         return f"{entry.name}: a hard link to {entry.link}, which is not before it in the tar; make the tar again"
     if entry.kind == SYMLINK:
-        return f"{entry.name}: a symbolic link to {entry.link}; make the tar again with --dereference"
+        return f"{entry.name}: a symbolic link to {entry.link}; make the tar again with `tar --dereference`"
     if entry.sparse:
-        return f"{entry.name}: a sparse file; make the tar again without --sparse"
+        return f"{entry.name}: a sparse file; make the tar again without `tar --sparse`"
     return f"{entry.name}: neither a file nor a link (type {entry.kind!r}); take it out of the tar"

@@ -1,7 +1,7 @@
-"""The header of a tar's member, written as ustar and read whoever wrote it.
+"""The header of a tar's member, written as ustar, read from any writer.
 
 Read: v7, ustar, PAX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header") and GNU's long names and
-base-256 numbers (GNU tar's manual, "Basic Tar Format"). What is not understood is an error, never passed over.
+base-256 numbers (GNU tar's manual, "Basic Tar Format"). Anything else is an error, never skipped.
 """
 
 import os
@@ -14,7 +14,7 @@ FILE, HARD_LINK, SYMLINK, FOLDER, VOLUME = "0", "1", "2", "5", "V"  # kinds of m
 
 _MAX_OCTAL_SIZE = 8**11
 _MAX_NAMES = 1 << 20  # bytes of an extended header
-_NO_DATA = frozenset("123456")  # links, devices, folders, pipes: whatever size they state
+_NO_DATA = frozenset("123456")  # links, devices, folders, pipes: the size in their headers is ignored
 _FILES = {"\0": FILE, "7": FILE}  # of v7; contiguous
 
 
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def member_header(name: str, size: int) -> bytes:
-    """A ustar header of 512 bytes: the same bytes for the same name and size, whoever writes it and when."""
+    """A ustar header of 512 bytes: the same bytes for the same name and size, always."""
     encoded = name.encode()
     if len(encoded) > 100 or size >= _MAX_OCTAL_SIZE:
         raise ValueError(f"{name}: a ustar member has a name of at most 100 bytes and a size under 8 GiB")
@@ -52,12 +52,12 @@ def member_header(name: str, size: int) -> bytes:
 
 
 def stated_size(header: bytes | memoryview) -> int:
-    """The size in a header, -1 where there is none."""
+    """The size in a header, -1 if it has none."""
     return _number(bytes(header[124:136]))
 
 
 def entries(file: int) -> Iterator[Entry]:
-    """The members of an open tar, in turn. Raises ValueError where something is not as it has to be, OSError."""
+    """The members of an open tar, in turn. Raises ValueError for an invalid tar, and OSError."""
     total = os.fstat(file).st_size
     at = 0
     ours: dict[str, bytes] = {}  # extended headers of the next member
@@ -69,8 +69,10 @@ def entries(file: int) -> Iterator[Entry]:
         if not any(header):
             break
         if not _is_header(header):
-            raise ValueError(f"byte {at} is no header")
-        kind, stated, begin = chr(header[156]), stated_size(header), at + BLOCK
+            raise ValueError(f"byte {at} is not a header")
+        kind = chr(header[156])
+        stated = stated_size(header)
+        begin = at + BLOCK
         if stated < 0:
             raise ValueError(f"the header at byte {at} states no size")
         if kind in "xgXLK":
@@ -84,7 +86,7 @@ def entries(file: int) -> Iterator[Entry]:
             if kind in "LK":
                 name = data.rstrip(b"\0")
                 if not name or b"\0" in name:
-                    raise ValueError(f"the long name before byte {at} is none")
+                    raise ValueError(f"the long name before byte {at} is invalid")
                 found = {"path" if kind == "L" else "linkpath": name}
             else:
                 found = _records(data, at)
@@ -95,9 +97,10 @@ def entries(file: int) -> Iterator[Entry]:
             else:
                 ours |= found
             continue
-        told = everyones | ours
-        size = _decimal(told["size"], at) if told.get("size") else stated
-        path, link = _text(told.get("path") or _name(header)), _text(told.get("linkpath") or _field(header, 157, 257))
+        extended = everyones | ours
+        size = _decimal(extended["size"], at) if extended.get("size") else stated
+        path = _text(extended.get("path") or _name(header))
+        link = _text(extended.get("linkpath") or _field(header, 157, 257))
         kind = FOLDER if kind == "\0" and path.endswith("/") else _FILES.get(kind, kind)
         if kind in _NO_DATA:
             size = 0
@@ -105,14 +108,15 @@ def entries(file: int) -> Iterator[Entry]:
             raise ValueError(f"it is cut short: {path} ends beyond it")
         if size != stated and kind == FILE:  # `read` compares what is right before the data
             raise ValueError(f"{path} has a size of {stated} bytes in its header and of {size} in its extended header")
-        sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in told)
+        sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in extended)
         yield Entry(path, kind, begin, size, link, sparse)
-        at, ours = begin + _padded(size), {}
+        at = begin + _padded(size)
+        ours = {}
     if ours:
         raise ValueError(f"it ends after an extended header at byte {at}")
     while block := os.pread(file, 1 << 20, at):
         if block.strip(b"\0"):
-            raise ValueError(f"something stands behind its end mark at byte {at}: another tar, perhaps")
+            raise ValueError(f"there is data behind its end mark at byte {at}: perhaps another tar")
         at += len(block)
 
 
@@ -132,20 +136,22 @@ def _number(field: bytes) -> int:
 
 def _decimal(digits: bytes, at: int) -> int:
     if not digits.isdigit() or len(digits) > 19:
-        raise ValueError(f"the extended header before byte {at} is none")
+        raise ValueError(f"the extended header before byte {at} is invalid")
     return int(digits)
 
 
 def _records(data: bytes, end: int) -> dict[str, bytes]:
     """`<length> <key>=<value>\\n` of a PAX header that ends at `end`."""
-    found, at = {}, 0
+    found = {}
+    at = 0
     data = data.rstrip(b"\0")
     while at < len(data):
         length = data[at : at + 20].partition(b" ")[0]
-        begin, until = at + len(length) + 1, at + _decimal(length, end)
+        begin = at + len(length) + 1
+        until = at + _decimal(length, end)
         key, equals, value = data[begin : until - 1].partition(b"=")
         if until <= begin or not equals or data[until - 1 : until] != b"\n":
-            raise ValueError(f"the extended header before byte {end} is none")
+            raise ValueError(f"the extended header before byte {end} is invalid")
         found[_text(key)] = value
         at = until
     return found

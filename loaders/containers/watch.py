@@ -1,8 +1,8 @@
-"""Files that must stay what they were when their index was read: a swap that fits the index would go unseen.
+"""Files that must not change after their index was read: a swap that fits the index would go unnoticed.
 
 A name is looked up again with every so many reads of the file, 2 us each. What counts is size, time of the last write
 and inode: a file that was replaced, written to, cut short or taken away is found out, also where the reader still
-holds the old one, since whoever goes on later would read the new one.
+holds the old one, since a resumed run would read the new one.
 """
 
 import os
@@ -21,7 +21,8 @@ def fill(file: int, view: memoryview, offset: int) -> None:
         got = os.preadv(file, [view], offset)
         if got == 0:
             raise EOFError(f"it ends before byte {offset + view.nbytes}")
-        view, offset = view[got:], offset + got
+        view = view[got:]
+        offset = offset + got
 
 
 class State(NamedTuple):
@@ -61,17 +62,19 @@ class Watch:
             status = os.stat(self._paths[number])
         except OSError as error:
             raise ShardError(
-                f"{self._paths[number]}: disappeared while it was in use ({error.strerror}); bring it back and --resume"
+                f"{self._paths[number]}: disappeared while it was in use ({error.strerror}); "
+                "bring it back and use resume=True"
             ) from error
         self._compare(number, status)
 
     def _compare(self, number: int, status: os.stat_result) -> None:
-        then, now = self._states[number], State.of(status)
+        then = self._states[number]
+        now = State.of(status)
         if now != then:
             how = "shrank" if now.size < then.size else "was altered" if now.inode == then.inode else "was replaced"
             raise ShardError(
-                f"{self._paths[number]}: {how} while it was in use; copy it again and --resume, or start anew with "
-                f"what is there ({then.size} bytes then, {now.size} now)"
+                f"{self._paths[number]}: {how} while it was in use; copy it again and use resume=True, or start again "
+                f"with the new file ({then.size} bytes then, {now.size} now)"
             )
 
 

@@ -18,7 +18,7 @@ from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .ignored import Ignored
+from .ignored import Ignored, hidden_reason
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
 
 Level = Literal["top", "leaf"]  # which folder names the class of a file: the topmost, or the one that it lies in
@@ -58,7 +58,7 @@ def list_folder(root: Path, classes: Level | None = None) -> Listing:
     """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
 
     `classes`: "top" (None: the same, and a note tells of the other where it differs), the subfolder of the split; or
-    "leaf", the folder that a file lies in, of whatever name; folders of one name are one class.
+    "leaf", the folder that a file lies in; folders of the same name are one class.
     An unsplit folder is one split, `train`. It is one of texts where there are .txt files in classes and no image in
     any. Raises DataError for no classes, an empty class, a class that only some other split has, or two folders of one
     split.
@@ -67,13 +67,13 @@ def list_folder(root: Path, classes: Level | None = None) -> Listing:
     try:
         return _list(root, splits, "images", classes, notes)
     except DataError:
-        if not _holds_text_alone(splits):
+        if not _holds_only_texts(splits):
             raise
     return _list(root, splits, "text", classes, notes)
 
 
-def _holds_text_alone(splits: dict[str, Path]) -> bool:
-    """Whether class folders have texts and not one image."""
+def _holds_only_texts(splits: dict[str, Path]) -> bool:
+    """Whether class folders have texts and no images at all."""
     folders = [folder / name for folder in splits.values() for name in _subfolders(folder)]
     if any(find_images(folder)[0] for folder in folders):
         return False
@@ -102,7 +102,7 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
     if len(in_splits) < len(folders):
         extra = sorted(set(folders) - set(in_splits))
         verb = "is not a split and lies" if len(extra) == 1 else "are not splits and lie"
-        raise DataError(f"{root}: {_folders(extra)} {verb} beside {_folders(in_splits)}; move what is no split away")
+        raise DataError(f"{root}: {_folders(extra)} {verb} beside {_folders(in_splits)}; move the others away")
     renamed = [f"{named[split][0]}/ as {split}" for split in _SPLITS if split in named and named[split] != [split]]
     notes = [f"{root}: folders are read as splits: {', '.join(renamed)}"] if renamed else []
     return {split: root / name for split, (name,) in named.items()}, notes
@@ -151,7 +151,7 @@ def _refuse_empty(folder: Path, root: Path, paths: list[str], ignored: Ignored, 
     if level == "leaf" and paths:
         used = {os.path.dirname(path) for path in paths}
         for here, below, _ in os.walk(folder, followlinks=False):
-            below[:] = sorted(name for name in below if not name.startswith("."))
+            below[:] = sorted(name for name in below if not hidden_reason(name))
             if not below and os.path.relpath(here, root) not in used:
                 raise DataError(f"{here}: the class is empty; add {what} or remove the folder")
     if not paths:
@@ -186,8 +186,8 @@ def _readings(
     leaves = Counter(_innermost(path) for path, _ in names)
     return [
         f"{root}: the classes are the {len(classes)} folders at the top ({_some(classes)}), and {deeper:,} of "
-        f"{plural(len(names), 'file')} lie in folders below them; --classes leaf makes the folder that a file lies in "
-        f"its class, which gives {len(leaves)} ({_some(sorted(leaves))}); --classes top keeps this and says nothing"
+        f"{plural(len(names), 'file')} lie in folders below them; classes=leaf makes the folder that a file lies in "
+        f"its class, which gives {len(leaves)} ({_some(sorted(leaves))}); classes=top keeps this without the note"
     ]
 
 
@@ -211,7 +211,7 @@ def is_class_folder(folder: Path) -> bool:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in scan(folder) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in scan(folder) if entry.is_dir() and not hidden_reason(entry.name))
 
 
 def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
@@ -226,7 +226,7 @@ def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
 
 
 class FilesDataset:
-    """Image files, or text files, by path. Sample i is `paths[i]` with label `labels[i]`, -1 where there is none."""
+    """Image files, or text files, by path. Sample i is `paths[i]` with label `labels[i]`, -1 if there is none."""
 
     def __init__(
         self,
@@ -249,9 +249,9 @@ class FilesDataset:
         return len(self._paths)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The file's bytes, whatever is in it by now.
+        """The file's bytes as they are now.
 
-        Raises ImageError where it cannot be read, DataError where it is not this file's fault alone.
+        Raises ImageError if it cannot be read, DataError if the cause is not this file.
         """
         try:
             with open(self._root / self._paths[index], "rb", buffering=0) as file:
@@ -264,7 +264,9 @@ class FilesDataset:
             if error.errno in _NOT_THE_FILES:
                 raise DataError(f"{self.sample_name(index)}: {error.strerror}; raise `ulimit -n`") from error
             if not os.path.exists(self._root):  # False for a mount that went stale, too
-                raise DataError(f"{self._root}: disappeared while it was in use; bring it back and --resume") from error
+                raise DataError(
+                    f"{self._root}: disappeared while it was in use; bring it back and use resume=True"
+                ) from error
             raise ImageError(error.strerror or str(error)) from error
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:

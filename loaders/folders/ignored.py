@@ -10,13 +10,14 @@ from typing import Any
 from fastimg.loaders.wording import plural
 
 HIDDEN = "hidden by a leading dot"
+MACOS_METADATA = "in __MACOSX, which macOS adds to archives"
 NOT_A_FILE = "not a regular file"
 NOT_AN_IMAGE = "not an image by its extension"
 NOT_A_TEXT = "not a .txt file"
 
 NAMED = 10  # files of each reason that are kept by name
 _EXTENSIONS = 4  # that a sentence shows for each reason
-_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, HIDDEN)  # reasons that matter least, which are told last
+_LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, MACOS_METADATA, HIDDEN)  # the least important reasons, in order
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Ignored:
 
     @property
     def extensions(self) -> dict[str, int]:
-        """How many of each extension, the commonest first; "" is none."""
+        """How many of each extension, the commonest first; "" for files without one."""
         found: Counter[str] = Counter()
         for (_, extension), count in self.counts.items():
             found[extension] += count
@@ -78,7 +79,7 @@ class Ignored:
 
     def summary(self) -> str:
         """Counts by reason, with extensions: `120 beside the class folders (.jpg); 1 not an image (.md)`."""
-        told = []
+        parts = []
         for reason, count in self.reasons.items():
             found = {ext: number for (why, ext), number in self.counts.items() if why == reason}
             commonest = sorted(found, key=lambda ext: (-found[ext], ext))
@@ -86,15 +87,18 @@ class Ignored:
                 (ext or "no extension") + (f" {found[ext]:,}" if len(found) > 1 else "")
                 for ext in commonest[:_EXTENSIONS]
             ] + ["..."] * (len(found) > _EXTENSIONS)
-            told.append(f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason != HIDDEN else ""))
-        return "; ".join(told)
+            parts.append(
+                f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason not in (MACOS_METADATA, HIDDEN) else "")
+            )
+        return "; ".join(parts)
 
     def note(self, where: str, used: int) -> list[str]:
         """A sentence on a folder of which `used` files are used, where there are others."""
         if not self.total:
             return []
         (first, _), *_ = self.first()
-        found, verb = plural(self.total + used, "file"), "is" if self.total == 1 else "are"
+        found = plural(self.total + used, "file")
+        verb = "is" if self.total == 1 else "are"
         return [f"{where}: {self.total:,} of {found} {verb} not used: {self.summary()}; the first is {first}"]
 
     def to_json(self) -> dict[str, Any]:
@@ -119,6 +123,13 @@ class Ignored:
             del kept[NAMED:]
 
 
+def hidden_reason(name: str) -> str:
+    """Why files and folders of this name are ignored; empty for all others."""
+    if name == "__MACOSX":
+        return MACOS_METADATA
+    return HIDDEN if name.startswith(".") else ""
+
+
 def extension_of(path: str) -> str:
-    """The extension of a file's name, with its dot, in lower case; empty where there is none."""
+    """The extension of a file's name, with its dot, in lower case; empty if it has none."""
     return os.path.splitext(path)[1].lower()

@@ -8,11 +8,11 @@ from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
 from fastimg.loaders.errors import DataError
 
 from .formats import image_extensions, undecodable_extensions
-from .ignored import HIDDEN, NOT_A_FILE, NOT_A_TEXT, NOT_AN_IMAGE, Ignored, extension_of
+from .ignored import NOT_A_FILE, NOT_A_TEXT, NOT_AN_IMAGE, Ignored, extension_of, hidden_reason
 
 
 def find_images(folder: Path, undecodable: bool = False) -> tuple[list[str], Ignored]:
-    """Image files below `folder`, sorted, and the other files there. Follows links, not loops; takes no pipe.
+    """Image files below `folder`, sorted, and the other files there. Follows links but not loops, and skips pipes.
 
     `undecodable`: with images of formats that are known and cannot be decoded here.
     """
@@ -64,29 +64,29 @@ def relative(path: str, base: Path) -> str:
 
 
 def walk(folder: Path, below: bool = True) -> Iterator[tuple[str, str]]:
-    """Every file under `folder`, in no order, and why it cannot be used whatever it is: hidden, or no regular file.
+    """Every file under `folder`, in no order, with the reason if it is ignored: hidden, or not a regular file.
 
-    Links are followed, but not into a folder that was seen already, and not where they are hidden. Without `below`,
-    visible folders are left alone.
+    Links are followed, except hidden ones and those into a folder that was already visited. Without `below`, visible
+    subfolders are not entered.
     """
     seen: set[str] = set()
-    todo, hidden = [str(folder)], list[str]()
-    while todo or hidden:  # what is hidden comes last: a visible link may lead there, too
-        visible = bool(todo)
-        here = todo.pop() if visible else hidden.pop()
+    visible = [str(folder)]
+    hidden: list[tuple[str, str]] = []  # folder, reason
+    while visible or hidden:  # hidden folders come last, because a visible link may lead there as well
+        here, inherited = (visible.pop(), "") if visible else hidden.pop()
         real = os.path.realpath(here)
         if real in seen:
             continue
         seen.add(real)
-        for entry in scan(here) if visible else _scan_if_allowed(here):
-            concealed = not visible or entry.name.startswith(".")
+        for entry in _scan_if_allowed(here) if inherited else scan(here):
+            reason = inherited or hidden_reason(entry.name)
             if entry.is_dir():
-                if not concealed and below:
-                    todo.append(entry.path)
-                elif concealed and not entry.is_symlink():
-                    hidden.append(entry.path)
-            elif concealed:
-                yield entry.path, HIDDEN
+                if not reason and below:
+                    visible.append(entry.path)
+                elif reason and not entry.is_symlink():
+                    hidden.append((entry.path, reason))
+            elif reason:
+                yield entry.path, reason
             elif entry.is_file() or not os.path.exists(entry.path):  # a link to nothing is named when it is read
                 yield entry.path, ""
             else:

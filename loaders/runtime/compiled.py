@@ -24,8 +24,8 @@ def compiled(function: F, nogil: bool = True) -> F:
     """`function` compiled at its first call, run without the GIL.
 
     The code is kept beside the source or in the user's cache directory (NUMBA_CACHE_DIR decides). Where neither can be
-    written, or the disk is full, every process compiles for itself: slower to start, no error. It is made anew when
-    the function's file is edited, or that of a compiled function that it calls.
+    written, or the disk is full, every process compiles for itself: slower to start, no error. It is compiled again
+    when the function's file is edited, or that of a compiled function that it calls.
 
     On one core of a shared server (numba 0.68) the first `tile` takes 5 s, of a progressive file 2 s more, the first
     `splice` 2 s; with the kept code 0.8 s, once per process.

@@ -1,9 +1,14 @@
 """Reusable memory of one worker thread: it follows the largest image seen, and is never shared."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.jpeg.decoding.tiled import GROUP, DecodeGroup
+GROUP = 8  # samples that are decoded in one call: Python runs for all of them at once, while its code is in the cache
+
+T = TypeVar("T")
 
 
 class Scratch:
@@ -15,7 +20,7 @@ class Scratch:
         self._pixels = bytearray()
         self._work = np.empty(0, np.uint8)
         self._others: list[Scratch] = []
-        self._group: DecodeGroup | None = None
+        self._own: dict[Any, Any] = {}
 
     def encoded(self, nbytes: int) -> memoryview:
         """Room for an encoded sample of `nbytes`."""
@@ -42,17 +47,17 @@ class Scratch:
         return self._work
 
     def other(self, number: int) -> "Scratch":
-        """One for an encoded sample that is kept beside others, of up to GROUP."""
+        """Scratch for one of up to GROUP encoded samples that are held at the same time."""
         assert number < GROUP
         while len(self._others) <= number:
             self._others.append(Scratch())
         return self._others[number]
 
-    @property
-    def group(self) -> DecodeGroup:
-        """Where tiled JPEGs wait to be decoded together."""
-        self._group = self._group or DecodeGroup()
-        return self._group
+    def own(self, kind: Callable[[], T]) -> T:
+        """This thread's `kind()`, made at the first call: for what a decoder keeps between calls."""
+        if kind not in self._own:
+            self._own[kind] = kind()
+        return cast(T, self._own[kind])
 
     @property
     def nbytes(self) -> int:

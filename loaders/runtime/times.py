@@ -1,7 +1,7 @@
-"""Where a loader's time goes: seconds, counted while it runs, at a cost that does not show.
+"""Where a loader's time goes: seconds, counted while it runs, at a negligible cost.
 
 A thread reads the clock twice a sample and twice a chunk, and adds to numbers of its own. On a GPU pairs of events are
-recorded, and looked at when they have happened. Nobody waits for anybody on account of this
+recorded, and looked at when they have happened. Nothing blocks because of this
 (`benchmarks/accounting.py` measures it).
 """
 
@@ -13,13 +13,13 @@ import torch
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds since the loader was made. None for what it cannot tell apart."""
+class LoaderTimes:
+    """Seconds since the loader was made. None for times that are not measured."""
 
     wait: float  # the consumer had no batch: on a CPU its thread waited, on a GPU its stream stood still
     copy: float | None  # copies to the device were under way, beside the waiting and the computing
     read: float | None  # of all threads together: in `Dataset.read`
-    busy: float | None  # of all threads together: at rows, reading them included
+    busy: float | None  # of all threads together: filling rows, reading included
 
 
 class Tally:
@@ -40,7 +40,7 @@ class Spans:
         self._free: list[torch.cuda.Event] = []
 
     def begin(self, stream: torch.cuda.Stream) -> None:
-        """From here on what `stream` does is in the span. One that was begun and not ended counts nothing."""
+        """Begin a span on `stream`. A span that was not ended is not counted."""
         if self._began is None:
             self._began = self._free.pop() if self._free else _event()
         self._began.record(stream)
@@ -56,7 +56,7 @@ class Spans:
         self.settle()
 
     def settle(self) -> None:
-        """Count what is over by now. The device is asked, not waited for."""
+        """Count the spans that have ended, without waiting for the device."""
         while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
             began, ended = self._under_way.popleft()
             self.seconds += began.elapsed_time(ended) / 1000
@@ -76,7 +76,8 @@ class Waits:
 
     def __init__(self, device: torch.device) -> None:
         self.host = 0.0  # seconds of the thread
-        self._device, self._began = device, 0.0
+        self._device = device
+        self._began = 0.0
         self._spans = Spans() if device.type == "cuda" else None
 
     def begin(self) -> None:

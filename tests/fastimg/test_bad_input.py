@@ -21,6 +21,7 @@ from fastimg.models.ranks import Ranks, start
 from fastimg.models.registry import read_weights
 from fastimg.train import loop as training
 from fastimg.train.checkpoints.format import MODEL, load_model, load_training
+from fastimg.wording import with_flags
 
 # As fastimg.loaders.decode has it: pytest makes filters of its own, by which the warning would be an error.
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -150,7 +151,7 @@ REASONS = {
     "text.jpg": "not an image in a format that Pillow knows",
     "cut.jpg": "truncated",
     "empty.png": "the file is empty",
-    "bomb.png": "10000 x 10000 pixels are more than --max-pixels 89478485",
+    "bomb.png": "10000 x 10000 pixels are more than max_pixels=89478485",
     "huge.png": "more pixels than",
 }
 
@@ -190,7 +191,7 @@ def test_damaged_images_are_left_out_of_an_evaluation(folder, commands, cli):
 def test_damaged_images_are_refused_on_demand(command, name, folder, commands, refuses):
     for other in damage(folder, "val" if command == "eval" else "train") - {name}:
         next(folder.glob(f"*/green/{other}")).unlink()
-    texts = [f"green/{name}", REASONS[name], "--on-error skip"]
+    texts = [f"green/{name}", with_flags(REASONS[name]), "--on-error skip"]
     refuses(1, texts, *commands[command](folder), "--on-error", "fail")
 
 

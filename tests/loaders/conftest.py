@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig
+from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.decoder import Decoder, Field, Row
+from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -45,7 +46,7 @@ class Numbers:
         pass
 
 
-class Stamp:
+class Stamp(Decoder):
     """A decoder that writes the sample's number and its first draw."""
 
     fields = (Field("inputs", (1, 2, 3), np.dtype(np.uint8)),)
@@ -53,7 +54,7 @@ class Stamp:
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         return uniforms(seed, epoch, ids, 1, 2)
 
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         number = int.from_bytes(data, "little")
         row["inputs"][...] = [number % 256, number // 256, int(draws[0] * 256)]
 
@@ -64,8 +65,8 @@ class Faulty(Stamp):
     def __init__(self, error: BaseException, *numbers: int) -> None:
         self.error, self.numbers = error, numbers
 
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
-        super().fill(data, draws, row, scratch)
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        super().fill_row(data, draws, row, scratch)
         if int.from_bytes(data, "little") in self.numbers:
             raise self.error
 

@@ -167,5 +167,5 @@ def test_rectangles_made_smaller():
     assert sized(crop, 32) == CenterCrop(size=32, resize=(37, 37))
     assert sized(RandomResizedCrop(size=(64, 96)), (1, 96)).size == (1, 96)
     for size in ((65, 96), (64, 97), 65):
-        with pytest.raises(ValueError, match="give at most 64 x 96, or make the loader with the largest crop"):
+        with pytest.raises(ValueError, match="give at most 64 x 96, or make the loader with a larger crop"):
             sized(crop, size)

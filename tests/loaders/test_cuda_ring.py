@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastimg.loaders.backends.nvcodec import DecodedImage
-from fastimg.loaders.decoder import LABEL_FIELDS, Field
+from fastimg.loaders.batch import LABEL_FIELDS, Field
 from fastimg.loaders.ring import CudaRing, Layout, Slot
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
@@ -30,7 +30,8 @@ def images(size):
 def cuts(size):
     """That of a decoder on the device."""
     fields = (Field("inputs", (size, size, 3), np.dtype(np.uint8)), Field("place", (4,), np.dtype(np.int64)))
-    return Layout((*fields, Field("table", (8 * size,), np.dtype(np.int32)), *LABEL_FIELDS), ROWS)
+    own = (Field("table", (8 * size,), np.dtype(np.int32)), Field("cut", (), np.dtype(object), blank=None))
+    return Layout((*fields, *own, *LABEL_FIELDS), ROWS)
 
 
 SIZE = 10  # the largest: its pixels and labels lie in other places than those of smaller ones
@@ -227,7 +228,8 @@ def fill(slot, number):
     slot.buffer.fill_(number ^ 0x55)  # what lies beside the fields shall not be read
     slot.arrays["weight"][...] = number
     if "place" in slot.arrays:
-        slot.carried[:] = [Cut(b"", number, (0, 0, 1, 1), 1, None)] * len(slot.carried)
+        for cut in slot.arrays["cut"][:, None]:
+            cut[0] = Cut(b"", number, (0, 0, 1, 1), 1, None)
     else:
         slot.arrays["inputs"][...] = number
 

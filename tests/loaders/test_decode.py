@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop
 from fastimg.loaders.decode import decode, read_header, upright
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -182,7 +182,7 @@ def test_the_header_of_a_png_is_read_without_decoding(monkeypatch):
     assert read_header(late).orientation == 6
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", None)
     assert (read_header(plain).orientation, read_header(turned).orientation) == (1, 6)
-    with pytest.raises(ImageError, match="more than --max-pixels 10"):
+    with pytest.raises(ImageError, match="more than max_pixels=10"):
         read_header(late, max_pixels=10)
 
 
@@ -298,10 +298,10 @@ def test_a_bomb_is_refused_from_its_header(kind, side):
     data = claim(kind, side)
     row = {"inputs": np.zeros((8, 8, 3), np.uint8)}
     decoder = ImageDecoder(CenterCrop(size=8, resize=8))
-    decoder.fill(memoryview(save(photograph(), kind)), (), row, Scratch())  # what is imported once is not counted
+    decoder.fill_row(memoryview(save(photograph(), kind)), (), row, Scratch())  # what is imported once is not counted
     tracemalloc.start()
     try:
-        for refuse in (lambda: read_header(data), lambda: decoder.fill(memoryview(data), (), row, Scratch())):
+        for refuse in (lambda: read_header(data), lambda: decoder.fill_row(memoryview(data), (), row, Scratch())):
             with pytest.raises(ImageError, match=r"more (pixels )?than"):
                 refuse()
         assert tracemalloc.get_traced_memory()[1] < 2**20
@@ -313,7 +313,7 @@ def test_a_bomb_is_refused_from_its_header(kind, side):
 def test_max_pixels_is_the_users_to_choose(kind):
     data = save(photograph(), kind)
     assert read_header(data, WIDTH * HEIGHT).size == (WIDTH, HEIGHT)
-    with pytest.raises(ImageError, match=f"{WIDTH} x {HEIGHT} pixels are more than --max-pixels {WIDTH * HEIGHT - 1}"):
+    with pytest.raises(ImageError, match=f"{WIDTH} x {HEIGHT} pixels are more than max_pixels={WIDTH * HEIGHT - 1}"):
         read_header(data, WIDTH * HEIGHT - 1)
 
 
@@ -322,8 +322,8 @@ def test_a_strip_that_would_be_resized_to_gigabytes_is_refused(size):
     data = save(Image.new("RGB", size), "PNG")
     row = {"inputs": np.zeros((224, 224, 3), np.uint8)}
     with pytest.raises(ImageError, match="too long and thin"):
-        ImageDecoder(CenterCrop(size=224, resize=256)).fill(memoryview(data), (), row, Scratch())
-    ImageDecoder(RandomResizedCrop(size=224)).fill(memoryview(data), [0.5] * 22, row, Scratch())
+        ImageDecoder(CenterCrop(size=224, resize=256)).fill_row(memoryview(data), (), row, Scratch())
+    ImageDecoder(RandomResizedCrop(size=224)).fill_row(memoryview(data), [0.5] * 22, row, Scratch())
 
 
 def test_a_header_that_the_pixels_belie():
@@ -385,7 +385,7 @@ def test_damage_gives_pixels_or_an_image_error(name):
                     data[at : at + int(rng.integers(8))] = rng.bytes(int(rng.integers(1, 8)))
         content = bytes(data)
         try:
-            decoder.fill(memoryview(content), rng.random(22).tolist(), row, scratch)
+            decoder.fill_row(memoryview(content), rng.random(22).tolist(), row, scratch)
             pixels = decode(content)
         except ImageError as error:
             assert str(error)

@@ -55,7 +55,7 @@ def test_a_half_filled_row_is_zeroed(build, numbers, faulty, read):
 def test_an_undecodable_image_fails_a_strict_run_by_name(files, spoil, build, read, real):
     path = spoil(files, 4)
     loader = build(files, TRAINING, on_error="fail")
-    with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use --on-error skip") as caught:
+    with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use on_error=skip") as caught:
         read(loader)
     assert isinstance(caught.value.__cause__, ImageError) and loader.unreadable == {}
     spoil(files, 4, Path(files.sample_name(0)).read_bytes())
@@ -118,10 +118,10 @@ def test_a_file_that_disappears_while_the_loader_runs(files, build):
 
 def test_memory_that_a_sample_cannot_get_is_told_by_its_name(stamp, build, numbers, read):
     class Greedy(stamp):
-        def fill(self, data, draws, row, scratch):
+        def fill_row(self, data, draws, row, scratch):
             if data[0] == 7:
                 raise MemoryError("9 TB")
-            super().fill(data, draws, row, scratch)
+            super().fill_row(data, draws, row, scratch)
 
     loader = build(numbers(50), Greedy())
     with pytest.raises(WorkerError, match=r"^a loader thread failed on numbers/7: MemoryError\('9 TB'\)"):

@@ -1,18 +1,29 @@
 """The loader: every sample once, and the same bytes however it is run."""
 
 import dataclasses
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 from torchvision.transforms import v2
 
-from fastimg.loaders import CenterCrop, DataError, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders import (
+    CenterCrop,
+    DataError,
+    FilesDataset,
+    ImageDecoder,
+    ImageError,
+    Loader,
+    LoaderConfig,
+    RandomResizedCrop,
+)
 from fastimg.loaders import loader as loader_module
+from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import decode, read_header
-from fastimg.loaders.decoder import Field
+from fastimg.loaders.decoder import Cancelled, Decoder, Reader
+from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.jpeg.rewriting.tiles import tile
-from fastimg.loaders.pool import Job
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -102,8 +113,8 @@ class Boxes(ImageDecoder):
     def fields(self):
         return *super().fields, Field("box", (4,), np.dtype(np.int64), blank=-1)
 
-    def fill(self, data, draws, row, scratch):
-        super().fill(data, draws, row, scratch)
+    def fill_row(self, data, draws, row, scratch):
+        super().fill_row(data, draws, row, scratch)
         row["box"][:] = self.crop.window(*read_header(data).size, draws).box
 
 
@@ -135,15 +146,71 @@ def test_further_fields_are_in_the_batch(kind, workers, request, build, read):
         assert len(loader.unreadable) == (kind == "tiled_files")
 
 
-def test_subclasses_that_change_fill_alone_are_not_gone_around(tiled_files, build):
-    """Samples that are decoded several in one call, or straight from the dataset, would not see it."""
+class Twice(Decoder):
+    """A decoder with a `fill` of its own, which hears of every chunk, and a field of shape ()."""
 
-    class Both(Boxes):
-        def note(self, *_):
-            raise AssertionError
+    fields = (
+        Field("inputs", (1, 1, 3), np.dtype(np.uint8), blank=9),
+        Field("double", (), np.dtype(np.int32), blank=-1),
+    )
 
-    assert Job(TRAINING).group is TRAINING and Job(Boxes(TRAINING.crop)).group is None
-    assert Job(Both(TRAINING.crop)).group is None  # `fill_noted` stands further up than `fill`
+    def __init__(self):
+        self.chunks = []
+
+    def fill(self, reader, ids, draws, rows, scratch):
+        assert draws.shape == (len(ids), 0)
+        self.chunks.append(list(ids))
+        rows["inputs"][:, 0, 0] = np.array(ids)[:, None]
+        failures = super().fill(reader, ids, draws, {"double": rows["double"]}, scratch)
+        return [*failures, *((place, ImageError("seven")) for place, index in enumerate(ids) if index % 7 == 0)]
+
+    def fill_row(self, data, draws, row, scratch):
+        row["double"][...] = 2 * int.from_bytes(data, "little")
+
+
+def test_a_decoder_that_fills_whole_chunks(numbers, build):
+    decoder = Twice()
+    with build(numbers(24), decoder, batch_size=8, workers=3) as loader:
+        for batch in loader:
+            for row, index in enumerate(batch.ids.tolist()):
+                good = index % 7 != 0
+                assert batch.weight[row] == good
+                assert batch.fields["double"][row] == (2 * index if good else -1)
+                assert batch.inputs[row].tolist() == [[[index if good else 9]]] * 3
+        assert loader.unreadable == dict.fromkeys((0, 7, 14, 21), "seven")
+    assert sorted(chain(*decoder.chunks)) == list(range(24)) and len(decoder.chunks) >= 9
+
+
+def test_tiled_jpegs_are_decoded_several_in_one_call_unless_a_subclass_fills_rows_itself(tiled_files, monkeypatch):
+    """Its `fill_row` would not see them."""
+    rows = {"inputs": np.zeros((8, 16, 16, 3), np.uint8), "box": np.zeros((8, 4), np.int64)}
+    ids = [0, 1, 2, 3, 5, 6, 7, 8]
+    draws = TRAINING.draw(0, 0, np.array(ids))
+    calls, whole = [], TileQueue.run
+    monkeypatch.setattr(TileQueue, "run", lambda self, *args: calls.append(len(self._queued)) or whole(self, *args))
+    for decoder, sizes in ((TRAINING, [8]), (Boxes(TRAINING.crop), [1] * 8)):
+        assert decoder.fill(Reader(tiled_files), ids, draws, rows, Scratch()) == []
+        assert calls == sizes
+        calls.clear()
+
+
+def test_a_cancelled_reader_reads_nothing(numbers):
+    reader, scratch = Reader(numbers(3), lambda: True), Scratch()
+    with pytest.raises(Cancelled):
+        reader.read(0, scratch)
+    assert reader.seconds == 0 and scratch.nbytes == 0
+
+
+def test_a_decoder_is_derived_from_decoder(numbers):
+    with pytest.raises(TypeError, match="Loader: Ellipsis is not a Decoder; derive it from"):
+        Loader(numbers(N), type("Ellipsis", (), {})(), LoaderConfig(batch_size=4))
+
+
+def test_objects_need_a_ring_of_their_own(numbers, stamp, build):
+    decoder = stamp()
+    decoder.fields = (*stamp.fields, Field("note", (), np.dtype(object), blank=None))
+    with pytest.raises(ValueError, match="the field 'note' is of type object"):
+        build(numbers(N), decoder)
 
 
 def test_a_decoder_without_inputs(numbers, stamp):
@@ -231,7 +298,7 @@ def test_settings_that_cannot_be(options):
 
 
 def test_more_ranks_than_samples(build, numbers):
-    with pytest.raises(DataError, match="numbers: 3 samples for 4 ranks; every rank needs at least one: start fewer"):
+    with pytest.raises(DataError, match="numbers: 3 samples for 4 ranks; every rank needs at least one; start fewer"):
         build(numbers(3), rank=0, world_size=4)
     build(numbers(4), rank=0, world_size=4)
     build(numbers(3), rank=0, world_size=4, order="sequential")  # an evaluation pads

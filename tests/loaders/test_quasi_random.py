@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastimg.loaders import DataError, Loader, LoaderConfig
-from fastimg.loaders.decoder import Field
+from fastimg.loaders.batch import Field
+from fastimg.loaders.decoder import Decoder
 
 ORDERS = ("random", "quasi-random", "sequential")
 
@@ -43,15 +44,12 @@ class Numbers:
         pass
 
 
-class Stamp:
+class Stamp(Decoder):
     """Writes the sample's number."""
 
     fields = (Field("inputs", (1, 1, 3), np.dtype(np.uint8)),)
 
-    def draw(self, seed, epoch, ids):
-        return np.zeros((len(ids), 1))
-
-    def fill(self, data, draws, row, scratch):
+    def fill_row(self, data, draws, row, scratch):
         row["inputs"][...] = data[0]
 
 

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window
 from fastimg.loaders.decode import decode, upright
-from fastimg.loaders.decoder import ImageDecoder
+from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -99,7 +99,7 @@ def test_evaluation_is_torchvisions_resize_and_centre_crop(interpolation, kind):
         for height, width in ((50, 75), (75, 51), (37, 37), (20, 30), (5, 100), (301, 200)):
             data = encoded(height, width, kind, orientation)
             row = {"inputs": np.full((32, 32, 3), 77, np.uint8)}
-            decoder.fill(memoryview(data), (), row, scratch)
+            decoder.fill_row(memoryview(data), (), row, scratch)
             image = torch.from_numpy(decode(data).copy()).permute(2, 0, 1)
             assert torch.equal(torch.from_numpy(row["inputs"]).permute(2, 0, 1), theirs(image)), (height, width)
 
@@ -111,7 +111,7 @@ def test_training_is_torchvisions_resized_crop():
     image = torch.from_numpy(decode(data).copy()).permute(2, 0, 1)
     for draws in decoder.draw(3, 1, np.arange(20)).tolist():
         row = {"inputs": np.zeros((24, 24, 3), np.uint8)}
-        decoder.fill(memoryview(data), draws, row, scratch)
+        decoder.fill_row(memoryview(data), draws, row, scratch)
         x, y, w, h = crop.window(90, 120, draws).box
         expected = v2.functional.resized_crop(image, y, x, h, w, [24, 24], antialias=True)
         assert torch.equal(torch.from_numpy(row["inputs"]).permute(2, 0, 1), expected)

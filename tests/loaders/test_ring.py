@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.loaders.decoder import LABEL_FIELDS, Field
+from fastimg.loaders.batch import LABEL_FIELDS, Field
 from fastimg.loaders.ring import CudaRing, HostRing, Layout, Slot
 
 BATCH = 5

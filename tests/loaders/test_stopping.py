@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.loaders.decoder import Field
+from fastimg.loaders.batch import Field
 from fastimg.loaders.pool import Pool
 
 N = 23
@@ -45,12 +45,12 @@ def slow(stamp):
         def __init__(self):
             self.lock, self.inside, self.calls = threading.Lock(), 0, 0
 
-        def fill(self, data, draws, row, scratch):
+        def fill_row(self, data, draws, row, scratch):
             with self.lock:
                 self.inside += 1
                 self.calls += 1
             time.sleep(0.002)
-            super().fill(data, draws, row, scratch)
+            super().fill_row(data, draws, row, scratch)
             with self.lock:
                 self.inside -= 1
 
@@ -109,7 +109,7 @@ def test_a_signal_while_a_worker_is_stuck(stamp, build, numbers, read):
     release = threading.Event()
 
     class Stuck(stamp):
-        def fill(self, data, draws, row, scratch):
+        def fill_row(self, data, draws, row, scratch):
             release.wait()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -138,7 +138,7 @@ def test_a_second_iteration_ends_the_first(run, numbers, build, frozen, read):
     first = iter(loader)
     assert frozen(next(first)) == expected[0]
     assert read(loader) == expected[6:]
-    with pytest.raises(RuntimeError, match="this iteration is over: the loader was closed, or iterated anew"):
+    with pytest.raises(RuntimeError, match="this iteration is over: the loader was closed, or iterated again"):
         next(first)
     loader.close()
 
@@ -176,7 +176,7 @@ def test_closing_from_another_thread_wakes_a_consumer_that_waits(stamp, build, n
     entered, release = threading.Event(), threading.Event()
 
     class Stuck(stamp):
-        def fill(self, data, draws, row, scratch):
+        def fill_row(self, data, draws, row, scratch):
             entered.set()
             release.wait()
 
@@ -304,7 +304,7 @@ def test_a_process_that_is_forked_off_reads_for_itself(build, numbers, read, thr
                 for _ in batches:
                     pass
             except RuntimeError as error:
-                status = 2 if "before the process was forked off; iterate anew" in str(error) else 3
+                status = 2 if "before the process was forked; iterate again" in str(error) else 3
             batches.close()
             loader.set_epoch(0)
             if status == 2 and read(loader) == expected and len(threads()) >= 2:

@@ -221,7 +221,7 @@ def test_what_dali_refuses_is_decoded_or_named(odd, open_loader, read_pixels, pl
 
 
 def test_a_strict_run_fails_by_name(odd, open_loader, read_pixels):
-    words = r"cut\.jpg: .*truncated.*; repair or remove it, or use --on-error skip"
+    words = r"cut\.jpg: .*truncated.*; repair or remove it, or use on_error=skip"
     with contextlib.closing(open_loader("dali", odd, CENTRE, order="sequential", on_error="fail")) as loader:  # noqa: SIM117
         with pytest.raises(DataError, match=words):
             read_pixels(loader)

@@ -16,8 +16,9 @@ from PIL import Image
 
 from fastimg.augment import Policy, draw
 from fastimg.loaders import CenterCrop, Dataset, FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.decoder import Field, Row
+from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.packages import OPTIONAL
 
@@ -108,18 +109,18 @@ class _Nothing(FilesDataset):
         return memoryview(b"")
 
 
-class _Pixels:
+class _Pixels(Decoder):
     """A decoder that copies random pixels from memory: what is left is the loader's own work."""
 
     def __init__(self, size: int) -> None:
         self._pixels = np.random.default_rng(0).integers(256, size=(size, size, 3), dtype=np.uint8)
-        self.fields = (Field("inputs", self._pixels.shape, self._pixels.dtype),)
 
-    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """No numbers."""
-        return np.empty((len(ids), 0))
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """`inputs` alone."""
+        return (Field("inputs", self._pixels.shape, self._pixels.dtype),)
 
-    def fill(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """Copy."""
         row["inputs"][:] = self._pixels
 

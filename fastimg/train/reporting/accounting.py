@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastimg.loaders.runtime.times import Spent
+from fastimg.loaders.runtime.times import LoaderTimes
 
 SETTLED = 2.0  # seconds: a verdict on less may be chance
 BATCHES = 5  # likewise
@@ -114,7 +114,7 @@ class _Mark(NamedTuple):
     at: float
     samples: int
     batches: int
-    spent: Spent
+    spent: LoaderTimes
 
 
 class Account:
@@ -125,7 +125,7 @@ class Account:
     """
 
     def __init__(
-        self, spent: Callable[[], Spent], workers: int, clock: Callable[[], float] = time.perf_counter
+        self, spent: Callable[[], LoaderTimes], workers: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.steady = self.starting = TrainingTime()
         self.starts = self._epochs = 0

@@ -16,12 +16,12 @@ import numpy as np
 from fastimg.loaders.runtime.compiled import compiled
 
 from .entropy import NATURAL, STRIDE, TABLE, coefficients, collect, fill_table
-from .frame import MOST_BLOCKS, mcu_blocks
+from .frame import MAX_BLOCKS, mcu_blocks
 from .vectors import inverse_dct, inverse_dct2, inverse_dct4
 
 _CHUNK = 1 << 15  # coefficients that are held at once, 64 KB: they stay in a core's own cache
 _WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
-SCRATCH = _WORK + max(_CHUNK, 2 * MOST_BLOCKS * STRIDE) // 4  # int64
+SCRATCH = _WORK + max(_CHUNK, 2 * MAX_BLOCKS * STRIDE) // 4  # int64
 
 
 @compiled
@@ -32,8 +32,11 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
     is fewer than 8. A component's plane has `(right - left) * interval * h * side` columns of `(bottom - top) * v *
     side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work` [SCRATCH] int64 are scratch.
     """
-    header, region = headers[0], regions[0]
-    per_tile, across, down = header.interval, region.right - region.left, region.bottom - region.top
+    header = headers[0]
+    region = regions[0]
+    per_tile = header.interval
+    across = region.right - region.left
+    down = region.bottom - region.top
     per_mcu = mcu_blocks(headers)
     sides = np.full(3, region.side, np.int64)
     if region.side < 8 and header.h[0] == 2:
@@ -44,7 +47,8 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
     values = work[_WORK:].view(np.int16)
     rows = np.empty(per_mcu * per_tile, np.int64)
     places = np.empty((rows.size, 3), np.int64)  # of each block of a tile: component, x, y
-    origins, strides = np.zeros(4, np.int64), np.zeros(3, np.int64)
+    origins = np.zeros(4, np.int64)
+    strides = np.zeros(3, np.int64)
     for c in range(header.components):
         h, v = header.h[c], header.v[c]
         dc, ac = header.dc[c], header.ac[c]
@@ -71,7 +75,8 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
                     places[at, 0], places[at, 1], places[at, 2] = c, (mcu * h + x) * sides[c], y * sides[c]
                 block += 1
     fits = True
-    total, chunk = down * across, max(2, _CHUNK // (rows.size * STRIDE))
+    total = down * across
+    chunk = max(2, _CHUNK // (rows.size * STRIDE))
     previous = np.empty(3, np.int64)
     for first in range(0, total, chunk):
         stop = min(first + chunk, total)

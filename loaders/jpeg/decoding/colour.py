@@ -19,11 +19,14 @@ def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> 
     [2 * stride + 2 * (width // 2 + 3) * (stride + 4) + WIDE] is scratch.
     """
     region = regions[0]
-    h, v, height = region.h, region.v, region.stride
+    h = region.h
+    v = region.v
+    height = region.stride
     across = (region.right - region.left) * region.tile_width
     stride = (region.bottom - region.top) * region.tile_height
     x0, y0 = region.x - region.left * region.tile_width, region.y - region.top * region.tile_height
-    columns, rows = region.width, region.height
+    columns = region.width
+    rows = region.height
     if headers[0].components == 1:
         for x in range(columns):
             at = (x0 + x) * stride + y0
@@ -40,28 +43,34 @@ def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> 
     high = -(-min(stride, region.picture_height - region.top * region.tile_height) // v)
     if v == 1:  # columns of chroma as they are
         for x in range(columns):
-            i, odd = (x0 + x) // h, (x0 + x) % 2
+            i = (x0 + x) // h
+            odd = (x0 + x) % 2
             side = min(i + 1, wide - 1) if odd else max(i - 1, 0)
-            luma, to = (x0 + x) * stride + y0, 3 * x * height
+            luma = (x0 + x) * stride + y0
+            to = 3 * x * height
             if h == 1:
                 blue = plane + i * stride + y0
                 for y in range(0, rows, WIDE):
                     to_rgb(planes, luma + y, planes, blue + y, blue + size + y, out, to + y, height)
                 continue
             for c in range(2):
-                this, that = plane + c * size + i * stride + y0, plane + c * size + side * stride + y0
+                this = plane + c * size + i * stride + y0
+                that = plane + c * size + side * stride + y0
                 for y in range(0, rows, WIDE):
                     upsampled(planes, this + y, that + y, 1 + odd, 2, work, c * height + y)
             for y in range(0, rows, WIDE):
                 to_rgb(planes, luma + y, work, y, height + y, out, to + y, height)
         return
     first, last = max(x0 // 2 - 1, 0), min((x0 + columns - 1) // 2 + 1, wide - 1)
-    row, end_row = y0 // 2, (y0 + rows - 1) // 2 + 1
-    span, skipped = 2 * (end_row - row), y0 - 2 * row
+    row = y0 // 2
+    end_row = (y0 + rows - 1) // 2 + 1
+    span = 2 * (end_row - row)
+    skipped = y0 - 2 * row
     part = (last - first + 1) * span
     for c in range(2):
         for i in range(first, last + 1):
-            source, to = plane + c * size + i * chroma_stride, 2 * height + c * part + (i - first) * span - 2 * row
+            source = plane + c * size + i * chroma_stride
+            to = 2 * height + c * part + (i - first) * span - 2 * row
             for r in range(row, end_row, WIDE // 2):
                 upsampled_sums(planes, source + r, work, to + 2 * r)
             if row == 0:
@@ -69,12 +78,15 @@ def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> 
             if end_row == high:
                 work[to + 2 * high - 1] = 4 * planes[source + high - 1]
     for x in range(columns):
-        i, odd = (x0 + x) // 2, (x0 + x) % 2
+        i = (x0 + x) // 2
+        odd = (x0 + x) % 2
         side = min(i + 1, wide - 1) if odd else max(i - 1, 0)
-        luma, to = (x0 + x) * stride + y0, 3 * x * height
+        luma = (x0 + x) * stride + y0
+        to = 3 * x * height
         for c in range(2):
             begin = 2 * height + c * part + skipped
-            this, that = begin + (i - first) * span, begin + (side - first) * span
+            this = begin + (i - first) * span
+            that = begin + (side - first) * span
             for y in range(0, rows, WIDE):
                 upsampled(work, this + y, that + y, 8 - odd, 4, work, c * height + y)
         for y in range(0, rows, WIDE):

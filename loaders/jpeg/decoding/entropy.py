@@ -31,12 +31,14 @@ NATURAL[:64] = [8 * row + column for row, column in ZIGZAG]
 
 @compiled
 def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
-    """A table [TABLE] from the 16 counts and the symbols at `data[at]`. False where they make no code."""
+    """A table [TABLE] from the 16 counts and the symbols at `data[at]`. False if they are not a valid code."""
     table[:_SIZE] = 0
-    code, first, symbols = 0, 0, at + 16
+    code = 0
+    first = 0
+    symbols = at + 16
     for length in range(1, 17):
         count = int64(data[at + length - 1])
-        if count and code + count >= 1 << length:  # a code of ones alone is no code
+        if count and code + count >= 1 << length:  # a code of only ones is not allowed
             return False
         table[_LAST + length] = code + count - 1 if count else -1
         table[_OFFSET + length] = first - code
@@ -58,7 +60,8 @@ def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
 @inlined
 def _entry(symbol: int, length: int, ac: bool) -> Any:
     """_NONE for a symbol that no 8-bit baseline image has."""
-    size, passed = symbol & 15, 1
+    size = symbol & 15
+    passed = 1
     if ac:
         passed = _END if symbol == 0 else (symbol >> 4) + 1
         if size > 10 or (size == 0 and symbol != 0 and symbol != 0xF0):
@@ -95,16 +98,28 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     its last one again until the other is done. No read leaves `bits`: a block takes less than PAD, and one that began
     in its tile is checked to have ended there.
     """
-    start, zero, one, stride = uint64(0) - uint64(1), uint64(0), uint64(1), uint64(STRIDE)
-    count, per_tile = uint64(rows.size), uint64(rows.size * STRIDE)
+    start = uint64(0) - uint64(1)
+    zero = uint64(0)
+    one = uint64(1)
+    stride = uint64(STRIDE)
+    count = uint64(rows.size)
+    per_tile = uint64(rows.size * STRIDE)
     out[: (stop - first) * rows.size * STRIDE] = 0
-    done, following = 0, first + 2
-    tile, tile2 = first, min(first + 1, stop - 1)
+    done = 0
+    following = first + 2
+    tile = first
+    tile2 = min(first + 1, stop - 1)
     new, new2 = 1, tile2 - tile  # 0 while a tile is done again
     table = table2 = uint64(rows[0])
-    block, block2, k, k2 = zero, zero, start, start
-    position, end, base = uint64(bounds[tile]) << uint64(3), uint64(bounds[tile + 1]) << uint64(3), zero
-    position2, end2 = uint64(bounds[tile2]) << uint64(3), uint64(bounds[tile2 + 1]) << uint64(3)
+    block = zero
+    block2 = zero
+    k = start
+    k2 = start
+    position = uint64(bounds[tile]) << uint64(3)
+    end = uint64(bounds[tile + 1]) << uint64(3)
+    base = zero
+    position2 = uint64(bounds[tile2]) << uint64(3)
+    end2 = uint64(bounds[tile2 + 1]) << uint64(3)
     base2 = uint64(tile2 - first) * per_tile
     while done < stop - first:
         held = load(bits, position >> uint64(3)) << (position & uint64(7))
@@ -126,34 +141,44 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
         elif k >= uint64(63):
             if (k != uint64(63) and k < uint64(_END)) or position > end:
                 return False
-            k, block, base = start, block + one, base + stride
+            k = start
+            block = block + one
+            base = base + stride
             if block == count:
                 if position + uint64(8) <= end:  # more bits than padding
                     return False
                 done += new
                 if following < stop:
-                    tile, following = following, following + 1
+                    tile = following
+                    following = following + 1
                 else:
                     new = 0
-                position, end = uint64(bounds[tile]) << uint64(3), uint64(bounds[tile + 1]) << uint64(3)
-                block, base = zero, uint64(tile - first) * per_tile
+                position = uint64(bounds[tile]) << uint64(3)
+                end = uint64(bounds[tile + 1]) << uint64(3)
+                block = zero
+                base = uint64(tile - first) * per_tile
             table = uint64(rows[block])
         if k2 == zero:
             table2 += uint64(TABLE)
         elif k2 >= uint64(63):
             if (k2 != uint64(63) and k2 < uint64(_END)) or position2 > end2:
                 return False
-            k2, block2, base2 = start, block2 + one, base2 + stride
+            k2 = start
+            block2 = block2 + one
+            base2 = base2 + stride
             if block2 == count:
                 if position2 + uint64(8) <= end2:
                     return False
                 done += new2
                 if following < stop:
-                    tile2, following = following, following + 1
+                    tile2 = following
+                    following = following + 1
                 else:
                     new2 = 0
-                position2, end2 = uint64(bounds[tile2]) << uint64(3), uint64(bounds[tile2 + 1]) << uint64(3)
-                block2, base2 = zero, uint64(tile2 - first) * per_tile
+                position2 = uint64(bounds[tile2]) << uint64(3)
+                end2 = uint64(bounds[tile2 + 1]) << uint64(3)
+                block2 = zero
+                base2 = uint64(tile2 - first) * per_tile
             table2 = uint64(rows[block2])
     return True
 
@@ -164,11 +189,18 @@ def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> b
 
     Tile i of them lies in clean[bounds[i]:bounds[i + 1]].
     """
-    header, region = headers[0], regions[0]
-    left, right, top, bottom = region.left, region.right, region.top, region.bottom
+    header = headers[0]
+    region = regions[0]
+    left = region.left
+    right = region.right
+    top = region.top
+    bottom = region.bottom
     tiles = -(-header.width // header.mcu_width) // header.interval
     total = tiles * -(-header.height // header.mcu_height)
-    at, size, n, found = header.offset, int64(data.size), 0, 0
+    at = header.offset
+    size = int64(data.size)
+    n = 0
+    found = 0
     bounds[0], restart = 0, False
     for tile in range((bottom - 1) * tiles + right):
         column = tile % tiles
@@ -176,7 +208,8 @@ def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> b
         while True:
             stop = skip(data, at)
             if wanted:
-                source, target = data[at:stop], clean[n : n + stop - at]
+                source = data[at:stop]
+                target = clean[n : n + stop - at]
                 for i in range(stop - at):
                     target[i] = source[i]
                 n += stop - at

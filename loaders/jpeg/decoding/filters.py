@@ -58,7 +58,8 @@ def fill_weights(
     [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the bits behind the weights' point.
     """
     scale = extent / size
-    support, inverse = _support(scale, bicubic), 1.0 / max(scale, 1.0)
+    support = _support(scale, bicubic)
+    inverse = 1.0 / max(scale, 1.0)
     low, high = math.floor(start), math.ceil(start + extent)
     largest, precision = 0.0, 0
     for filling in range(2):  # the precision follows the largest of all weights, asked for or not
@@ -98,26 +99,35 @@ def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: An
     height = region.stride
     across, down = out.shape[1], out.shape[0]
     width = -(-3 * across // 8) * 8  # bytes of a row between the passes
-    begins, counts = np.empty(across, np.int64), np.empty(across, np.int64)
-    left, extent, size = region.x - region.origin_x, region.extent_x, region.resized_width
+    begins = np.empty(across, np.int64)
+    counts = np.empty(across, np.int64)
+    left = region.x - region.origin_x
+    extent = region.extent_x
+    size = region.resized_width
     most = taps(extent, size, bicubic)
-    weights, scratch = np.empty((across, most), np.int32), np.empty(most, np.float64)
+    weights = np.empty((across, most), np.int32)
+    scratch = np.empty(most, np.float64)
     precision = fill_weights(region.start_x, extent, size, bicubic, region.at_x, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     rows = work[8 * height :]
     for group in range(0, width, 8):
         for i in range(8):
             q = min(group + i, 3 * across - 1)
-            x, c = q // 3, q % 3
+            x = q // 3
+            c = q % 3
             begin = (3 * (begins[x] - left) + c) * height
             for y in range(0, height, WIDE):
                 weighted(columns, begin + y, 3 * height, flat, x * most, counts[x], precision, work, i * height + y)
         for y in range(0, height, 8):
             transpose(work, y, height, rows, y * width + group, width)
-    begins, counts = np.empty(down, np.int64), np.empty(down, np.int64)
-    top, extent, size = region.y - region.origin_y, region.extent_y, region.resized_height
+    begins = np.empty(down, np.int64)
+    counts = np.empty(down, np.int64)
+    top = region.y - region.origin_y
+    extent = region.extent_y
+    size = region.resized_height
     most = taps(extent, size, bicubic)
-    weights, scratch = np.empty((down, most), np.int32), np.empty(most, np.float64)
+    weights = np.empty((down, most), np.int32)
+    scratch = np.empty(most, np.float64)
     precision = fill_weights(region.start_y, extent, size, bicubic, region.at_y, begins, counts, weights, scratch)
     flat = weights.reshape(-1)
     row = 3 * across

@@ -24,10 +24,10 @@ JFIF, EXIF, ADOBE = 0xE0, 0xE1, 0xEE  # the application segments that they stand
 # Faults of a header.
 SOUND, DAMAGED, UNUSUAL, PRECISION, LARGE, LOSSLESS, ARITHMETIC, HIERARCHICAL = range(8)
 
-MOST_PIXELS_ACROSS = 65500  # libjpeg's limit, and down
-MOST_BLOCKS = 6 * 64  # of a tile that the compiled decoder takes
+MAX_SIDE = 65500  # libjpeg's limit, and down
+MAX_BLOCKS = 6 * 64  # of a tile that the compiled decoder takes
 
-_MOST_BLOCKS_OF_A_SCAN = 10  # of an MCU with several components (B.2.3)
+MAX_SCAN_BLOCKS = 10  # of an MCU with several components (B.2.3)
 
 JPEG_HEADER = np.dtype(
     [
@@ -108,7 +108,8 @@ def parse_segment(data: Any, headers: Any) -> int:
     """Add the segment at the record's `offset` to it: its marker, 0 where the structure is broken."""
     header = headers[0]
     marker, body, end = next_segment(data, header.offset)
-    header.body, header.offset = body, end
+    header.body = body
+    header.offset = end
     size = end - body
     if marker == 0:
         _note(header, DAMAGED)
@@ -225,7 +226,7 @@ def is_decodable(headers: Any) -> bool:
         luma = header.h[0] << 4 | header.v[0]
         if luma != 0x11 and luma != 0x21 and luma != 0x22:
             return False
-    return bool(mcu_blocks(headers) * header.interval <= MOST_BLOCKS)
+    return bool(mcu_blocks(headers) * header.interval <= MAX_BLOCKS)
 
 
 @inlined
@@ -255,17 +256,22 @@ def _take_frame(data: Any, header: Any, marker: int, body: int, end: int) -> Non
     if end - body < 6 or end - body != 6 + 3 * int64(data[body + 5]):
         _note(header, DAMAGED)
         return
-    precision, count = int64(data[body]), int64(data[body + 5])
+    precision = int64(data[body])
+    count = int64(data[body + 5])
     height, width = int64(data[body + 1]) << 8 | data[body + 2], int64(data[body + 3]) << 8 | data[body + 4]
     if precision != 8:
         _note(header, PRECISION)
     if width == 0 or height == 0 or count < 1 or count > 4:  # height 0: a DNL marker tells it later
         _note(header, UNUSUAL)
         return
-    if width > MOST_PIXELS_ACROSS or height > MOST_PIXELS_ACROSS:
+    if width > MAX_SIDE or height > MAX_SIDE:
         _note(header, LARGE)
-    header.sof, header.sof_body = marker, body
-    header.precision, header.width, header.height, header.components = precision, width, height, count
+    header.sof = marker
+    header.sof_body = body
+    header.precision = precision
+    header.width = width
+    header.height = height
+    header.components = count
     across, down = 1, 1
     for i in range(count):
         at = body + 6 + 3 * i
@@ -289,7 +295,8 @@ def _take_quantisers(data: Any, header: Any, body: int, end: int) -> None:
         _note(header, UNUSUAL)
         return
     while body < end:
-        wide, number = int64(data[body]) >> 4, int64(data[body]) & 15
+        wide = int64(data[body]) >> 4
+        number = int64(data[body]) & 15
         if wide > 1 or number > 3 or body + 65 + 64 * wide > end:
             _note(header, DAMAGED)
             return
@@ -300,7 +307,8 @@ def _take_quantisers(data: Any, header: Any, body: int, end: int) -> None:
 @compiled
 def _take_codes(data: Any, header: Any, body: int, end: int) -> None:
     while body < end:
-        kind, number = int64(data[body]) >> 4, int64(data[body]) & 15
+        kind = int64(data[body]) >> 4
+        number = int64(data[body]) & 15
         if kind > 1 or number > 3 or body + 17 > end:
             _note(header, DAMAGED)
             return
@@ -333,7 +341,8 @@ def _take_scan(data: Any, header: Any, body: int, end: int) -> None:
         _judge(header)
     header.scans += 1
     header.scan_components = count
-    before, blocks = -1, 0
+    before = -1
+    blocks = 0
     for i in range(count):
         chosen = -1
         for c in range(header.components):
@@ -348,10 +357,12 @@ def _take_scan(data: Any, header: Any, body: int, end: int) -> None:
             _note(header, UNUSUAL)
         before = chosen
         blocks += header.h[chosen] * header.v[chosen]
-    if count > 1 and blocks > _MOST_BLOCKS_OF_A_SCAN:
+    if count > 1 and blocks > MAX_SCAN_BLOCKS:
         _note(header, DAMAGED)
-    header.first, header.last = data[end - 3], data[end - 2]
-    header.high, header.low = int64(data[end - 1]) >> 4, int64(data[end - 1]) & 15
+    header.first = data[end - 3]
+    header.last = data[end - 2]
+    header.high = int64(data[end - 1]) >> 4
+    header.low = int64(data[end - 1]) & 15
 
 
 @compiled

@@ -65,7 +65,8 @@ def find_region(
     With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8. False for a box or a window that is
     not inside, and for a picture that is too narrow to be cut.
     """
-    header, region = headers[0], regions[0]
+    header = headers[0]
+    region = regions[0]
     if box[0] < 0 or box[2] < 1 or box[0] + box[2] > header.width or at[0] < 0 or at[0] + window[0] > size[0]:
         return False
     if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
@@ -103,7 +104,8 @@ def _span(
     """Along one axis: where the box counts from, its start and extent, the first sample and how many there are."""
     # By itself, from 0 on, where samples are whole: torch's numbers then.
     origin = begin if side == 8 else 0
-    start, extent = begin * side / 8 - origin, length * side / 8
+    start = begin * side / 8 - origin
+    extent = length * side / 8
     first, last = reach(start, extent, size, bicubic, at, at + window)
     place = min(origin + first, picture - 1)
     return origin, start, extent, place, min(last - first, picture - place)

@@ -7,13 +7,14 @@ The bits are those of decoding the whole picture, cutting out the box, resizing 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.runtime.compiled import compiled, held, inlined, is_kept
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
 from .baseline import SCRATCH, decode_tiles
 from .colour import to_columns
@@ -23,11 +24,9 @@ from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
 from .region import find_region, new_region
 from .vectors import WIDE, bytes_at
 
-_MOST_PIXELS = 1 << 24  # that are held at once, 100 MB: the window of a larger picture goes the other way
+MAX_DECODED = 1 << 24  # pixels held at once, 100 MB: libjpeg-turbo decodes larger ones
 
 DONE, OTHER = -1, -2  # what crop_tiled returns, or the bytes of scratch that it needs
-
-GROUP = 8  # pictures that are decoded in one call: Python runs for all of them at once, while its code is in the cache
 
 _JOB = np.dtype(
     [
@@ -48,23 +47,25 @@ _JOB = np.dtype(
 )
 
 
-class DecodeGroup:
-    """Tiled JPEGs that wait to be decoded together. One belongs to one thread, and is used again."""
+class TileQueue:
+    """Up to GROUP tiled JPEGs that are decoded in one call. It belongs to one thread, which reuses it."""
 
     def __init__(self) -> None:
-        self._headers, self._jobs = np.zeros(GROUP, JPEG_HEADER), np.zeros(GROUP, _JOB)
+        self._headers = np.zeros(GROUP, JPEG_HEADER)
+        self._jobs = np.zeros(GROUP, _JOB)
         self._places = [self._headers[i : i + 1] for i in range(GROUP)]
         self._region = new_region()
-        self._kept: list[npt.NDArray[np.uint8]] = []
+        self._queued: list[bytes | memoryview] = []  # the encoded JPEGs
 
     def add(self, data: bytes | memoryview, crop: Crop, draws: Sequence[float], max_pixels: int, row: int) -> bool:
-        """Note `crop`'s window of a tiled JPEG for a row of the batch; False where it is for others to decode.
+        """Queue the crop of a tiled JPEG for a row; False if this decoder cannot decode it.
 
-        `data` must stay as it is until `run`.
+        `data` must not change until `run`.
         """
         if data[:2] != b"\xff\xd8":  # before anything is compiled for it
             return False
-        view, number = view_of(data), len(self._kept)
+        view = view_of(data)
+        number = len(self._queued)
         width, height, address = _peek(view, self._places[number])
         if width == 0 or width * height > max_pixels:
             return False
@@ -72,34 +73,32 @@ class DecodeGroup:
         if size[0] * size[1] > max_pixels:
             return False
         self._jobs[number] = (address, view.size, row, 0, *box, *size, *at)
-        self._kept.append(view)
+        self._queued.append(data)
         return True
 
     def clear(self) -> None:
-        """Forget what was noted."""
-        self._kept.clear()
+        """Forget what is queued."""
+        self._queued.clear()
 
-    def run(self, crop: Crop, scaling: bool, scratch: "Work", out: npt.NDArray[np.uint8]) -> list[int]:
-        """Write what was noted to rows of `out` [B, H, W, 3]: the rows that are for others, being damaged."""
-        jobs, bicubic = self._jobs[: len(self._kept)], crop.interpolation == "bicubic"
+    def run(
+        self, crop: Crop, scaling: bool, scratch: Scratch, out: npt.NDArray[np.uint8]
+    ) -> list[tuple[int, bytes | memoryview]]:
+        """Decode the queue into rows of `out` [k, H, W, 3]; return (row, data) of those that could not be decoded."""
+        if not self._queued:
+            return []
+        jobs = self._jobs[: len(self._queued)]
+        bicubic = crop.interpolation == "bicubic"
         while needed := _crop_rows(self._headers, jobs, self._region, bicubic, scaling, scratch.work(0), out):
             scratch.work(needed)
-        self._kept.clear()
-        return [
-            row for row, status in zip(jobs["row"].tolist(), jobs["status"].tolist(), strict=True) if status == OTHER
-        ]
+        queued = zip(jobs["row"].tolist(), jobs["status"].tolist(), self._queued, strict=True)
+        undecoded = [(row, data) for row, status, data in queued if status == OTHER]
+        self._queued.clear()
+        return undecoded
 
 
 def will_compile(data: bytes | memoryview) -> bool:
-    """Whether decoding this image would first compile the decoder, since nobody has done that on this machine."""
+    """Whether decoding this image would first compile the decoder, which was not done on this machine yet."""
     return not is_kept(_crop_rows) and _peek(view_of(data), new_header())[0] > 0
-
-
-class Work(Protocol):
-    """Where memory comes from."""
-
-    def work(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Room for at least `nbytes`."""
 
 
 @held
@@ -118,8 +117,10 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bo
         if job.status:
             continue
         window = out[job.row]
-        box, size = (job.x, job.y, job.width, job.height), (job.resized_width, job.resized_height)
-        header, at = headers[i : i + 1], (job.at_x, job.at_y)
+        box = (job.x, job.y, job.width, job.height)
+        size = (job.resized_width, job.resized_height)
+        header = headers[i : i + 1]
+        at = (job.at_x, job.at_y)
         if not find_region(header, box, size, at, (window.shape[1], window.shape[0]), bicubic, scaling, regions):
             job.status = OTHER  # a crop that is wrong is for the other way to name
             continue
@@ -142,10 +143,11 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else the bytes that `scratch` must have.
     """
     region = regions[0]
-    if region.width * region.height > _MOST_PIXELS:
+    if region.width * region.height > MAX_DECODED:
         return OTHER
     tiles = (region.right - region.left) * (region.bottom - region.top)
-    stride, row = region.stride, -(-3 * out.shape[1] // 8) * 8
+    stride = region.stride
+    row = -(-3 * out.shape[1] // 8) * 8
     planes = _aligned(3 * tiles * region.tile_width * region.tile_height + 2 * WIDE)
     columns = _aligned(3 * region.width * stride + WIDE)
     bits = _aligned(data.size + PAD)

@@ -28,7 +28,10 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return made
 
 
-_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_I8 = ir.IntType(8)
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
 _LANES = 8  # of a block
 WIDE = 32  # samples of a column, or of a row, at a time: arrays have room for as many behind what counts
 
@@ -47,7 +50,8 @@ def _vector(kind: ir.Type, value: int, lanes: int = _LANES) -> ir.Constant:
 
 def _clamp(builder: Any, value: Any, low: int, high: int) -> Any:
     lanes = value.type.count
-    least, most = _vector(_I32, low, lanes), _vector(_I32, high, lanes)
+    least = _vector(_I32, low, lanes)
+    most = _vector(_I32, high, lanes)
     value = builder.select(builder.icmp_signed("<", value, least), least, value)
     return builder.select(builder.icmp_signed(">", value, most), most, value)
 
@@ -72,7 +76,8 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 def _inverse_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
     """Eight 1-d transforms side by side, values[frequency] of 16 bits -> [sample] of 32, descaled by `shift` bits."""
-    b, wide = builder, ir.VectorType(_I32, _LANES)
+    b = builder
+    wide = ir.VectorType(_I32, _LANES)
 
     def times(value: Any, factor: int) -> Any:
         return b.mul(value, _vector(_I32, factor))
@@ -82,22 +87,30 @@ def _inverse_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
 
     x = [b.sext(value, wide) for value in values]
     z1 = times(sum16(values[2], values[6]), _0_541)
-    even2, even3 = b.sub(z1, times(x[6], _1_847)), b.add(z1, times(x[2], _0_765))
+    even2 = b.sub(z1, times(x[6], _1_847))
+    even3 = b.add(z1, times(x[2], _0_765))
     bits = _vector(_I32, _CONST_BITS)
     even0 = b.shl(sum16(values[0], values[4]), bits)
     even1 = b.shl(b.sext(b.sub(values[0], values[4]), wide), bits)
-    t10, t13, t11, t12 = b.add(even0, even3), b.sub(even0, even3), b.add(even1, even2), b.sub(even1, even2)
+    t10 = b.add(even0, even3)
+    t13 = b.sub(even0, even3)
+    t11 = b.add(even1, even2)
+    t12 = b.sub(even1, even2)
 
-    z3, z4 = sum16(values[7], values[3]), sum16(values[5], values[1])
+    z3 = sum16(values[7], values[3])
+    z4 = sum16(values[5], values[1])
     z5 = times(b.add(z3, z4), _1_175)
-    z3, z4 = b.sub(z5, times(z3, _1_961)), b.sub(z5, times(z4, _0_390))
-    z1, z2 = times(b.add(x[7], x[1]), -_0_899), times(b.add(x[5], x[3]), -_2_562)
+    z3 = b.sub(z5, times(z3, _1_961))
+    z4 = b.sub(z5, times(z4, _0_390))
+    z1 = times(b.add(x[7], x[1]), -_0_899)
+    z2 = times(b.add(x[5], x[3]), -_2_562)
     t0 = b.add(b.add(times(x[7], _0_298), z1), z3)
     t1 = b.add(b.add(times(x[5], _2_053), z2), z4)
     t2 = b.add(b.add(times(x[3], _3_072), z2), z3)
     t3 = b.add(b.add(times(x[1], _1_501), z1), z4)
 
-    half, down = _vector(_I32, 1 << (shift - 1)), _vector(_I32, shift)
+    half = _vector(_I32, 1 << (shift - 1))
+    down = _vector(_I32, shift)
     t10, t11, t12, t13 = (b.add(t, half) for t in (t10, t11, t12, t13))
     pairs = ((t10, t3), (t11, t2), (t12, t1), (t13, t0))
     return [b.ashr(b.add(even, odd), down) for even, odd in pairs] + [
@@ -107,7 +120,8 @@ def _inverse_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
 
 def _half_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
     """Eight 1-d transforms of half the length: the four samples of jidctred.c, whose frequency 4 counts for nothing."""
-    b, wide = builder, ir.VectorType(_I32, _LANES)
+    b = builder
+    wide = ir.VectorType(_I32, _LANES)
 
     def total(*terms: tuple[int, int]) -> Any:
         first, *others = (b.mul(x[i], _vector(_I32, factor)) for i, factor in terms)
@@ -116,19 +130,22 @@ def _half_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
         return first
 
     x = [b.sext(value, wide) for value in values]
-    half, down = _vector(_I32, 1 << shift), _vector(_I32, shift + 1)
+    half = _vector(_I32, 1 << shift)
+    down = _vector(_I32, shift + 1)
     dc = b.add(b.shl(x[0], _vector(_I32, _CONST_BITS + 1)), half)
     even = total((2, _1_847), (6, -_0_765))
     odd0 = total((7, -_0_211), (5, _1_451), (3, -_2_172), (1, _1_061))
     odd1 = total((7, -_0_509), (5, -_0_601), (3, _0_899), (1, _2_562))
-    t0, t1 = b.add(dc, even), b.sub(dc, even)
+    t0 = b.add(dc, even)
+    t1 = b.sub(dc, even)
     sums = (b.add(t0, odd1), b.add(t1, odd0), b.sub(t1, odd0), b.sub(t0, odd1))
     return [b.ashr(value, down) for value in sums]
 
 
 def _quarter_dct(builder: Any, values: list[Any], shift: int) -> list[Any]:
     """Of a quarter of the length: two samples, of frequency 0 and the odd ones."""
-    b, wide = builder, ir.VectorType(_I32, _LANES)
+    b = builder
+    wide = ir.VectorType(_I32, _LANES)
     x = [b.sext(value, wide) for value in values]
     odd = b.mul(x[1], _vector(_I32, _3_624))
     for i, factor in ((3, -_1_272), (5, _0_850), (7, -_0_720)):
@@ -168,8 +185,10 @@ def _inverse_dct_of(side: int) -> Any:
 
     def inverse(_: Any, coefficients: Any, at: Any, quantiser: Any, row: Any, out: Any, to: Any, stride: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds, b = signature.args, builder
-            short, narrow = ir.VectorType(_I16, _LANES), ir.VectorType(_I8, side)
+            kinds = signature.args
+            b = builder
+            short = ir.VectorType(_I16, _LANES)
+            narrow = ir.VectorType(_I8, side)
             source = b.bitcast(_pointer(b, context, kinds[0], arguments[0], arguments[1]), short.as_pointer())
             scale = b.bitcast(_pointer(b, context, kinds[2], arguments[2], arguments[3]), short.as_pointer())
             rows = []
@@ -197,7 +216,8 @@ def _inverse_dct_of(side: int) -> Any:
             lanes = ir.IntType(_LANES)
             return b.icmp_unsigned("==", b.bitcast(clamped, lanes), ir.Constant(lanes, 0))
 
-        arrays, places = (coefficients, quantiser, out), (at, row, to, stride)
+        arrays = (coefficients, quantiser, out)
+        places = (at, row, to, stride)
         if not all(isinstance(a, types.Array) for a in arrays) or not all(isinstance(p, types.Integer) for p in places):
             return None
         return types.boolean(coefficients, types.intp, quantiser, types.intp, out, types.intp, types.intp), generate
@@ -217,7 +237,8 @@ def transpose(_: Any, source: Any, at: Any, stride: Any, out: Any, to: Any, out_
     """A square of 8 x 8 bytes: `out[to + j*out_stride + i] = source[at + i*stride + j]`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds, b = signature.args, builder
+        kinds = signature.args
+        b = builder
         narrow = ir.VectorType(_I8, _LANES)
         begin = _pointer(b, context, kinds[0], arguments[0], arguments[1])
         rows = []
@@ -241,7 +262,8 @@ def bytes_at(_: Any, address: Any, size: Any) -> Any:
     """The `size` bytes at an address as an array uint8 [size]. Who calls keeps them alive."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        b, made = builder, context.make_array(signature.return_type)(context, builder)
+        b = builder
+        made = context.make_array(signature.return_type)(context, builder)
         one = context.get_constant(types.intp, 1)
         data = b.inttoptr(arguments[0], _I8.as_pointer())
         context_arrays.populate_array(made, data, [arguments[1]], [one], one, None)
@@ -257,7 +279,9 @@ def upsampled_sums(_: Any, source: Any, at: Any, out: Any, to: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds, b, lanes = signature.args, builder, WIDE // 2
+        kinds = signature.args
+        b = builder
+        lanes = WIDE // 2
         near, above, below = (
             _load(b, context, kinds[0], arguments[0], b.add(arguments[1], ir.Constant(_I64, step)), lanes)
             for step in (0, -1, 1)
@@ -284,7 +308,8 @@ def upsampled(_: Any, source: Any, this: Any, that: Any, half: Any, shift: Any, 
     """Columns between columns: out[to + i] = (3 source[this + i] + source[that + i] + half) >> shift, WIDE of them."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds, b = signature.args, builder
+        kinds = signature.args
+        b = builder
         near, far = (_load(b, context, kinds[0], arguments[0], arguments[i], WIDE) for i in (1, 2))
         value = b.add(b.mul(near, _vector(_I32, 3, WIDE)), far)
         value = b.add(value, _splat(b, b.trunc(arguments[3], _I32), WIDE))
@@ -301,7 +326,8 @@ def to_rgb(_: Any, lumas: Any, at: Any, chroma: Any, blue: Any, red: Any, out: A
     """YCbCr -> RGB (jdcolor.c), WIDE samples: lumas[at:], chroma[blue:] and chroma[red:] -> out[to + c * height:]."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds, b = signature.args, builder
+        kinds = signature.args
+        b = builder
 
         def times(value: Any, factor: int) -> Any:
             return b.mul(value, _vector(_I32, factor, WIDE))
@@ -331,7 +357,8 @@ def weighted(
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds, b = signature.args, builder
+        kinds = signature.args
+        b = builder
         bits = b.trunc(arguments[6], _I32)
         half = b.shl(ir.Constant(_I32, 1), b.sub(bits, ir.Constant(_I32, 1)))
         total = cgutils.alloca_once_value(b, _splat(b, half, WIDE))

@@ -17,7 +17,7 @@ from .markers import Frame, Parser, Reason, Scan, Table, Untileable
 
 Plane = npt.NDArray[np.int16]  # [rows, columns, 64] blocks in zigzag order, padded to whole MCUs
 
-_MOST_SCANS = 200  # an honest progression has about ten
+MAX_SCANS = 200  # an honest progression has about ten
 _NO_TABLE: Table = (bytes(16), b"")
 
 
@@ -43,7 +43,7 @@ def planes(parser: Parser, max_pixels: int) -> list[Plane]:
                 raise Untileable(Reason.LARGE)
             found = _allocate(frame)
             state = np.full((len(found), 64), -1, np.int64)
-        if number >= _MOST_SCANS:
+        if number >= MAX_SCANS:
             raise Untileable(Reason.UNUSUAL)
         _progress(frame, scan, state)
         columns, rows = frame.mcus if len(scan.components) > 1 else frame.blocks(scan.components[0])
@@ -108,10 +108,12 @@ def _decode(
             _first_ac(plane, words, bounds, interval, columns, rows, ac_rows[0], scan.first, scan.last, scan.low)
         )
     # One array for all components, and where and how large each is.
-    shapes, pieces = [], []
+    shapes = []
+    pieces = []
     at = 0
     for component in scan.components:
-        plane, c = found[component], frame.components[component]
+        plane = found[component]
+        c = frame.components[component]
         h, v = (c.h, c.v) if len(scan.components) > 1 else (1, 1)
         shapes.append((at, plane.shape[1], h, v))
         pieces.append(plane)
@@ -147,11 +149,15 @@ def _decode_dc(
     previous = np.zeros(4, np.int64)
     mcu = 0
     for i in range(bounds.size - 1):
-        position, end = bounds[i] * 8, bounds[i + 1] * 8
+        position = bounds[i] * 8
+        end = bounds[i + 1] * 8
         previous[:] = 0
         for mcu in range(i * interval, min((i + 1) * interval, columns * rows)):
             for c in range(layout.shape[0]):
-                base, stride, h, v = layout[c, 0], layout[c, 1], layout[c, 2], layout[c, 3]
+                base = layout[c, 0]
+                stride = layout[c, 1]
+                h = layout[c, 2]
+                v = layout[c, 3]
                 for j in range(h * v):
                     block = blocks[base + (mcu // columns * v + j // h) * stride + mcu % columns * h + j % h]
                     bits = window(words, position)
@@ -174,7 +180,8 @@ def _decode_dc(
                     while k < 64:
                         bits = window(words, position)
                         entry = symbol(bits, ac_rows[c])
-                        run, size = entry >> 12, entry >> 8 & 15
+                        run = entry >> 12
+                        size = entry >> 8 & 15
                         position += (entry & 255) + size
                         if entry == 0 or (size == 0 and run != 0 and run != 15):
                             return DAMAGED
@@ -210,7 +217,9 @@ def _first_ac(
 ) -> int:
     """The first bits of a band of AC coefficients of one component (G.1.2.2)."""
     for i in range(bounds.size - 1):
-        position, end, skipped = bounds[i] * 8, bounds[i + 1] * 8, 0
+        position = bounds[i] * 8
+        end = bounds[i + 1] * 8
+        skipped = 0
         for mcu in range(i * interval, min((i + 1) * interval, columns * rows)):
             if skipped:
                 skipped -= 1
@@ -222,7 +231,8 @@ def _first_ac(
                 entry = symbol(bits, row)
                 if entry == 0:
                     return DAMAGED
-                run, size = entry >> 12, entry >> 8 & 15
+                run = entry >> 12
+                size = entry >> 8 & 15
                 position += entry & 255
                 bits = bits << uint64(entry & 255)
                 if size:
@@ -268,7 +278,9 @@ def _refine_ac(
     """One more bit of a band of AC coefficients of one component (G.1.2.3)."""
     step = 1 << low
     for i in range(bounds.size - 1):
-        position, end, skipped = bounds[i] * 8, bounds[i + 1] * 8, 0
+        position = bounds[i] * 8
+        end = bounds[i + 1] * 8
+        skipped = 0
         for mcu in range(i * interval, min((i + 1) * interval, columns * rows)):
             block = plane[mcu // columns, mcu % columns]
             k = first

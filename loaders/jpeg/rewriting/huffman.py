@@ -26,7 +26,10 @@ LOOK = 11  # bits looked up at once
 _SIZE = 1 << LOOK
 
 # A row of int32 holds a table: symbols by LOOK bits, then what long codes need.
-_SYMBOL, _LAST, _OFFSET, _SYMBOLS = 0, _SIZE, _SIZE + 17, _SIZE + 34
+_SYMBOL = 0
+_LAST = _SIZE
+_OFFSET = _SIZE + 17
+_SYMBOLS = _SIZE + 34
 _ROW = _SYMBOLS + 256
 
 # A row of uint16 holds runs of AC symbols by RUN_LOOK bits: the bits that they and their values take, and << 6 the
@@ -93,7 +96,8 @@ def _fill_runs(rows: Any, runs: Any) -> None:
             used, run, end = 0, 0, 0
             while used < RUN_LOOK and end == 0:
                 entry = symbol(uint64(bits) << uint64(64 - RUN_LOOK + used), rows[n])
-                length, coded = entry & 255, entry >> 8
+                length = entry & 255
+                coded = entry >> 8
                 if entry == 0 or used + length > RUN_LOOK or (coded & 15 == 0 and coded != 0 and coded != 0xF0):
                     break
                 if coded == 0:
@@ -130,11 +134,14 @@ def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
     `bounds[i]` is where interval i begins in `clean`, the last entry where the data ends. Returns the number of
     intervals, and where the marker stands that ends the scan. No intervals: damaged.
     """
-    size, n, intervals = data.size, 0, 0
+    size = data.size
+    n = 0
+    intervals = 0
     bounds[0] = 0
     while True:
         stop = skip(data, at)
-        source, target = data[at:stop], clean[n : n + stop - at]
+        source = data[at:stop]
+        target = clean[n : n + stop - at]
         for i in range(stop - at):
             target[i] = source[i]
         n += stop - at
@@ -177,7 +184,8 @@ def load(data: Any, at: Any) -> Any:
 @compiled
 def window(words: Any, position: int) -> Any:
     """The 64 bits that begin at bit `position`."""
-    word, shift = uint64(position) >> uint64(6), uint64(position & 63)
+    word = uint64(position) >> uint64(6)
+    shift = uint64(position & 63)
     return (words[word] << shift) | ((words[word + uint64(1)] >> uint64(1)) >> (uint64(63) - shift))
 
 
@@ -224,11 +232,14 @@ def walk(
     and another one; a symbol of the long way, with its value 31, has one before and one behind it.
     """
     previous = np.zeros(4, np.int64)
-    per_mcu, block, total = owners.size, 0, uint64(0)
+    per_mcu = owners.size
+    block = 0
+    total = uint64(0)
     for i in range(bounds.size - 1):
         end = uint64(bounds[i + 1]) << uint64(3)
         at = uint64(bounds[i])
-        held, left = load(data, at), uint64(64)
+        held = load(data, at)
+        left = uint64(64)
         at += uint64(8)
         previous[:] = 0
         stop = min(block + interval * per_mcu, dc.size)

@@ -99,7 +99,7 @@ class Frame(NamedTuple):
 
     @property
     def gray(self) -> bool:
-        """One component: its MCU is a single block, whatever its factors say (A.2.2)."""
+        """One component: its MCU is a single block, independent of its factors (A.2.2)."""
         return len(self.components) == 1
 
     @property
@@ -110,7 +110,8 @@ class Frame(NamedTuple):
 
     def blocks(self, component: int) -> tuple[int, int]:
         """Blocks of a component in a scan of its own, across and down (A.2.3)."""
-        c, (width, height) = self.components[component], self.mcu_size
+        c = self.components[component]
+        width, height = self.mcu_size
         across, down = -(-self.width * c.h * 8 // width), -(-self.height * c.v * 8 // height)
         return -(-across // 8), -(-down // 8)
 
@@ -138,7 +139,7 @@ class Scan(NamedTuple):
 
 @dataclass
 class Parser:
-    """Reads segments from the front; entropy-coded data is skipped by whoever decodes it, with `resume`."""
+    """Reads segments from the front; the decoder of entropy-coded data skips it, with `resume`."""
 
     data: memoryview
     header: Header = field(default_factory=new_header)
@@ -189,7 +190,8 @@ class Parser:
         count = int(header["scan_components"])
         chosen, dc, ac = (tuple(header[name].tolist()[:count]) for name in ("chosen", "dc", "ac"))
         first, last, high, low = (int(header[name]) for name in ("first", "last", "high", "low"))
-        interval, begin = int(header["interval"]), int(header["offset"])
+        interval = int(header["interval"])
+        begin = int(header["offset"])
         return Scan(chosen, dc, ac, first, last, high, low, interval, self.codes(), begin, body)
 
     def codes(self) -> dict[tuple[int, int], Table]:

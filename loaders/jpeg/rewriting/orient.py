@@ -40,7 +40,8 @@ def upright_jpeg(jpeg: bytes, width_px: int = DEFAULT_TILE_PX, max_pixels: int =
         header = read_header(jpeg, max_pixels)
         if header.format != "jpeg" or header.orientation == 1:
             return jpeg if header.format == "jpeg" else None
-        turn, parser = turn_of(header.orientation), Parser(memoryview(jpeg))
+        turn = turn_of(header.orientation)
+        parser = Parser(memoryview(jpeg))
         found = planes(parser, max_pixels)
         upright = Parser(memoryview(_turned_header(jpeg, turn)))
         next(upright.scans())
@@ -86,7 +87,9 @@ def _turn(plane: Any, transposed: bool, flip_x: bool, flip_y: bool, order: Any, 
 def _turned_header(jpeg: bytes, turn: Turn) -> bytearray:
     """The bytes up to the first scan's data, as the upright file has them: size, factors, tables and EXIF."""
     out = bytearray(jpeg)
-    data, view, headers = np.frombuffer(out, np.uint8), view_of(out), new_header()
+    data = np.frombuffer(out, np.uint8)
+    view = view_of(out)
+    headers = new_header()
     header = headers[0]
     header["offset"], marker = 2, None
     while marker != SOS:

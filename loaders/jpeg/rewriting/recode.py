@@ -22,14 +22,16 @@ def recode(found: list[Plane], frame: Frame) -> tuple[Coded, list[Table]]:
     counts = np.zeros((2, 256), np.int64)
     if _count_ac(blocks, tables, counts) != OK:
         raise Untileable(Reason.RANGE)
-    codes, sizes = np.zeros((2, 256), np.int64), np.zeros((2, 256), np.int64)
+    codes = np.zeros((2, 256), np.int64)
+    sizes = np.zeros((2, 256), np.int64)
     best: list[Table] = []
     for i in range(int(tables.max()) + 1):
         table, codes[i], sizes[i] = optimal_table(counts[i])
         best.append(table)
     total = int((counts * (sizes + (np.arange(256) & 15))).sum())
     words = np.zeros(total // 64 + 4, np.uint64)
-    begins, lengths = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.int32)
+    begins = np.zeros(len(blocks), np.int64)
+    lengths = np.zeros(len(blocks), np.int32)
     _write_ac(blocks, tables, codes, sizes, words, begins, lengths)
     return Coded(words.astype(">u8").view(np.uint8), blocks[:, 0].astype(np.int32), begins, lengths, total), best
 
@@ -50,7 +52,8 @@ def _interleaved(found: list[Plane], frame: Frame) -> Plane:
 def _count_ac(blocks: Any, tables: Any, counts: Any) -> int:
     """Add the AC symbols to `counts` [table, symbol]."""
     for n in range(blocks.shape[0]):
-        table, run = tables[n % tables.size], 0
+        table = tables[n % tables.size]
+        run = 0
         for k in range(1, 64):
             value = int64(blocks[n, k])
             if value == 0:
@@ -73,7 +76,8 @@ def _count_ac(blocks: Any, tables: Any, counts: Any) -> int:
 def _write_ac(blocks: Any, tables: Any, codes: Any, sizes: Any, words: Any, begins: Any, lengths: Any) -> None:
     position = 0
     for n in range(blocks.shape[0]):
-        table, run = tables[n % tables.size], 0
+        table = tables[n % tables.size]
+        run = 0
         begins[n] = position
         for k in range(1, 64):
             value = int64(blocks[n, k])
@@ -96,7 +100,8 @@ def _write_ac(blocks: Any, tables: Any, codes: Any, sizes: Any, words: Any, begi
 @compiled
 def _append(words: Any, position: int, bits: int, count: int) -> int:
     """Put `count` bits, at most 32, at bit `position` of words that are zero from there on."""
-    word, shift = position >> 6, position & 63
+    word = position >> 6
+    shift = position & 63
     aligned = uint64(bits) << uint64(64 - count)
     words[word] |= aligned >> uint64(shift)
     words[word + 1] |= aligned << uint64(63 - shift) << uint64(1)

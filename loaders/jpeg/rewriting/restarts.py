@@ -18,7 +18,8 @@ _CATEGORIES = np.array([abs(i - 4096).bit_length() for i in range(8193)], np.uin
 @compiled
 def category(value: int) -> int:
     """Bits of a coefficient's magnitude."""
-    value, size = abs(value), 0
+    value = abs(value)
+    size = 0
     while value:
         value >>= 1
         size += 1
@@ -29,14 +30,17 @@ def category(value: int) -> int:
 def count_dc(dc: Any, owners: Any, tables: Any, interval: int, counts: Any) -> int:
     """Add to `counts` [table, category] the DC differences under restarts every `interval` MCUs."""
     previous = np.zeros(4, np.int64)
-    per_mcu, block, left = owners.size, 0, 0
+    per_mcu = owners.size
+    block = 0
+    left = 0
     for _ in range(dc.size // per_mcu):
         if left == 0:
             left = interval
             previous[:] = 0
         left -= 1
         for j in range(per_mcu):
-            value, owner = int64(dc[block]), owners[j]
+            value = int64(dc[block])
+            owner = owners[j]
             counts[tables[owner], _CATEGORIES[value - previous[owner] + 4096]] += 1
             previous[owner] = value
             block += 1
@@ -50,7 +54,8 @@ def code_lengths(counts: Any, lengths: Any) -> None:
     weight = np.zeros(n + 1, np.int64)
     weight[:n] = counts
     weight[n] = 1  # reserves the code of all ones
-    depth, chain = np.zeros(n + 1, np.int64), np.full(n + 1, -1, np.int64)
+    depth = np.zeros(n + 1, np.int64)
+    chain = np.full(n + 1, -1, np.int64)
     while True:
         low, lower = -1, -1  # second smallest and smallest weight; of equal ones the later symbol
         for i in range(n + 1):
@@ -90,7 +95,8 @@ def code_lengths(counts: Any, lengths: Any) -> None:
         longest -= 1
     by_depth[longest] -= 1
     # Figure K.4: the shortest codes to the symbols that were shallowest, in their order.
-    length, left = 1, by_depth[1]
+    length = 1
+    left = by_depth[1]
     for level in range(1, n + 2):
         for i in range(n):
             if depth[i] == level:
@@ -103,7 +109,8 @@ def code_lengths(counts: Any, lengths: Any) -> None:
 
 def optimal_table(counts: Ints) -> tuple[Table, Ints, Ints]:
     """The best table for symbols that occur `counts` times; the code and the code length of each symbol."""
-    codes, lengths = np.zeros(counts.size, np.int64), np.zeros(counts.size, np.int64)
+    codes = np.zeros(counts.size, np.int64)
+    lengths = np.zeros(counts.size, np.int64)
     table = np.zeros(16 + counts.size, np.uint8)
     used = canonical(counts, codes, lengths, table)
     return (table[:16].tobytes(), table[16 : 16 + used].tobytes()), codes, lengths
@@ -145,7 +152,8 @@ def write_scan(
     the number of bytes.
     """
     counts = np.zeros((4, 13), np.int64)
-    codes, sizes = np.zeros((4, 13), np.int64), np.zeros((4, 13), np.int64)
+    codes = np.zeros((4, 13), np.int64)
+    sizes = np.zeros((4, 13), np.int64)
     status = count_dc(dc, owners, tables, interval, counts)
     if status != OK:
         return status, 0
@@ -175,7 +183,9 @@ def emit(
     Returns the number of bytes, stuffing and restart markers included.
     """
     previous = np.zeros(4, np.int64)
-    per_mcu, block, stuffed = owners.size, 0, uint64(0)
+    per_mcu = owners.size
+    block = 0
+    stuffed = uint64(0)
     mcus = dc.size // per_mcu
     for tile, first in enumerate(range(0, mcus, interval)):
         previous[:] = 0
@@ -195,7 +205,8 @@ def emit(
                 at += pending >> uint64(3)
                 held <<= pending & uint64(56)
                 pending &= uint64(7)
-                position, left = uint64(begins[block]), uint64(lengths[block])
+                position = uint64(begins[block])
+                left = uint64(lengths[block])
                 while left > uint64(56):
                     held |= load(data, position >> uint64(3)) << (position & uint64(7)) >> pending
                     store(scratch, at, held)

@@ -67,7 +67,8 @@ def _has_tiles(data: Any, headers: Any) -> bool:
     if not parse_header(data, headers) or not is_tiled(headers):
         return False
     header = headers[0]
-    at, total = header.offset, _tiles(headers) * -(-header.height // header.mcu_height)
+    at = header.offset
+    total = _tiles(headers) * -(-header.height // header.mcu_height)
     for tile in range(total):
         if tile:
             if not _is_restart(data, at, tile):
@@ -153,7 +154,8 @@ def _splice(data: Any, headers: Any, x: int, y: int, width: int, height: int, ou
     header = headers[0]
     if x < 0 or y < 0 or width < 1 or height < 1 or x + width > header.width or y + height > header.height:
         return -1, 0, 0
-    tiles, rows = _tiles(headers), -(-header.height // header.mcu_height)
+    tiles = _tiles(headers)
+    rows = -(-header.height // header.mcu_height)
     tile_width, tile_height = header.interval * header.mcu_width, header.mcu_height
     left, right, top, bottom = tiles_around(
         (x, y, width, height), (header.width, header.height), (tile_width, tile_height)
@@ -165,7 +167,8 @@ def _splice(data: Any, headers: Any, x: int, y: int, width: int, height: int, ou
     size = _copy_header(data, headers, crop_width, crop_height, out)
     if size < 0:
         return 0, 0, 0
-    at, written = header.offset, 0
+    at = header.offset
+    written = 0
     for tile in range((bottom - 1) * tiles + right):
         begin = at
         at = _next_marker(data, begin)

@@ -41,7 +41,7 @@ def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: 
     most a whole row of MCUs.
 
     Huffman-coded JPEGs of 8 bits are rewritten: sequential ones with one scan by copying their AC bits under new DC
-    tables; those with several scans and progressive ones, up to `max_pixels`, by coding their coefficients anew as
+    tables; those with several scans and progressive ones, up to `max_pixels`, by coding their coefficients again as
     baseline. APPn and COM segments, quantisation tables and component ids are kept byte for byte; fill bytes between
     segments are not, nor is data behind EOI (further pictures of an MPO, a trailer of a camera). What is not fully
     understood is given back as it is, with the reason: nothing is raised. Tiling a tiled JPEG gives it back.
@@ -103,7 +103,8 @@ def interleaved(parser: Parser, found: list[Plane], width_px: int, costly: bool 
 
 def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
     """The blocks of the one scan, and where its data ends."""
-    array, frame = parser.array, parser.frame
+    array = parser.array
+    frame = parser.frame
     if (scan.first, scan.last, scan.high, scan.low) != (0, 63, 0, 0):
         raise Untileable(Reason.UNUSUAL)
     columns, rows = frame.mcus
@@ -117,7 +118,9 @@ def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
         tables = lookups(tuple([scan.tables[0, t] for t in scan.dc]), tuple([scan.tables[1, t] for t in scan.ac]))
     except KeyError as error:
         raise Untileable(Reason.UNUSUAL) from error
-    dc, begins, lengths = np.empty(blocks, np.int32), np.empty(blocks, np.int64), np.empty(blocks, np.int32)
+    dc = np.empty(blocks, np.int32)
+    begins = np.empty(blocks, np.int64)
+    lengths = np.empty(blocks, np.int32)
     status, total, end = read_scan(array, scan.begin, bits, bounds, interval, owners, *tables, dc, begins, lengths)
     _check(status)
     return Coded(bits, dc, begins, lengths, total), end
@@ -126,7 +129,8 @@ def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
 def _interval(frame: Frame, coded: Coded, width_px: int) -> int:
     """MCUs per tile. It depends only on what tiling does not change: tiling twice is tiling once."""
     columns, rows = frame.mcus
-    divisors, across = _divisors(columns), frame.mcu_size[0]
+    divisors = _divisors(columns)
+    across = frame.mcu_size[0]
     fitting = max([k for k in divisors if k * across <= width_px], default=1)
     restart = 2.5 + 0.5 * len(frame.components)  # bytes: marker, padding, a DC value in place of a difference
     per_mcu = (coded.total / 8 + 0.6 * coded.lengths.size) / (columns * rows)
@@ -151,9 +155,11 @@ def _written(
 ) -> bytes:
     """The file: its segments, tables, and the scan with restarts."""
     owners = np.array(parser.frame.owners)
-    blocks, restarts = coded.dc.size, coded.dc.size // owners.size // interval
+    blocks = coded.dc.size
+    restarts = coded.dc.size // owners.size // interval
     size = (coded.total + 27 * blocks) // 8 + restarts + 16
-    scratch, out = np.empty(size, np.uint8), np.empty(2 * (size + restarts), np.uint8)
+    scratch = np.empty(size, np.uint8)
+    out = np.empty(2 * (size + restarts), np.uint8)
     best = np.zeros((4, 30), np.uint8)
     status, found = write_scan(*coded[:4], owners, np.array(dc_numbers), interval, best, scratch, out)
     _check(status)

@@ -221,7 +221,7 @@ def damaged(image_folder, encode):
         "red/cut.jpg": "truncated",
         "red/empty.jpg": "empty",
         "red/text.png": "not an image",
-        "red/huge.png": "400 x 300 pixels are more than --max-pixels 10000",
+        "red/huge.png": "400 x 300 pixels are more than max_pixels=10000",
         "red/gone.jpg": "no such file",
     }
 
@@ -861,7 +861,7 @@ def test_nested_folders(flags, classes, said, tmp_path, encode, console):
     config = Convert(src=nested(tmp_path / "nested", encode), dst=tmp_path / "out", workers="2", **flags)
     assert convert(config, console).classes == len(classes)
     assert read_description(config.dst)["classes"] == classes
-    assert ("--classes leaf makes the folder that a file lies in its class" in console.file.getvalue()) == said
+    assert ("classes=leaf makes the folder that a file lies in its class" in console.file.getvalue()) == said
 
 
 def test_names_of_splits_are_read_and_said(tmp_path, encode, console):

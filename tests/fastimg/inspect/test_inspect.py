@@ -105,7 +105,7 @@ def test_a_folder_says_once_how_it_is_read(tmp_path, encode, look, cli):
         assert json.loads(ran.out)["splits"]["train"] == classes
         assert ran.err.count("folders are read as splits: Training/ as train, dev/ as val") == 1
         assert ran.err.count("1 of 4 files is not used: 1 beside the class folders, not in one (.jpg)") == 1
-        assert ran.err.count("--classes leaf makes the folder") == leaf
+        assert ran.err.count("classes=leaf makes the folder") == leaf
 
 
 def test_pictures(flawed, look, tmp_path):

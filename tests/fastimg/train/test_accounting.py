@@ -7,7 +7,7 @@ import pytest
 
 from fastimg.loaders import FilesDataset, ImageDecoder
 from fastimg.loaders.backends import torch_loader
-from fastimg.loaders.runtime.times import Spent
+from fastimg.loaders.runtime.times import LoaderTimes
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.reporting import accounting, waiting
@@ -24,7 +24,7 @@ class Clock:
     """The time, and what a loader of two threads has counted by then."""
 
     def __init__(self):
-        self.now, self.spent = 100.0, Spent(5.0, 1.0, 2.0, 3.0)
+        self.now, self.spent = 100.0, LoaderTimes(5.0, 1.0, 2.0, 3.0)
 
     def __call__(self):
         return self.now
@@ -33,7 +33,7 @@ class Clock:
         """A batch that took so long."""
         self.now += seconds
         s = self.spent
-        self.spent = Spent(s.wait + wait, s.copy + copy, s.read + read, s.busy + busy)
+        self.spent = LoaderTimes(s.wait + wait, s.copy + copy, s.read + read, s.busy + busy)
         account.add(samples)
 
 
@@ -67,9 +67,9 @@ def test_shares_of_a_window(clock, account):
 
 
 def test_what_a_loader_does_not_tell_apart_is_left_out(clock):
-    clock.spent = Spent(0.0, None, None, None)
+    clock.spent = LoaderTimes(0.0, None, None, None)
     account = Account(lambda: clock.spent, 2, clock)
-    clock.now, clock.spent = 102.0, Spent(0.5, None, None, None)
+    clock.now, clock.spent = 102.0, LoaderTimes(0.5, None, None, None)
     assert account.read().record() == {"seconds": 2.0, "wait_share": 0.25, "compute_share": 0.75}
 
 
@@ -85,7 +85,7 @@ def test_what_lies_between_epochs_is_nobodys(clock, account):
     clock.batch(account, seconds=1.0)
     account.read()
     clock.now += 50.0  # a validation
-    clock.spent = Spent(60.0, 9.0, 9.0, 9.0)
+    clock.spent = LoaderTimes(60.0, 9.0, 9.0, 9.0)
     account.begin()
     clock.batch(account, seconds=1.0, wait=0.5)
     assert account.read() == TrainingTime(1.0, 10, 0.5, 0.0, 0.0, 0.0, 2.0, 1)
@@ -194,7 +194,7 @@ def test_a_slow_disk(cli, image_folder, tmp_path, monkeypatch, soon, slower):
 
 
 def test_a_slow_decoder(cli, image_folder, tmp_path, monkeypatch, soon, slower):
-    monkeypatch.setattr(ImageDecoder, "fill", slower(ImageDecoder.fill, 0.05))
+    monkeypatch.setattr(ImageDecoder, "_decode", slower(ImageDecoder._decode, 0.05))
     out, records = trained(cli, image_folder, tmp_path, "--workers", "1")
     said, summed = verdicts(out, "decode-bound")
     assert len(said) == len(summed) == 1 and "without waiting" in said[0] and "tiled JPEG" in said[0]

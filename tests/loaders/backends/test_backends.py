@@ -169,7 +169,7 @@ def test_torch_leaves_out_what_cannot_be_decoded(files, spoil, open_loader, read
 def test_torch_fails_a_strict_run_by_name(files, spoil, open_loader, read_pixels):
     path = spoil(files, 4)
     with contextlib.closing(open_loader("torch", files, on_error="fail")) as loader:
-        with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use --on-error skip"):
+        with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use on_error=skip"):
             read_pixels(loader)
         path.write_bytes(Path(files.sample_name(5)).read_bytes())
         assert len(read_pixels(loader)) == len(loader)
@@ -316,9 +316,9 @@ def test_a_backend_that_is_not_installed_is_named_with_its_remedy(files, monkeyp
         open_loader("dali", files)
 
 
-def test_ffcv_reads_betons_alone(files, monkeypatch, open_loader):
+def test_ffcv_reads_only_betons(files, monkeypatch, open_loader):
     monkeypatch.setattr(backends, "check_installed", lambda backend: None)
-    with pytest.raises(DataError, match=r"FFCV reads \.beton files alone; `fastimg convert SRC DST --format beton`"):
+    with pytest.raises(DataError, match=r"FFCV reads only \.beton files, and this is not one; convert"):
         open_loader("ffcv", files)
 
 
@@ -368,7 +368,7 @@ def test_a_split_is_opened_and_closed(trained_shards, read_pixels, open_files):
     assert [i for batch in read_pixels(loader) for i in batch[0]] == list(range(len(loader.dataset)))
     loader.close()
     assert open_files() == before
-    with pytest.raises(RuntimeError, match="the loader was closed, and with it the data"):
+    with pytest.raises(RuntimeError, match="the loader was closed, together with the data"):
         read_pixels(loader)
     forgotten = Loader(trained_shards, batch_size=4, crop=16)
     read_pixels(forgotten)

@@ -26,8 +26,8 @@ from fastimg.loaders import (
     WorkerError,
 )
 from fastimg.loaders.backends.nvcodec import DecodedImage, installed
+from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import read_header
-from fastimg.loaders.decoder import Field
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
@@ -160,7 +160,7 @@ class TestInterpreted:
             assert samples == weight.sum()
             for row in np.flatnonzero(np.isin(ids.numpy(), [10, 18])):
                 assert weight[row] == 0 and not inputs[row].any()
-        with pytest.raises(DataError, match=r"10\.img: .*--on-error skip"):
+        with pytest.raises(DataError, match=r"10\.img: .*on_error=skip"):
             epochs(files, DeviceDecode(RANDOM, Libjpeg()), indices=np.array([0, 10, 19]), on_error="fail")
 
     def test_a_codec_that_fails_ends_the_run(self, files):

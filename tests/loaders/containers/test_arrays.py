@@ -13,19 +13,14 @@ from hypothesis import strategies as st
 from fastimg.loaders import DataError, ImageError, Loader, LoaderConfig
 from fastimg.loaders.containers import arrays as arrays_module
 from fastimg.loaders.containers.arrays import (
-    MULTIPLE,
-    PAD,
     PLACE,
     ArrayDataset,
-    ArrayDecoder,
-    TokenDecoder,
     Views,
-    longest,
     npy_array,
     npy_bytes,
-    put_tokens,
 )
 from fastimg.loaders.containers.tar import ShardWriter, index_path, parse_index
+from fastimg.loaders.decoders.arrays import MULTIPLE, PAD, ArrayDecoder, TokenDecoder, longest, put_tokens
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.order import by_length, epoch_order
 from fastimg.loaders.runtime.scratch import Scratch
@@ -62,7 +57,7 @@ def store(tmp_path, numbers):
 def where(request, monkeypatch):
     """Arrays are kept in memory, as few are, or read by threads each time, as many are."""
     if request.param == "from the shards":
-        monkeypatch.setattr(arrays_module, "HELD", -1)
+        monkeypatch.setattr(arrays_module, "MAX_IN_MEMORY", -1)
     return request.param
 
 

@@ -166,7 +166,7 @@ def test_a_corrupt_image_of_a_shard_is_skipped_and_named_or_ends_the_run(
         assert dataset.sample_name(5) == f"{folder}/{said}"
         loader.close()
         loader = build(dataset, IMAGES, on_error="fail")
-        with pytest.raises(DataError, match=f"^{folder}/{said}: .*; repair or remove it, or use --on-error skip"):
+        with pytest.raises(DataError, match=f"^{folder}/{said}: .*; repair or remove it, or use on_error=skip"):
             read(loader)
         loader.close()
         dataset.close()
@@ -200,7 +200,9 @@ def test_a_folder_that_disappears_is_no_matter_of_single_images(files, build, re
     loader = build(files, IMAGES)
     read(loader)
     shutil.rmtree(files.name)
-    with pytest.raises(DataError, match=f"^{files.name}: disappeared while it was in use; bring it back and --resume"):
+    with pytest.raises(
+        DataError, match=f"^{files.name}: disappeared while it was in use; bring it back and use resume=True"
+    ):
         read(loader)
     assert loader.unreadable == {}
     loader.close()

@@ -348,7 +348,7 @@ def test_a_long_name_that_is_none(tmp_path, name):
     tar = foreign_tar(tmp_path / "a.tar", {f"{'x' * 200}/0.jpg": b""}, tarfile.GNU_FORMAT)
     whole = tar.read_bytes()
     tar.write_bytes(whole[:512] + name.ljust(512, b"\0") + whole[1024:])
-    with pytest.raises(ShardError, match="the long name before byte 1024 is none"):
+    with pytest.raises(ShardError, match="the long name before byte 1024 is invalid"):
         scan(tar)
 
 
@@ -362,7 +362,7 @@ def test_a_tar_without_its_end_or_with_another_behind_it(shard):
     shard.write_bytes(whole + bytes(9 * 1024))
     assert len(scan(shard)) == 2
     shard.write_bytes(whole + whole)
-    with pytest.raises(ShardError, match=r"something stands behind its end mark at byte .*: another tar, perhaps"):
+    with pytest.raises(ShardError, match=r"there is data behind its end mark at byte .*: perhaps another tar"):
         scan(shard)
 
 

@@ -84,6 +84,21 @@ def under(root):
     return sum(len(files) for _, _, files in os.walk(root, followlinks=True))
 
 
+@pytest.mark.parametrize("above", ["", "train/"])
+@pytest.mark.parametrize("level", [None, "leaf"])
+def test_what_macos_adds_to_archives_is_no_class_and_no_split(tmp_path, above, level):
+    added = [f"__MACOSX/{above}a/._1.jpg", f"__MACOSX/._{above}a", "__MACOSX/x.jpg", f"{above}a/__MACOSX/2.jpg"]
+    touch(tmp_path, f"{above}a/1.jpg", f"{above}b/2.jpg", f"{above}.DS_Store", *added)
+    listing = list_folder(tmp_path, level)
+    assert listing.classes == ("a", "b") and listing.notes == ()
+    assert listing.files == {"train": [(f"{above}a/1.jpg", 0), (f"{above}b/2.jpg", 1)]}
+    reason = "in __MACOSX, which macOS adds to archives"
+    assert listing.ignored.reasons == {reason: 4, "hidden by a leading dot": 1}
+    assert 2 + listing.ignored.total == under(tmp_path)
+    assert listing.ignored.summary() == f"4 {reason}; 1 hidden by a leading dot"
+    assert find_images(tmp_path)[0] == [str(tmp_path / above / name) for name in ("a/1.jpg", "b/2.jpg")]
+
+
 CLUTTER = [
     *("loose.jpg", "LOOSE.PNG", "README.md", ".hidden.jpg", ".git/objects/x", ".git/a.jpg", "a/.cache/deep/b.jpg"),
     *("a/notes", "b/labels.csv", "b/deep/er/c.xml"),
@@ -172,7 +187,7 @@ def test_nested_folders_are_read_from_the_top_and_both_readings_are_named(tmp_pa
     ]
     (note,) = listing.notes
     assert "the classes are the 2 folders at the top (animals, plants), and 5 of 5 files lie in folders below" in note
-    assert "--classes leaf makes the folder that a file lies in its class, which gives 4 (a, b, c, d)" in note
+    assert "classes=leaf makes the folder that a file lies in its class, which gives 4 (a, b, c, d)" in note
     assert list_folder(tmp_path, "top") == dataclasses.replace(listing, notes=())
 
 

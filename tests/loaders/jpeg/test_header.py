@@ -156,7 +156,7 @@ def test_a_segment_that_only_begins_like_jfif_says_nothing_of_colours():
     ours, theirs = np.zeros((2, 32, 32, 3), np.uint8)
     for out, compiled in ((ours, True), (theirs, False)):
         decoder = ImageDecoder(CenterCrop(size=32, resize=40), compiled=compiled)
-        decoder.fill(memoryview(short), (), {"inputs": out}, Scratch())
+        decoder.fill_row(memoryview(short), (), {"inputs": out}, Scratch())
     np.testing.assert_array_equal(ours, theirs)
 
 

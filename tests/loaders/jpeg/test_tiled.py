@@ -16,14 +16,14 @@ from fastimg.loaders.crop import Window, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode_box, read_header
 from fastimg.loaders.jpeg.decoding import tiled
 from fastimg.loaders.jpeg.decoding.filters import fill_weights, taps
-from fastimg.loaders.jpeg.decoding.tiled import GROUP
+from fastimg.loaders.jpeg.decoding.tiled import GROUP, TileQueue
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
 SAMPLINGS = ("444", "422", "420", "Gray")
-MOST = MAX_PIXELS
+LIMIT = MAX_PIXELS
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def expected(data, crop):
 
 def found(data, crop, scratch=None, scaling=False):
     out = np.full((1, *shape_of(crop), 3), 7, np.uint8)
-    scratch = scratch or Scratch()
-    taken = scratch.group.add(data, crop, (), MOST, 0) and not scratch.group.run(crop, scaling, scratch, out)
+    scratch, queue = scratch or Scratch(), TileQueue()
+    taken = queue.add(data, crop, (), LIMIT, 0) and not queue.run(crop, scaling, scratch, out)
     return out[0] if taken else None
 
 
@@ -175,8 +175,8 @@ def test_what_is_for_others():
 
 def test_more_pixels_than_allowed_are_not_decoded():
     jpeg, crop = tile(encoded(64, 64, "420")).jpeg, CenterCrop(size=32, resize=32)
-    assert Scratch().group.add(jpeg, crop, (), 64 * 64, 0)
-    assert not Scratch().group.add(jpeg, crop, (), 64 * 64 - 1, 0)
+    assert TileQueue().add(jpeg, crop, (), 64 * 64, 0)
+    assert not TileQueue().add(jpeg, crop, (), 64 * 64 - 1, 0)
 
 
 def test_windows_that_are_not_inside_are_for_others_to_name():
@@ -195,7 +195,7 @@ def test_windows_that_are_not_inside_are_for_others_to_name():
 
 
 def test_several_in_one_call_and_the_damaged_ones_are_told():
-    scratch, crop = Scratch(), CenterCrop(size=32, resize=36)
+    scratch, queue, crop = Scratch(), TileQueue(), CenterCrop(size=32, resize=36)
     jpegs = [tile(encoded(60 + 9 * i, 50 + 5 * i, "420", seed=i)).jpeg for i in range(GROUP)]
     damaged = bytearray(jpegs[3])
     half = len(damaged) // 2
@@ -204,13 +204,13 @@ def test_several_in_one_call_and_the_damaged_ones_are_told():
     out = np.full((20, 32, 32, 3), 7, np.uint8)
     rows = [19 - 2 * i for i in range(GROUP)]
     for row, jpeg in zip(rows, jpegs, strict=True):
-        assert scratch.group.add(jpeg, crop, (), MOST, row)
-    assert scratch.group.run(crop, False, scratch, out) == [rows[3]]
+        assert queue.add(jpeg, crop, (), LIMIT, row)
+    assert queue.run(crop, False, scratch, out) == [(rows[3], jpegs[3])]
     for row, jpeg in zip(rows, jpegs, strict=True):
         if row != rows[3]:
             assert np.array_equal(out[row], expected(jpeg, crop))
     assert (out[0] == 7).all()  # nobody's row
-    assert scratch.group.run(crop, False, scratch, out) == []
+    assert queue.run(crop, False, scratch, out) == []
 
 
 @settings(max_examples=400, deadline=None)
@@ -251,10 +251,10 @@ def test_the_decoder_of_a_loader_takes_it(monkeypatch):
         scratch, rows = Scratch(), np.zeros((2, 96, 96, 3), np.uint8)
         for epoch in range(10):
             draws = ours.draw(0, epoch, np.zeros(1, np.int64))[0].tolist()
-            theirs.fill(jpeg, draws, {"inputs": rows[1]}, scratch)
+            theirs.fill_row(jpeg, draws, {"inputs": rows[1]}, scratch)
             with monkeypatch.context() as patch:
-                patch.setattr("fastimg.loaders.decoder.read_header", None)  # the other way begins with it
-                ours.fill(jpeg, draws, {"inputs": rows[0]}, scratch)
+                patch.setattr("fastimg.loaders.decoders.images.read_header", None)  # the other way begins with it
+                ours.fill_row(jpeg, draws, {"inputs": rows[0]}, scratch)
             assert np.array_equal(rows[0], rows[1])
 
 

@@ -50,7 +50,7 @@ def test_reading_is_counted_apart(image_folder, monkeypatch):
 
 def test_decoding_is_what_else_keeps_threads_busy(image_folder, monkeypatch):
     epoch(image_folder)
-    monkeypatch.setattr(ImageDecoder, "fill", asleep(ImageDecoder.fill))
+    monkeypatch.setattr(ImageDecoder, "_decode", asleep(ImageDecoder._decode))
     spent, _, count = epoch(image_folder)
     assert spent.busy >= NAP * count and spent.read < 0.5 * spent.busy
 

@@ -1,0 +1,126 @@
+"""The decoder of images: header -> window of the crop -> decode -> resize -> row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fastimg.loaders.batch import Field
+from fastimg.loaders.crop import Crop, Size, shape_of, sized
+from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_box, read_header
+from fastimg.loaders.decoder import Decoder, Failure, Reader, Row, Rows, attempt
+from fastimg.loaders.errors import ImageError
+from fastimg.loaders.jpeg.decoding.tiled import TileQueue
+from fastimg.loaders.random import uniforms
+from fastimg.loaders.resample import resample
+from fastimg.loaders.runtime.scratch import GROUP, Scratch
+
+
+@dataclass(frozen=True)
+class ImageDecoder(Decoder):
+    """Encoded image -> `inputs` [H, W, 3] uint8: decoded, upright, cropped, resized.
+
+    Tiled JPEGs are decoded several in one compiled call, except by subclasses with a `fill_row` of their own: those
+    decode every sample in `fill_row`.
+    """
+
+    crop: Crop
+    max_pixels: int = MAX_PIXELS
+    dct_scaling: bool = False  # a tiled JPEG's crop of at least twice the size is decoded at 1/2, 1/4 or 1/8
+    compiled: bool = True  # tiled JPEGs by our own decoder, not libjpeg-turbo's: the same bits
+
+    _STAGE = 0x0C
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Only `inputs`."""
+        return (Field("inputs", (*shape_of(self.crop), 3), np.dtype(np.uint8)),)
+
+    def sized(self, size: Size) -> Self:
+        """See `Decoder`."""
+        return replace(self, crop=sized(self.crop, size))
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The numbers that choose the crops."""
+        return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
+
+    def fill(
+        self, reader: Reader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+    ) -> list[Failure]:
+        """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
+        if not self.compiled or type(self).fill_row is not ImageDecoder.fill_row:
+            return super().fill(reader, ids, draws, rows, scratch)
+        failures: list[Failure] = []
+        numbers = draws.tolist()
+        for start in range(0, len(ids), GROUP):
+            group = slice(start, start + GROUP)
+            failed = self._fill_group(reader, ids[group], numbers[group], rows["inputs"][group], scratch)
+            failures += [(start + place, error) for place, error in failed]
+            if any(not isinstance(error, ImageError) for _, error in failed):
+                break
+        return failures
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        """See `Decoder`."""
+        out = row["inputs"]
+        queue = scratch.own(TileQueue)
+        queue.clear()
+        if self.compiled and queue.add(data, self.crop, draws, self.max_pixels, 0):
+            damaged = queue.run(self.crop, self.dct_scaling, scratch, out[None])
+            if not damaged:
+                return
+        self._decode(data, draws, out, scratch)
+
+    def _fill_group(
+        self, reader: Reader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
+    ) -> list[Failure]:
+        """Fill `out` [k, H, W, 3], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
+        queue = scratch.own(TileQueue)
+        queue.clear()
+        failures: list[Failure] = []
+        for place, index in enumerate(ids):
+            error = self._queue_or_decode(reader, index, draws[place], place, out, queue, scratch)
+            if error is not None:
+                failures.append((place, error))
+                if not isinstance(error, ImageError):
+                    return failures
+        for place, data in queue.run(self.crop, self.dct_scaling, scratch, out):  # the damaged ones
+            error = attempt(self._decode, data, draws[place], out[place], scratch)
+            if error is not None:
+                failures.append((place, error))
+        return failures
+
+    def _queue_or_decode(
+        self,
+        reader: Reader,
+        index: int,
+        draws: Sequence[float],
+        place: int,
+        out: Pixels,
+        queue: TileQueue,
+        scratch: Scratch,
+    ) -> Exception | None:
+        """What `attempt` would return, without the cost of a further call for each image."""
+        try:
+            data = reader.read(index, scratch.other(place))  # queued samples must stay in memory
+            if not queue.add(data, self.crop, draws, self.max_pixels, place):
+                self._decode(data, draws, out[place], scratch)
+        except Exception as error:  # noqa: BLE001 - the pool tells them apart
+            return error
+        return None
+
+    def _decode(self, data: bytes | memoryview, draws: Sequence[float], out: Pixels, scratch: Scratch) -> None:
+        """Decode what the compiled decoder does not take, by libjpeg-turbo or Pillow."""
+        header = read_header(data, self.max_pixels)
+        window = self.crop.window(*header.size, draws)
+        if window.size[0] * window.size[1] > self.max_pixels:  # a strip of 1 x 30000, its short side made 256
+            raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+        pixels, box = decode_box(data, header, window.box, scratch)
+        resample(pixels, window._replace(box=box), self.crop.interpolation, out)
+
+    def describe(self) -> str:
+        """See `Decoder`."""
+        scaling = ", tiled ones DCT-scaled where crops are large" if self.dct_scaling else ""
+        return f"JPEGs decoded on the CPU{scaling}"
