@@ -15,8 +15,8 @@ from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
 from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource
-from fastimg.loaders.decoders.arrays import ArrayDecoder
 from fastimg.loaders.crop import Crop
+from fastimg.loaders.decoders.arrays import ArrayDecoder
 from fastimg.models.ema import DECAY, Ema
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
