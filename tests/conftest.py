@@ -24,7 +24,8 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.backends.selection import Backend, open_source
+from fastimg.loaders.backends.selection import open_source
+from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fastimg.data.intent import architecture
+from fastimg.config.intent import architecture
 from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.runtime.cpus import available_cpus

@@ -11,6 +11,7 @@ from tyro.conf import Fixed, FlagCreatePairsOff, Positional, Suppress, arg
 
 from . import flag_types as flagtypes
 
+HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -88,6 +89,10 @@ class Inputs:
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Threads that decode images, processes with --loader torch: a number, or auto for this process's share of the
     cores."""
+    profile: Annotated[str | None, arg(metavar="[auto|PATH]", help_behavior_hint="")] = None
+    """Take the number of workers, the slots, the stream that augments and the batch of --batch-size auto from a profile
+    of this machine, which `fastimg bench DATA --tune` writes, where no flag sets them. --profile alone reads the
+    default place in the user's cache directory."""
     prefetch: flagtypes.Int = None
     """Batches held in host memory. Default: 3."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"

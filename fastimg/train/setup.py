@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, intent, kornia_pass, provenance
+from fastimg.data import augmentation, kornia_pass, provenance
 from fastimg.data.datasets import Part, center_crop, display_name, train_crop, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
@@ -255,7 +256,7 @@ def assemble(
         compilation=compiled(parallel, config),
     )
     if config.progressive is not None:
-        run.progressive = effective.progressive(config, run.epochs)
+        run.progressive = intent.progressive(config, run.epochs)
     return run
 
 
