@@ -44,7 +44,11 @@ _COMMANDS: dict[str, type] = {
     "recipe": config.Recipe,
 }
 # Flags of `train` that may stand alone: what they mean then, and the words that may follow, any where there is none.
-_ALONE: dict[str, tuple[str, tuple[str, ...]]] = {"--resume": ("auto", ()), "--compile": ("default", COMPILE_MODES)}
+_ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--resume": ("auto", ()),
+    "--profile": ("auto", ()),
+    "--compile": ("default", COMPILE_MODES),
+}
 # The same for numbers: whatever is none, and not `off`, is the next argument.
 _NUMBERS = {"--cache-embeddings": "1", "--knn": "20"}
 

@@ -29,8 +29,6 @@ from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
 
-os.environ["FASTIMG_PROFILE"] = "off"  # what this machine was tuned to is none of the tests' business
-
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`-n auto`: one more than there are cores, since tests wait for processes that they start."""

@@ -35,7 +35,7 @@ from fastimg.models.ranks import Ranks, start
 from fastimg.system.machine_load import Watch
 from fastimg.system.measurement import environment
 from fastimg.system.progress import telling
-from fastimg.train.checkpoints import machine_profile as machine
+from fastimg.train.choices import machine_profile as machine
 from fastimg.train.choices import refusals
 from fastimg.train.choices import resolution as effective
 from fastimg.wording import plural
@@ -88,8 +88,6 @@ def _check(settings: Bench) -> None:
         raise UsageError("--plot has no effect without --loaders or --threads; add one of them")
     if settings.plot is not None:
         check_file(settings.plot)
-    if settings.tune:
-        machine.target()
     if settings.scratch is not None and not settings.scratch.is_dir():
         raise UsageError(f"--scratch {settings.scratch}: no such folder; make it, or leave it out")
 

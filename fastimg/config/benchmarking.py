@@ -50,8 +50,8 @@ class Measuring:
     no_advice: FlagCreatePairsOff[bool] = False
     """Do not try out what would be faster: less time, and the verdict has no measured advice."""
     tune: bool = False
-    """Try numbers of workers and slots, where to decode, and batch sizes, and keep the best for `train` in a profile of
-    this machine."""
+    """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
+    writes them to the profile of this machine that `train --profile` reads."""
     scratch: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Where converted copies of some of the images are put meanwhile. Default: the system's temporary folder."""
     seed: int = 0

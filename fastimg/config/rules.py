@@ -188,22 +188,25 @@ def dropped(
     A setting that has no effect in `below` alone stays, so that `refuse` names it.
     """
     new = {name for name, value in above.items() if below.get(name) != value}
+    concerned = [rule for rule in rules if not isinstance(rule, Idle | Needs) or rule.field in below]
     alone = kind(**below)
     lost: set[str] = set()
-    while True:
+    while new:
         merged = kind(**{name: value for name, value in below.items() if name not in lost} | dict(above))
-        losers = {name for rule in rules for name in _losers(rule, merged, alone, new, recipe)}
+        losers = {name for rule in concerned for name in _losers(rule, merged, alone, new, recipe)}
         losers = (losers & below.keys()) - lost - above.keys()
         if not losers:
             return lost
         lost |= losers  # what they made useful may now be useless in turn
+    return lost
 
 
 def _losers(rule: Rule, merged: Any, alone: Any, new: Collection[str], recipe: bool) -> Collection[str]:
     """The fields that give way by one rule; some of them may not be set below."""
     match rule:
         case Replaces(field, others, in_recipes):
-            given = field in new and getattr(merged, field) not in (None, False, "none")
+            value = getattr(merged, field)
+            given = field in new and value is not None and value is not False and value != "none"
             return others if given and (recipe or not in_recipes) else ()
         case Excludes(field, other):
             if rule.fault(merged) is None:

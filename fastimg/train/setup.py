@@ -41,8 +41,8 @@ from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
 from .checkpoints import changed_data
-from .checkpoints import machine_profile as machine
 from .checkpoints import run_directory as rundir
+from .choices import machine_profile as machine
 from .choices import refusals
 from .choices import resolution as effective
 from .opening import build_model, check_classes, check_content, open_data, open_loader

@@ -12,10 +12,11 @@ import yaml
 from safetensors.torch import load_file
 
 from fastimg.augment import Policy, apply, draw, mix
+from fastimg.config.augmentation import effective, listed
 from fastimg.config.commands import Augmenting, Train
 from fastimg.config.yaml_file import load
 from fastimg.data import kornia_pass
-from fastimg.data.augmentation import effective, listed, model_input, order_note, policy_of, sentence
+from fastimg.data.augmentation import model_input, order_note, policy_of, sentence
 from fastimg.errors import UsageError
 from fastimg.train.choices.refusals import check
 from fastimg.train.metrics import Meter
@@ -136,8 +137,8 @@ def test_false_is_no_augmentation(tmp_path):
         ("[{random_rotate: {degree: true}}]", "degree is a number"),
         ("[{trivial_augment: {bins: 5}}]", "it takes no argument"),
         ("[random_rotate, {rotate: {degree: 5}}]", "rotate is given twice"),
-        ("[{a: {}, b: {}}]", "is no augmentation; write a name"),
-        ("[{random_rotate: 15}]", "is no augmentation; write a name"),
+        ("[{a: {}, b: {}}]", "is not an augmentation; write a name"),
+        ("[{random_rotate: 15}]", "is not an augmentation; write a name"),
         ("[3]", "augmentation"),
         ("sometimes", "augmentation"),
         ("[{auto_augmentation: {method: rand_augment}}]", "trivial_augment alone"),
@@ -191,7 +192,10 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
 def test_values_out_of_range(flag, values, tmp_path, cli):
     for value in values:
         ran = cli("train", tmp_path / "nowhere", flag, *value.split())
-        assert ran.code == 2 and (f"{flag}: give " in ran.err or "unrecognized" in ran.err.lower()), (value, ran.err)
+        assert ran.code == 2 and (f"{flag} {value}: give " in ran.err or "unrecognized" in ran.err.lower()), (
+            value,
+            ran.err,
+        )
 
 
 def test_no_aug_and_none_agree():

@@ -138,7 +138,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
     for value in values.split():
         ran = cli("train", tmp_path / "nowhere", f"{flag}={value}", *beside.get(flag, ()))
         assert ran.code == 2, (value, ran.err)
-        assert f"{flag}: give " in ran.err
+        assert f"{flag} {value}: give " in ran.err
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
 def test_channels_are_shares_of_white(flags, tmp_path, cli):
     """ImageNet's mean is often written for 0..255."""
     ran = cli("train", tmp_path / "nowhere", *flags)
-    assert ran.code == 2 and f"{flags[0]}: give " in ran.err
+    assert ran.code == 2 and f"{' '.join(flags)}: give " in ran.err
 
 
 @pytest.mark.parametrize(
