@@ -62,12 +62,6 @@ def test_a_fraction_beside_a_split(data):
         open_parts(data, "train", None, 0.2, 0)
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5])
-def test_fractions_that_are_none(fraction, image_folder):
-    with pytest.raises(UsageError, match="--val-fraction"):
-        open_parts(image_folder, "train", None, fraction, 0)
-
-
 def test_too_few_to_hold_out(tmp_path, trained):
     for name in ("a", "b"):
         (tmp_path / "d" / name).mkdir(parents=True)

@@ -123,6 +123,7 @@ def test_flags_that_need_or_exclude_something(flags, named, tmp_path, cli):
         ("--train-crop-size", "0"),
         ("--val-crop-size", "0"),
         ("--val-resize-size", "0"),
+        ("--val-fraction", "-0.1 1 1.5"),
     ],
 )
 def test_values_out_of_range(flag, values, tmp_path, cli):
