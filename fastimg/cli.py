@@ -23,7 +23,6 @@ from . import __version__
 from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import flags, recipes
-from .config import help_text as helptext
 from .config import yaml_file as configfile
 from .errors import UsageError, UserError, nearest, printable
 from .system import rank_failures as ending
@@ -188,8 +187,9 @@ def _signal_code(signal: int) -> int:
 def _parse(command: str, arguments: list[str]) -> Any:
     kind = _COMMANDS[command]
     options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
+    options["config"] = (tyro.conf.DisallowNone,)  # None is for a flag that was left out, not one of its values
     if not {"-h", "--help"}.isdisjoint(arguments):
-        helptext.fold(kind)
+        flags.fold_descriptions(kind)
     flags.check(command, kind, arguments, _COMMANDS)
     for flag, meaning in _NUMBERS.items():
         arguments = _with_number(arguments, flag, meaning)

@@ -1,10 +1,13 @@
-"""The flags of a command, and what to suggest for one that it does not have."""
+"""The flags of a command, their descriptions, and what to suggest for a flag that a command does not have."""
 
+import ast
 import difflib
+import inspect
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff, Positional, Suppress
 
@@ -172,3 +175,13 @@ def _hint(word: str, command: str, known: frozenset[str], others: Mapping[str, t
     if elsewhere:
         return f", which belongs to {' and '.join(elsewhere)}; `fastimg {command} --help` lists the flags of {command}"
     return f"; `fastimg {command} --help` lists its flags"
+
+
+def fold_descriptions(kind: type[Any]) -> None:
+    """Give tyro each description as one line, which it breaks where the terminal ends: it would keep the source's."""
+    for base in kind.__mro__[:-1]:
+        body = cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
+        for field, below in itertools.pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    kind.__dataclass_fields__[name].metadata = MappingProxyType({"help": " ".join(text.split())})

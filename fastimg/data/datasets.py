@@ -13,6 +13,7 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, CenterCrop, Dataset, LoaderConfig, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS, Backend
+from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS
@@ -21,7 +22,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Preprocessing
 from fastimg.wording import plural
 
-from .splits import stratified_split
+from .splits import share_of_split, stratified_split
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def open_parts(
     kept, held_out = stratified_split(train.labels, fraction, seed)
     if len(held_out) == 0:
         raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
-    origin = f"{fraction:.0%} of {train_split}, held out by seed {seed}"
+    share = share_of_split(len(held_out), len(train), singular(train.content), train_split)
+    origin = f"{share}, held out by seed {seed}"
     return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
-from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.folders.folder import Level
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .datasets import Part
-from .splits import stratified_split
+from .splits import share_of_split, stratified_split
 
 _PROBES = 16  # samples, spread over a split, whose content tells it from another with the same labels
 
@@ -145,8 +145,8 @@ def _judged(
     chosen = np.arange(len(dataset))
     if holding is not None and not whole:
         chosen = holding.validated(dataset)
-        words = f"{100 * holding.held_out:.4g}% of {split}, held out of training by seed {holding.seed}"
-        found = replace(found, indices=chosen, origin=words)
+        share = share_of_split(len(chosen), len(dataset), singular(dataset.content), split)
+        found = replace(found, indices=chosen, origin=f"{share}, held out of training by seed {holding.seed}")
     seen = int(np.isin(chosen, np.concatenate([each.trained(dataset) for each in known])).sum())
     if not seen:
         return replace(found, trained_on=False)

@@ -7,6 +7,8 @@ and promises no such thing of `Generator.permutation` (NEP 19): the same seed gi
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.wording import plural
+
 _SPLIT, _SHUFFLE = 1, 2  # streams of one seed
 
 
@@ -29,6 +31,11 @@ def stratified_split(
             n = end - start
             held[order[start : start + min(max(round(fraction * n), 1), n - 1)]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def share_of_split(count: int, total: int, noun: str, split: str) -> str:
+    """In words, how much of a split was held out: a class of few samples gives more than its share."""
+    return f"{100 * count / total:.2g}% of the {plural(total, noun)} of {split}"
 
 
 def shuffled(n: int, seed: int) -> npt.NDArray[np.int64]:

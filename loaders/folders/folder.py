@@ -187,7 +187,8 @@ def _readings(
     return [
         f"{root}: the classes are the {len(classes)} folders at the top ({_some(classes)}), and {deeper:,} of "
         f"{plural(len(names), 'file')} lie in folders below them; --classes leaf makes the folder that a file lies in "
-        f"its class, which gives {len(leaves)} ({_some(sorted(leaves))}); --classes top keeps this and says nothing"
+        f"its class, which gives {len(leaves)} ({_some(sorted(leaves))}); --classes top keeps these classes and "
+        "silences this message"
     ]
 
 

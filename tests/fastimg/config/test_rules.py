@@ -129,3 +129,11 @@ def test_a_command_may_lack_fields_of_a_table():
 def test_a_type_of_mixed_precision_needs_it(dtype):
     with pytest.raises(UsageError, match="--amp-dtype has no effect with --no-amp; leave one of them out"):
         refuse(Train(amp=False, amp_dtype=dtype), TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio"), [((0.9, 0.1), None), ((0.0, 1.0), None), ((0.1, 1.1), None), (None, (2.0, 1.0)), (None, (0, 1))]
+)
+def test_crops_that_are_none(scale, ratio):
+    with pytest.raises(UsageError, match="--scale" if scale else "--ratio"):
+        refuse(Train(scale=scale, ratio=ratio), TRAIN)

@@ -193,7 +193,8 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
     for value in values:
         ran = cli("train", tmp_path / "nowhere", flag, *value.split())
         assert ran.code == 2, (value, ran.err)
-        assert f"{flag} {value}: give " in ran.err or "unrecognized" in ran.err.lower(), (value, ran.err)
+        shown = " ".join(f"{float(number):g}" for number in value.split())
+        assert f"{flag} {shown}: give " in ran.err or "unrecognized" in ran.err.lower(), (value, ran.err)
 
 
 def test_no_aug_and_none_agree():

@@ -170,7 +170,7 @@ def test_channels_are_shares_of_white(flags, tmp_path, cli):
         (("--freeze", "some"), "--freeze some"),
         (("--arch", "test_vit", "--ghost-bn", "4"), "--ghost-bn has no effect: test_vit has no batch norm"),
         (("--amp-dtype", "fp16", "--amp"), "--amp-dtype fp16"),
-        (("--amp-dtype", "bf16"), "--amp-dtype bf16"),
+        (("--amp-dtype", "bf16"), "--amp-dtype has no effect with --no-amp"),
         (("--device", "tpu"), "--device tpu"),
         (("--device", "cuda:99"), "--device cuda:99"),
         (("--device", "meta"), "--device meta"),
