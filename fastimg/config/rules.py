@@ -35,7 +35,7 @@ def written(config: Any, field: str) -> str:
 
 
 @cache
-def _defaults(kind: type[Any]) -> dict[str, Any]:
+def _defaults(kind: Any) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
@@ -118,8 +118,8 @@ class Check:
 
     def fault(self, config: Any) -> str | None:
         """See `Range.fault`."""
-        found = self.find(config)
-        return None if found is None else f"{written(config, self.field)}: {found}"
+        fault = self.find(config)
+        return None if fault is None else f"{written(config, self.field)}: {fault}"
 
 
 @dataclass(frozen=True)

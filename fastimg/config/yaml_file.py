@@ -82,25 +82,27 @@ def read(path: Path, kind: type[Any]) -> dict[str, Any]:
 
 def _meant(key: str, known: Collection[str]) -> str:
     """What an unknown key was probably meant to be, by other tools' names too."""
-    name = flags.suggestion(key.replace("_", "-"), [one.replace("_", "-") for one in known])
+    name = flags.suggestion(key.replace("_", "-"), [name.replace("_", "-") for name in known])
     return f"; did you mean {name.replace('-', '_')}?" if name else nearest(key, known)
 
 
 def _typed(values: Mapping[str, Any], kind: type[Any], path: Path) -> dict[str, Any]:
     """Values as the types of their fields; null leaves a field as it is by default. Raises UsageError."""
-    hints, found = get_type_hints(kind), {}
+    hints = get_type_hints(kind)
+    typed = {}
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for key, value in values.items():
         try:
-            found[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
+            typed[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
         except yamlvalues.Unfit as error:
             raise UsageError(f"--config {path}: {key}: {error}") from error
-    return found
+    return typed
 
 
 def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """YAML's words for what a flag says by standing alone, or under another name."""
-    hints, values = get_type_hints(kind), dict(values)
+    """The values of YAML that a flag expresses by standing alone, or under another name."""
+    hints = get_type_hints(kind)
+    values = dict(values)
     if isinstance(values.get("compile"), bool):
         values["compile"] = "default" if values["compile"] else None
     if "no_aug" in hints and values.get("augmentation") is False:

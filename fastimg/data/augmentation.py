@@ -93,7 +93,8 @@ def model_input(
 def _erasing_alone(plan: Plan) -> Plan | None:
     if plan.erasing is None:
         return None
-    none, batch = torch.zeros(len(plan), dtype=torch.bool), len(plan)
+    batch = len(plan)
+    none = torch.zeros(batch, dtype=torch.bool)
     return dataclasses.replace(
         plan,
         hflip=none,

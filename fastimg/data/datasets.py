@@ -141,7 +141,7 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
     """Raises UsageError where the loader does not read such data."""
     if not reads(backend, dataset):
         raise UsageError(
-            f"--loader {backend}: FFCV reads .beton files alone, and {data} is none; make one by `fastimg convert "
+            f"--loader {backend}: FFCV reads only .beton files; {data} is not one; make one with `fastimg convert "
             f"{data} DST --format beton`, or choose another loader"
         )
 

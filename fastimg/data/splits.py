@@ -22,15 +22,15 @@ def stratified_split(
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction {fraction} is not in [0, 1)")
-    held = np.zeros(len(labels), bool)
+    chosen = np.zeros(len(labels), bool)
     if fraction > 0 and len(labels):
         keys = _keys(len(labels), seed, _SPLIT)
         order = np.lexsort((keys, labels))  # class by class, at random within a class
         starts = np.flatnonzero(np.diff(labels[order], prepend=labels[order[:1]] - 1))
         for start, end in zip(starts, np.append(starts[1:], len(labels)), strict=True):
             n = end - start
-            held[order[start : start + min(max(round(fraction * n), 1), n - 1)]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+            chosen[order[start : start + min(max(round(fraction * n), 1), n - 1)]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def share_of_split(count: int, total: int, noun: str, split: str) -> str:

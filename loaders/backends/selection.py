@@ -90,7 +90,7 @@ def open_source(
         case "ffcv":
             if not isinstance(dataset, BetonDataset):
                 raise DataError(
-                    f"{dataset.name}: FFCV reads .beton files alone; `fastimg convert SRC DST --format beton` makes one"
+                    f"{dataset.name}: FFCV reads only .beton files; `fastimg convert SRC DST --format beton` makes one"
                 )
             from .ffcv import FfcvLoader
 

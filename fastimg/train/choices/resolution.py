@@ -1,4 +1,4 @@
-"""From what the user asked for to what is done: open choices are made.
+"""From what the user asked for to what is done: every open choice is made.
 
 The result is a `Train` without open choices: it is printed, written to config.yaml, and runs again to the same end.
 """
@@ -146,7 +146,8 @@ def views(config: Train) -> int:
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
     """The schedule of a resolved configuration, and with it the length of the run."""
     assert config.lr != "auto" and config.sched is not None and config.warmup is not None
-    batch, whole = true_batch(config, ranks, samples), config.duration or f"{config.epochs}ep"
+    batch = true_batch(config, ranks, samples)
+    whole = config.duration or f"{config.epochs}ep"
     steps = max(1, math.ceil(durations.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
     drops = math.inf
     if config.decay is not None:
@@ -218,10 +219,10 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     if rule == "none":
         return rate, "auto" if config.lr == "auto" else ""
     factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
-    found = "auto" if config.lr == "auto" else ""
+    words = "auto" if config.lr == "auto" else ""
     if batch != base:
-        found = f"{rate:g} at batch {base}, {rule} to {batch}"
-    return float(f"{rate * factor:.3g}"), found
+        words = f"{rate:g} at batch {base}, {rule} to {batch}"
+    return float(f"{rate * factor:.3g}"), words
 
 
 def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:

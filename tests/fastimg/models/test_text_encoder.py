@@ -257,6 +257,12 @@ def test_what_goes_with_the_wrong_kind_of_data(refused, image_folder):
     )
 
 
+def test_a_runs_own_file_starts_the_same_run(train, cli, tmp_path):
+    train("first")
+    ran = cli("train", "--config", tmp_path / "runs" / "first" / "config.yaml", "--dry-run")
+    assert ran.code == 0, ran.err
+
+
 @pytest.mark.parametrize("flags", [("--img-size", "32"), ("--tta",), ("--hflip", "0.5"), ("--mean", "0", "0", "0")])
 def test_flags_of_images(refused, flags):
     assert f"{flags[0]} has no effect on texts" in refused(*flags)
