@@ -34,9 +34,9 @@ class Convert:
 
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
     """A folder with one subfolder of images or .txt files per class, optionally below train/, val/ and test/; a csv,
-    tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with image
-    bytes (Hugging Face's layout); tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST, ...);
-    sklearn:digits."""
+    tsv, jsonl or parquet manifest with a label and the path of an image, or a text, in each row; parquet files with
+    image bytes (Hugging Face's layout); tar shards or .beton files of any origin; torchvision:NAME (CIFAR10, MNIST,
+    ...); sklearn:digits."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to write."""
     more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]", help_behavior_hint="")]] = ()

@@ -24,7 +24,8 @@ def flag(field: str) -> str:
 def is_set(config: Any, field: str) -> bool:
     """Whether a field has another value than its default. `--aa none` and an empty list ask for nothing."""
     value = getattr(config, field)
-    return value != _defaults(type(config))[field] and value not in ("none", [])
+    kind: Any = type(config)
+    return value != _defaults(kind)[field] and value not in ("none", [])
 
 
 def written(config: Any, field: str) -> str:
@@ -174,7 +175,8 @@ def refuse_set(config: Any, fields: Collection[str], words: str) -> None:
 
 def without_effect(config: Any, rules: Sequence[Rule]) -> dict[str, Any]:
     """The fields that have no effect in `config`, and their defaults."""
-    defaults = _defaults(type(config))
+    kind: Any = type(config)
+    defaults = _defaults(kind)
     return {
         rule.field: defaults[rule.field] for rule in rules if isinstance(rule, Idle | Needs) and rule.useless(config)
     }

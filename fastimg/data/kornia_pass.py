@@ -115,8 +115,8 @@ def _try(module: nn.Module, name: str, size: int, device: torch.device) -> None:
         raise UsageError(f"augmentation: {name} fails on {size} x {size} pixels: {_reason(error)}") from error
     if augmented.shape != images.shape:
         raise UsageError(
-            f"augmentation: {name} makes {augmented.shape[-1]} x {augmented.shape[-2]} pixels of {size} x {size}: images keep "
-            "their size; use --scale, --ratio and --img-size for crops"
+            f"augmentation: {name} makes {augmented.shape[-1]} x {augmented.shape[-2]} pixels of {size} x {size}: "
+            "images keep their size; use --scale, --ratio and --img-size for crops"
         )
     if not torch.isfinite(augmented).all():
         raise UsageError(f"augmentation: {name} makes pixels that are NaN or infinite; change its arguments")

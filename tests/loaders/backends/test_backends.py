@@ -318,7 +318,7 @@ def test_a_backend_that_is_not_installed_is_named_with_its_remedy(files, monkeyp
 
 def test_ffcv_reads_betons_alone(files, monkeypatch, open_loader):
     monkeypatch.setattr(backends, "check_installed", lambda backend: None)
-    with pytest.raises(DataError, match=r"FFCV reads \.beton files alone; `fastimg convert SRC DST --format beton`"):
+    with pytest.raises(DataError, match=r"FFCV reads only \.beton files; `fastimg convert SRC DST --format beton`"):
         open_loader("ffcv", files)
 
 
