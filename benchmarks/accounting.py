@@ -254,7 +254,7 @@ def _train(args: argparse.Namespace, data: Path, output: Path, flags: list[str])
 
 def _fastimg(command: str, data: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
     line = [sys.executable, "-W", "ignore", "-m", "fastimg", command, str(data), *flags]
-    environment = {**os.environ, "COLUMNS": "400", "FASTIMG_PROFILE": "off"}
+    environment = {**os.environ, "COLUMNS": "400"}
     done = subprocess.run(line, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)

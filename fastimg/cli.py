@@ -23,7 +23,6 @@ from . import __version__
 from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import flags, recipes
-from .config import help_text as helptext
 from .config import yaml_file as configfile
 from .errors import UsageError, UserError, nearest, printable
 from .system import rank_failures as ending
@@ -45,7 +44,11 @@ _COMMANDS: dict[str, type] = {
     "recipe": config.Recipe,
 }
 # Flags of `train` that may stand alone: what they mean then, and the words that may follow, any where there is none.
-_ALONE: dict[str, tuple[str, tuple[str, ...]]] = {"--resume": ("auto", ()), "--compile": ("default", COMPILE_MODES)}
+_ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--resume": ("auto", ()),
+    "--profile": ("auto", ()),
+    "--compile": ("default", COMPILE_MODES),
+}
 # The same for numbers: whatever is none, and not `off`, is the next argument.
 _NUMBERS = {"--cache-embeddings": "1", "--knn": "20"}
 
@@ -185,8 +188,9 @@ def _signal_code(signal: int) -> int:
 def _parse(command: str, arguments: list[str]) -> Any:
     kind = _COMMANDS[command]
     options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
+    options["config"] = (tyro.conf.DisallowNone,)  # None is for a flag that was left out, not one of its values
     if not {"-h", "--help"}.isdisjoint(arguments):
-        helptext.fold(kind)
+        flags.fold_descriptions(kind)
     flags.check(command, kind, arguments, _COMMANDS)
     for flag, meaning in _NUMBERS.items():
         arguments = _with_number(arguments, flag, meaning)

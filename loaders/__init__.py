@@ -3,15 +3,19 @@
 In: a dataset, a crop, settings. Out: uint8 batches in an order that resumes. Must not know: augment, the application.
 """
 
-from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
-from fastimg.loaders.folders.folder import FilesDataset
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from .batch import Batch
-from .crop import CenterCrop, RandomResizedCrop
-from .decoders.images import ImageDecoder
-from .epochs import BatchSource, LoaderConfig
-from .errors import DataError, ImageError, ShardError, WorkerError
-from .loader import Loader
+if TYPE_CHECKING:
+    from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
+    from fastimg.loaders.folders.folder import FilesDataset
+
+    from .batch import Batch
+    from .crop import CenterCrop, RandomResizedCrop
+    from .decoders.images import ImageDecoder
+    from .epochs import BatchSource, LoaderConfig
+    from .errors import DataError, ImageError, ShardError, WorkerError
+    from .loader import Loader
 
 __all__ = [
     "Batch",
@@ -30,3 +34,27 @@ __all__ = [
     "list_splits",
     "open_dataset",
 ]
+
+# Public name -> the module that defines it, imported at first use: some import torch, which takes seconds.
+_MODULES = {
+    **dict.fromkeys(("Dataset", "list_splits", "open_dataset"), "containers.datasets"),
+    **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
+    **dict.fromkeys(("CenterCrop", "RandomResizedCrop"), "crop"),
+    **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
+    "Batch": "batch",
+    "FilesDataset": "folders.folder",
+    "ImageDecoder": "decoders.images",
+    "Loader": "loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

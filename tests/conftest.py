@@ -24,11 +24,10 @@ import torch
 from PIL import Image
 
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
-from fastimg.loaders.backends.selection import Backend, open_source
+from fastimg.loaders.backends.selection import open_source
+from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
-
-os.environ["FASTIMG_PROFILE"] = "off"  # what this machine was tuned to is none of the tests' business
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

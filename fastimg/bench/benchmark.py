@@ -25,16 +25,17 @@ from fastimg.bench.peers.comparison import names as loader_names
 from fastimg.bench.peers.results import Comparison, Setting
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
-from fastimg.data import augmentation
+from fastimg.config.rule_tables import BENCH
+from fastimg.config.rules import refuse
+from fastimg.config.training import HF_PREFIX
 from fastimg.data.datasets import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
 from fastimg.errors import UsageError, nearest, printable
 from fastimg.loaders import ImageDecoder
 from fastimg.models.ranks import Ranks, start
-from fastimg.models.text_encoder import PREFIX
 from fastimg.system.machine_load import Watch
 from fastimg.system.measurement import environment
 from fastimg.system.progress import telling
-from fastimg.train.checkpoints import machine_profile as machine
+from fastimg.train.choices import machine_profile as machine
 from fastimg.train.choices import refusals
 from fastimg.train.choices import resolution as effective
 from fastimg.wording import plural
@@ -69,10 +70,10 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
 
 
 def _check(settings: Bench) -> None:
-    augmentation.check(settings)
-    check_backend(chosen_backend(settings.loader), {"decode": settings.decode})
+    refuse(settings, BENCH)
+    check_backend(chosen_backend(settings.loader))
     for arch in (settings.arch or "").split(","):
-        if arch.strip().startswith(PREFIX):
+        if arch.strip().startswith(HF_PREFIX):
             raise UsageError(
                 f"--arch {arch.strip()}: reads texts, and bench measures images; give a model of timm's, say"
             )
@@ -83,20 +84,10 @@ def _check(settings: Bench) -> None:
     if settings.loaders is not None:
         loader_names(settings.loaders)
     _threads(settings.threads)
-    for flag, value, least in (
-        ("--batch-size", settings.batch_size, 1),
-        ("--img-size", settings.img_size, 1),
-        ("--repeats", settings.repeats, 1),
-        ("--images", settings.images if settings.images is not None else 1, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{flag} {value}: give {least} or more")
     if settings.plot is not None and settings.loaders is None and settings.threads is None:
         raise UsageError("--plot has no effect without --loaders or --threads; add one of them")
     if settings.plot is not None:
         check_file(settings.plot)
-    if settings.tune:
-        machine.target()
     if settings.scratch is not None and not settings.scratch.is_dir():
         raise UsageError(f"--scratch {settings.scratch}: no such folder; make it, or leave it out")
 

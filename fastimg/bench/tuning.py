@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from fastimg.data.intent import architecture
+from fastimg.config.intent import architecture
 from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.measurement import show as show_table
 from fastimg.system.memory import ran_out, release
-from fastimg.train.checkpoints.machine_profile import Profile, device_name, now
+from fastimg.train.choices.machine_profile import Profile, device_name, now
 
 from .dataset import Images
 from .rig import Rig, real_rate, with_loader
@@ -118,11 +118,25 @@ def _rate(rig: Rig, images: Images, count: int, settings: dict[str, Any]) -> flo
 
 
 def show(tuned: Tuned, file: Path, console: Console) -> None:
-    """What was tried, and what is kept."""
+    """What was tried, the fastest settings as flags and as lines of YAML, and how `train` takes them from the file."""
     rows = [{**row, "value": str(row["value"])} for row in tuned.tried]
     show_table(console, "tuning, end to end", rows)
-    p = tuned.profile
-    words = f"--workers {p.workers}, --prefetch {p.prefetch}; --batch-size auto of {p.arch} is {p.batch_size}"
-    console.print(f"kept in {file}: {words}", highlight=False, markup=False, soft_wrap=True)
-    if tuned.other:
-        console.print(tuned.other, highlight=False, markup=False, soft_wrap=True)
+    best = settings(tuned.profile)
+    model = f"{tuned.profile.arch} at {tuned.profile.size} pixels"
+    lines = [
+        f"fastest, with the batch of {model}, as flags:",
+        "  " + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in best.items()),
+        "in the YAML file of --config:",
+        *(f"  {name}: {value}" for name, value in best.items()),
+        f"written to {file}: `fastimg train DATA --profile` takes these settings where no flag sets them, "
+        "the batch with --batch-size auto",
+        *([tuned.other] if tuned.other else []),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def settings(profile: Profile) -> dict[str, Any]:
+    """The fields of Train that a profile sets."""
+    stream = () if profile.device == "cpu" else ("augment_stream",)
+    return {name: getattr(profile, name) for name in ("workers", "prefetch", *stream, "batch_size")}

@@ -12,54 +12,55 @@ from .training import Augmenting
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """What is measured: the first flags of `bench`."""
+    """What to measure: the first flags of `bench`."""
 
     data: Positional[Path]
     """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
     split: str = "train"
     """The split to read."""
     arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME[,NAME...]", help_behavior_hint="")] = None
-    """The models whose steps are measured, as `train` names them. Default: resnet50 on a GPU, resnet18 on a CPU."""
+    """The models whose training steps are measured, named as for `train`. Default: resnet50 on a GPU, resnet18 on a
+    CPU."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
-    """What would read and decode in training; see `train --help`."""
+    """The data loader that training would use; see `train --help`."""
     loaders: flagtypes.Str = None
-    """Compare loaders: any of native, torch, dali, ffcv, webdataset, synthetic, with commas between them, or all. Each
-    works as its users set it up, in a process of its own, on the same images; what is not installed is named."""
+    """Compare loaders: a comma-separated list of native, torch, dali, ffcv, webdataset and synthetic, or all. Each runs
+    in its own process on the same images, as its users set it up; loaders that are not installed are listed."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
-    """Which stages to measure: read, splice, decode, resize, copy, augment, step, with commas between them."""
+    """Stages to measure: a comma-separated list of read, splice, decode, resize, copy, augment and step."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
     """Images per step."""
     img_size: Annotated[int, arg(aliases=["--imgsz"])] = 224
-    """Side in pixels of the crops."""
+    """Side of the crops in pixels."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
-    """Threads that decode images: a number, or auto, which is what `train` would take."""
+    """Number of threads that decode images, or auto for the number that `train` would use."""
     threads: Annotated[str | None, arg(metavar="N[,N...]", help_behavior_hint="")] = None
-    """Measure the loader, and each of --loaders, with these numbers of threads: a scaling curve."""
+    """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve)."""
     images: flagtypes.Int = None
-    """Images per repeat. Default: what the loader decodes in a second, 4 batches at least and the dataset at most."""
+    """Images per repeat. Default: as many as the loader decodes in a second, but at least 4 batches."""
     repeats: int = 3
-    """How often everything is measured, in turn; the median counts."""
+    """Number of times to measure everything; the median counts."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs."""
     amp: bool = True
-    """Mixed precision where the device gains by it."""
+    """Use mixed precision where it is faster."""
     channels_last: bool = True
-    """Keep convolutional models in channels-last memory."""
+    """Use the channels-last memory format for convolutional models."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     no_advice: FlagCreatePairsOff[bool] = False
-    """Do not try out what would be faster: less time, and the verdict has no measured advice."""
+    """Do not try what would be faster: saves time, but the verdict has no measured advice."""
     tune: bool = False
-    """Try numbers of workers and slots, where to decode, and batch sizes, and keep the best for `train` in a profile of
-    this machine."""
+    """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
+    writes them to the profile of this machine that `train --profile` reads."""
     scratch: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """Where converted copies of some of the images are put meanwhile. Default: the system's temporary folder."""
+    """Folder for temporary converted copies of some of the images. Default: the system's temporary folder."""
     seed: int = 0
-    """Seed of order, crops and augmentation."""
+    """Seed of the order, the crops and augmentation."""
     plot: flagtypes.File = None
-    """Draw bars of --loaders, and curves over --threads, into this PNG file."""
+    """Plot bars of --loaders, and curves over --threads, to this PNG file."""
     json: bool = False
-    """Print the result as json."""
+    """Print the result as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,9 @@ class Bench(Augmenting, Measuring):
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what is installed and in use, what the machine has, and what is wrong with it."""
+    """Report what is installed and in use, the machine's hardware, and what is wrong."""
 
     folder: Positional[Annotated[Path, arg(metavar="[FOLDER]", help_behavior_hint="")]] = Path()
-    """Where to measure the disk: the folder of your data, say. Default: the current one."""
+    """Folder whose disk is measured, such as that of your data. Default: the current folder."""
     json: bool = False
-    """Print the result as json."""
+    """Print the result as JSON."""

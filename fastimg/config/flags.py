@@ -1,14 +1,17 @@
-"""The flags of a command, and what to suggest for one that it does not have."""
+"""The flags of a command, their descriptions, and what to suggest for a flag that a command does not have."""
 
+import ast
 import difflib
-from collections.abc import Collection, Mapping
+import inspect
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff, Positional, Suppress
 
-from fastimg.errors import UsageError
+from fastimg.errors import UsageError, nearest
 
 # Names that timm, torchvision's references, Ultralytics, Hugging Face's Trainer and Lightning give to our flags.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
@@ -108,7 +111,7 @@ _NEAR = 0.7  # how alike a flag and a typing error of it are, at least
 
 def flags_of(kind: type[Any]) -> frozenset[str]:
     """Every flag of a command's dataclass, as it is typed."""
-    found = {"--help", "-h"}
+    names = {"--help", "-h"}
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint = hints[field.name]
@@ -116,24 +119,47 @@ def flags_of(kind: type[Any]) -> frozenset[str]:
         if Positional in marks or Suppress in marks:
             continue
         name = field.name.replace("_", "-")
-        found.add(f"--{name}")
+        names.add(f"--{name}")
         if hint is bool or (bool in get_args(hint)[:1] and FlagCreatePairsOff not in marks):
-            found.add(f"--no-{name}")
+            names.add(f"--no-{name}")
         for mark in marks:
-            found |= set(getattr(mark, "aliases", None) or ())
-    return frozenset(found)
+            names |= set(getattr(mark, "aliases", None) or ())
+    return frozenset(names)
 
 
-def check(command: str, kind: type[Any], arguments: Collection[str], others: Mapping[str, type[Any]]) -> None:
-    """Refuse a flag that the command does not have. Raises UsageError with what was probably meant."""
+def check(command: str, kind: type[Any], arguments: Sequence[str], others: Mapping[str, type[Any]]) -> None:
+    """Refuse a flag, or a choice of a flag, that the command does not have.
+
+    Raises UsageError with what was probably meant.
+    """
     known = flags_of(kind)
-    for argument in arguments:
+    choices = _choices(kind)
+    for argument, following in itertools.pairwise([*arguments, ""]):
         if argument == "--":
             return
-        word = argument.partition("=")[0].replace("_", "-")
+        name, equals, value = argument.partition("=")
+        word = name.replace("_", "-")
+        if word in choices:
+            _check_choice(word, value if equals else following, choices[word])
         if word in known or not _is_flag(word) or _has_its_value(word, known):
             continue
         raise UsageError(f"{command} has no flag {argument.partition('=')[0]}{_hint(word, command, known, others)}")
+
+
+def _choices(kind: type[Any]) -> dict[str, tuple[str, ...]]:
+    """The flags of a command that take one of a few words, and these."""
+    choices = {}
+    for name, hint in get_type_hints(kind).items():
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        literals = [option for option in options if option is not NoneType]
+        if len(literals) == 1 and get_origin(literals[0]) is Literal:
+            choices[f"--{name.replace('_', '-')}"] = get_args(literals[0])
+    return choices
+
+
+def _check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
+    if value and value not in choices and not value.startswith("-"):
+        raise UsageError(f"{flag} {value}: give one of {', '.join(choices)}{nearest(value, choices)}")
 
 
 def _is_flag(word: str) -> bool:
@@ -172,3 +198,13 @@ def _hint(word: str, command: str, known: frozenset[str], others: Mapping[str, t
     if elsewhere:
         return f", which belongs to {' and '.join(elsewhere)}; `fastimg {command} --help` lists the flags of {command}"
     return f"; `fastimg {command} --help` lists its flags"
+
+
+def fold_descriptions(kind: type[Any]) -> None:
+    """Give tyro each description as one line, which it breaks where the terminal ends: it would keep the source's."""
+    for base in kind.__mro__[:-1]:
+        body = cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
+        for field, below in itertools.pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    kind.__dataclass_fields__[name].metadata = MappingProxyType({"help": " ".join(text.split())})

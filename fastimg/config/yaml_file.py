@@ -1,6 +1,6 @@
 """Configurations as YAML: the same keys as the flags, an unknown key is an error; and what wins over what.
 
-A recipe is below a file, a file below flags. What is above drops what it contradicts below.
+A recipe is below a file, a file below flags. What is above drops what it contradicts or makes useless below.
 """
 
 import dataclasses
@@ -14,54 +14,13 @@ import yaml
 
 from fastimg.errors import UsageError, nearest
 
-from . import flags, recipes
+from . import flags, recipes, rules
 from . import yaml_values as yamlvalues
-from .commands import Augmenting, Train
+from .augmentation import ON_A_LIST, listed
+from .commands import Train
+from .rule_tables import TRAIN
 
 _T = TypeVar("_T")
-_Contradictions = list[tuple[Collection[str], Collection[str]]]
-
-_AUGMENTING = {field.name for field in dataclasses.fields(Augmenting)} - {"no_aug"}
-
-
-def _ways(*ways: Collection[str]) -> _Contradictions:
-    """Fields that say the same in different ways: those of one way contradict those of all others."""
-    return [(way, {name for other in ways if other is not way for name in other}) for way in ways]
-
-
-# Whichever of the first is given, or given this value, drops the second below it.
-_CONTRADICTIONS: _Contradictions = [
-    *_ways(["epochs"], ["duration"]),
-    *_ways(["warmup"], ["warmup_epochs"], ["warmup_fraction"]),
-    *_ways(["decay"], ["decay_epochs"]),
-    *_ways(["pretrained"], ["weights"]),
-    *_ways(["crop_pct"], ["val_resize_size"]),
-    *_ways(["train_crop_size"], ["progressive", "progressive_epochs"]),
-    (["img_size"], ["train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs"]),
-    *_ways(["color_jitter"], ["brightness", "contrast", "saturation"]),
-    *_ways(["no_aug"], _AUGMENTING),
-    (["augmentation"], _AUGMENTING - {"augmentation", "scale", "ratio"}),  # flags beside a list change its entries
-    (["no_aug"], ["progressive", "progressive_epochs"]),
-    (["opt"], ["momentum"]),
-    (["lr=auto", "lr_scale=none"], ["lr_base_size"]),
-    (["sched"], ["decay", "decay_epochs", "decay_rate"]),
-    (["sched=step", "sched=constant"], ["min_lr"]),
-    (["order"], ["order_window"]),
-    (["val_fraction=0.0"], ["tta", "patience", "patience_metric", "val_interval"]),
-    (["loader=torch", "loader=dali", "loader=ffcv", "loader=synthetic"], ["decode", "dct_scaling"]),
-    (["loader=ffcv", "loader=synthetic"], ["on_error", "max_pixels"]),
-    (["loader=synthetic"], ["workers", "prefetch", "scale", "ratio"]),
-]
-# A file's settings are its writer's wish. A recipe's arguments are for its model, its rate for its optimiser and batch,
-# its ramp for its epochs.
-_OF_RECIPES: _Contradictions = [
-    *_CONTRADICTIONS,
-    (["arch"], ["model_kwargs"]),
-    (["opt"], ["lr", "lr_scale", "lr_base_size", "weight_decay"]),
-    (["lr"], ["lr_scale", "lr_base_size"]),
-    (["duration"], ["progressive_epochs"]),
-    (["head alone"], ["layer_decay"]),
-]
 
 
 class _Loader(yaml.SafeLoader):
@@ -123,25 +82,27 @@ def read(path: Path, kind: type[Any]) -> dict[str, Any]:
 
 def _meant(key: str, known: Collection[str]) -> str:
     """What an unknown key was probably meant to be, by other tools' names too."""
-    name = flags.suggestion(key.replace("_", "-"), [one.replace("_", "-") for one in known])
+    name = flags.suggestion(key.replace("_", "-"), [name.replace("_", "-") for name in known])
     return f"; did you mean {name.replace('-', '_')}?" if name else nearest(key, known)
 
 
 def _typed(values: Mapping[str, Any], kind: type[Any], path: Path) -> dict[str, Any]:
     """Values as the types of their fields; null leaves a field as it is by default. Raises UsageError."""
-    hints, found = get_type_hints(kind), {}
+    hints = get_type_hints(kind)
+    typed = {}
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     for key, value in values.items():
         try:
-            found[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
+            typed[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
         except yamlvalues.Unfit as error:
             raise UsageError(f"--config {path}: {key}: {error}") from error
-    return found
+    return typed
 
 
 def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """YAML's words for what a flag says by standing alone, or under another name."""
-    hints, values = get_type_hints(kind), dict(values)
+    """The values of YAML that a flag expresses by standing alone, or under another name."""
+    hints = get_type_hints(kind)
+    values = dict(values)
     if isinstance(values.get("compile"), bool):
         values["compile"] = "default" if values["compile"] else None
     if "no_aug" in hints and values.get("augmentation") is False:
@@ -151,40 +112,28 @@ def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
 
 def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:
     """A recipe's settings, over them a file's, over those the flags'. Raises UsageError for an unknown recipe."""
-    above = _over(file, given or {}, _CONTRADICTIONS)
+    above = _over(file, given or {})
     if above.get("recipe") is None:
         return Train(**above)
-    return Train(**_over(recipes.settings(above["recipe"], above.get("epochs")), above, _OF_RECIPES))
+    return Train(**_over(recipes.settings(above["recipe"], above.get("epochs")), above, recipe=True))
 
 
-def without_contradicted(file: Train, given: set[str]) -> Train:
-    """A file's settings without those that the `given` fields contradict: flags win."""
-    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
-    return dataclasses.replace(file, **{name: defaults[name] for name in _contradicted(given, _CONTRADICTIONS)})
-
-
-def _over(below: Mapping[str, Any], above: Mapping[str, Any], contradictions: _Contradictions) -> dict[str, Any]:
-    """Both, without what is contradicted below by what is said otherwise above."""
-    new = {name: value for name, value in above.items() if below.get(name) != value}
-    given = {name for name, value in new.items() if value is not None and value is not False and value != "none"}
-    given |= {f"{name}={value}" for name, value in new.items()}
-    if above.get("freeze") == "backbone" and above.get("freeze_epochs") is None:
-        given.add("head alone")
-    dropped = _contradicted(given, contradictions)
+def _over(below: Mapping[str, Any], above: Mapping[str, Any], recipe: bool = False) -> dict[str, Any]:
+    """Both, without the settings of `below` that give way to those `above`."""
+    dropped = rules.dropped(Train, below, above, TRAIN, recipe)
     return {name: value for name, value in below.items() if name not in dropped} | dict(above)
 
 
-def _contradicted(given: Collection[str], contradictions: _Contradictions) -> set[str]:
-    dropped = {name for first, second in contradictions if not set(first).isdisjoint(given) for name in second}
-    return dropped - set(given)
+def without_contradicted(file: Train, given: Mapping[str, Any]) -> Train:
+    """A file's settings without those that give way to the `given` ones: flags win."""
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
+    settings = {name: value for name, value in vars(file).items() if value != defaults[name]}
+    return dataclasses.replace(file, **{name: defaults[name] for name in rules.dropped(Train, settings, given, TRAIN)})
 
 
 def _check_list(values: Mapping[str, Any]) -> None:
-    """Refuse a list that cannot be, and a file that says the same thing in two ways."""
-    from fastimg.data.augmentation import FIELDS, listed  # not above: it brings torch, which takes seconds
-
-    others = [name for name in FIELDS if name not in ("augmentation", "scale", "ratio")]
-    for name in others:
+    """Refuse a list that is not one of augmentations, and a file that says the same thing in two ways."""
+    for name in ON_A_LIST:
         if values.get(name) is not None:
             raise UsageError(f"augmentation and {name} say two things; put {name} into the list")
     listed(values["augmentation"])

@@ -1,4 +1,4 @@
-"""Values of a YAML file as a field's type: what is in quotes is taken as a flag would be, the rest is told plainly."""
+"""Values of a YAML file as a field's type: what is in quotes is taken as a flag would be."""
 
 import math
 import re

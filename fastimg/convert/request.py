@@ -2,12 +2,13 @@
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fastimg import __version__
 from fastimg.config.commands import Convert
+from fastimg.config.rules import refuse_set
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UsageError
 from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
@@ -103,9 +104,7 @@ def check_paths(config: Convert) -> None:
 
 def refuse_image_flags(config: Convert) -> None:
     """Raise UsageError where a flag that is about images alone is given with texts."""
-    for field in fields(config):
-        if field.name in _OF_IMAGES and getattr(config, field.name) != field.default:
-            raise UsageError(f"--{field.name.replace('_', '-')} has no effect on texts; leave it out")
+    refuse_set(config, _OF_IMAGES, "on texts")
 
 
 def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatment:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fastimg.config.commands import Verify
+from fastimg.config.rules import refuse_set
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import Content, samples_of
@@ -83,8 +84,8 @@ def verify(config: Verify, out: Console, err: Console) -> int:
 
 
 def _refuse_flags(config: Verify, content: Content) -> None:
-    if content == "text" and config.max_pixels != Verify(data=config.data).max_pixels:
-        raise UsageError("--max-pixels has no effect on texts; leave it out")
+    if content == "text":
+        refuse_set(config, ("max_pixels",), "on texts")
 
 
 def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console) -> tuple[list[Fault], int]:

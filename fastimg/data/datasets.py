@@ -1,7 +1,6 @@
 """What a DATA argument means, and the loaders that training, evaluation and prediction read it with."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,9 @@ import torch
 
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, CenterCrop, Dataset, LoaderConfig, RandomResizedCrop, list_splits, open_dataset
-from fastimg.loaders.backends.selection import IDLE, Backend, MissingBackend, check_installed, open_source, reads
+from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
+from fastimg.loaders.backends.settings import IGNORED_SETTINGS, Backend
+from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS
@@ -21,7 +22,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Preprocessing
 from fastimg.wording import plural
 
-from .splits import stratified_split
+from .splits import share_of_split, stratified_split
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,13 @@ def open_parts(
             )
         return Part(train, None, train_split), Part(val, None, f"the {val_split} split", split=val_split)
     fraction = 0.1 if val_fraction is None else val_fraction
-    if not 0.0 <= fraction < 1.0:
-        raise UsageError(f"--val-fraction {fraction}: give a share from 0 up to, not including, 1")
     if fraction == 0.0:
         return Part(train, None, train_split), None
     kept, held_out = stratified_split(train.labels, fraction, seed)
     if len(held_out) == 0:
         raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
-    origin = f"{fraction:.0%} of {train_split}, held out by seed {seed}"
+    share = share_of_split(len(held_out), len(train), singular(train.content), train_split)
+    origin = f"{share}, held out by seed {seed}"
     return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
 
 
@@ -113,36 +113,24 @@ def train_crop(
     preprocessing: Preprocessing, scale: tuple[float, float] | None, ratio: tuple[float, float] | None
 ) -> RandomResizedCrop:
     """What training sees of an image."""
-    crop = RandomResizedCrop(
+    return RandomResizedCrop(
         size=preprocessing.train_size,
         interpolation=preprocessing.interpolation,
         scale=scale or RandomResizedCrop.scale,
         ratio=ratio or RandomResizedCrop.ratio,
     )
-    if not 0 < crop.scale[0] <= crop.scale[1] <= 1:
-        raise UsageError(f"--scale {crop.scale[0]} {crop.scale[1]}: give shares above 0 and up to 1, the smaller first")
-    if not 0 < crop.ratio[0] <= crop.ratio[1]:
-        raise UsageError(f"--ratio {crop.ratio[0]} {crop.ratio[1]}: give ratios above 0, the smaller first")
-    return crop
 
 
 def chosen_backend(loader: str) -> Backend:
     """The loader that --loader names; auto is fastimg's own."""
-    for name in IDLE:
+    for name in IGNORED_SETTINGS:
         if name == ("native" if loader == "auto" else loader):
             return name
-    raise UsageError(f"--loader {loader}: give auto or {', '.join(IDLE)}")
+    raise UsageError(f"--loader {loader}: give auto or {', '.join(IGNORED_SETTINGS)}")
 
 
-def check_backend(backend: Backend, given: Mapping[str, object]) -> None:
-    """Raises UsageError where its library is not installed, and for what was `given` and changes nothing with it.
-
-    `given` maps names of flags to what the user said, None and auto for nothing.
-    """
-    for name, value in given.items():
-        if name in IDLE[backend] and value not in (None, "auto"):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} has no effect with --loader {backend}; leave one of them out")
+def check_backend(backend: Backend) -> None:
+    """Raises UsageError where the library of a backend is not installed."""
     try:
         check_installed(backend)
     except MissingBackend as error:
@@ -153,7 +141,7 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
     """Raises UsageError where the loader does not read such data."""
     if not reads(backend, dataset):
         raise UsageError(
-            f"--loader {backend}: FFCV reads .beton files alone, and {data} is none; make one by `fastimg convert "
+            f"--loader {backend}: FFCV reads only .beton files; {data} is not one; make one with `fastimg convert "
             f"{data} DST --format beton`, or choose another loader"
         )
 

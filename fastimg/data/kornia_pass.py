@@ -75,7 +75,7 @@ def _kind(library: Any, name: str) -> type[nn.Module]:
         if inspect.isclass(kind) and issubclass(kind, base) and not found.endswith("Base2D")
     ]
     if name not in names:
-        what = "is none of its augmentations of single images" if hasattr(library, name) else "is not there"
+        what = "is not one of its augmentations of single images" if hasattr(library, name) else "is not there"
         raise UsageError(f"augmentation: kornia.augmentation.{name} {what}{nearest(name, names)}")
     kind: type[nn.Module] = getattr(library, name)
     return kind
@@ -110,16 +110,16 @@ def _try(module: nn.Module, name: str, size: int, device: torch.device) -> None:
     images = torch.rand(2, 3, size, size, device=device)
     try:
         with torch.no_grad():
-            found = module.to(device)(images)
+            augmented = module.to(device)(images)
     except Exception as error:
         raise UsageError(f"augmentation: {name} fails on {size} x {size} pixels: {_reason(error)}") from error
-    if found.shape != images.shape:
+    if augmented.shape != images.shape:
         raise UsageError(
-            f"augmentation: {name} makes {found.shape[-1]} x {found.shape[-2]} pixels of {size} x {size}: images keep "
-            "their size; use --scale, --ratio and --img-size for crops"
+            f"augmentation: {name} makes {augmented.shape[-1]} x {augmented.shape[-2]} pixels of {size} x {size}: "
+            "images keep their size; use --scale, --ratio and --img-size for crops"
         )
-    if not torch.isfinite(found).all():
-        raise UsageError(f"augmentation: {name} makes pixels that are no numbers; change its arguments")
+    if not torch.isfinite(augmented).all():
+        raise UsageError(f"augmentation: {name} makes pixels that are NaN or infinite; change its arguments")
 
 
 def _reason(error: Exception) -> str:

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
-from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.folders.folder import Level
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .datasets import Part
-from .splits import stratified_split
+from .splits import share_of_split, stratified_split
 
 _PROBES = 16  # samples, spread over a split, whose content tells it from another with the same labels
 
@@ -138,10 +138,10 @@ def select(
     ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
     ordered += [name for name in names if name not in ordered]
     for name in ordered:
-        found = _judged(data, name, history, classes)
-        if not found.trained_on:
-            return found
-        found.dataset.close()
+        selection = _judged(data, name, history, classes)
+        if not selection.trained_on:
+            return selection
+        selection.dataset.close()
     return _judged(data, ordered[0], history, classes)
 
 
@@ -150,38 +150,42 @@ def _judged(
 ) -> Selection:
     """The part of a split to evaluate: the part that was held out, unless the `whole` split is asked for."""
     dataset = open_dataset(data, split, classes)
-    found, unit = Selection(dataset=dataset, split=split, origin=split), samples_of(dataset.content)
+    selection = Selection(dataset=dataset, split=split, origin=split)
+    unit = samples_of(dataset.content)
     if history is None:
         if split in ("val", "test"):
-            return found
-        return replace(found, warning=_UNKNOWN.format(unit=unit))
+            return selection
+        return replace(selection, warning=_UNKNOWN.format(unit=unit))
     known = [each for each in history if each.identity.fits(dataset)]
     if not known:
         validated = any(each.validation is not None and each.validation.fits(dataset) for each in history)
         if validated:
-            return replace(found, trained_on=False)
+            return replace(selection, trained_on=False)
         if change := _change(data, dataset, history, classes):
-            return replace(found, warning=f"{change}; some of these {len(dataset):,} {unit} may have been trained on")
+            return replace(
+                selection, warning=f"{change}; some of these {len(dataset):,} {unit} may have been trained on"
+            )
         for each in history:
             if same := each.identity.shared(dataset):
-                return replace(found, warning=_OVERLAP.format(same=same, probes=len(each.identity.probes), unit=unit))
+                overlap = _OVERLAP.format(same=same, probes=len(each.identity.probes), unit=unit)
+                return replace(selection, warning=overlap)
         if any(_may_be(each.identity, data, dataset, classes) for each in history):
-            return replace(found, warning=_SAME_COUNTS.format(unit=unit))
-        return replace(found, trained_on=False)
+            return replace(selection, warning=_SAME_COUNTS.format(unit=unit))
+        return replace(selection, trained_on=False)
     holding = next((each for each in known if each.held_out), None)
     chosen = np.arange(len(dataset))
     if holding is not None and not whole:
         chosen = holding.validated(dataset)
-        words = f"{100 * holding.held_out:.4g}% of {split}, held out of training by seed {holding.seed}"
-        found = replace(found, indices=chosen, origin=words)
+        share = share_of_split(len(chosen), len(dataset), singular(dataset.content), split)
+        selection = replace(selection, indices=chosen, origin=f"{share}, held out of training by seed {holding.seed}")
     seen = int(np.isin(chosen, np.concatenate([each.trained(dataset) for each in known])).sum())
     if not seen:
-        return replace(found, trained_on=False)
+        return replace(selection, trained_on=False)
     which = f"all {seen:,} {unit}" if seen == len(chosen) else f"{seen:,} of these {len(chosen):,} {unit}"
     warning = f"{which} were trained on, so the result says little about new {unit}"
     if holding is not None and whole:
         warning += f"; leave out --split to evaluate the {unit} that were held out"
-    return replace(found, trained_on=True, warning=warning)
+    return replace(selection, trained_on=True, warning=warning)
 
 
 _UNKNOWN = (
@@ -239,7 +243,9 @@ def _change(data: Path, dataset: Dataset, history: Sequence[TrainedOn], classes:
 
 def _difference(record: TrainedOn, dataset: Dataset) -> str:
     """How the split that was trained on, now `dataset`, has changed."""
-    unit, before, now = samples_of(dataset.content), record.identity.samples, len(dataset)
+    unit = samples_of(dataset.content)
+    before = record.identity.samples
+    now = len(dataset)
     how = f"{before:,} {unit} then, {now:,} now"
     if before == now:
         labels = _labels_digest(dataset) != record.identity.labels

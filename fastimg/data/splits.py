@@ -7,6 +7,8 @@ and promises no such thing of `Generator.permutation` (NEP 19): the same seed gi
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.wording import plural
+
 _SPLIT, _SHUFFLE = 1, 2  # streams of one seed
 
 
@@ -20,15 +22,20 @@ def stratified_split(
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction {fraction} is not in [0, 1)")
-    held = np.zeros(len(labels), bool)
+    chosen = np.zeros(len(labels), bool)
     if fraction > 0 and len(labels):
         keys = _keys(len(labels), seed, _SPLIT)
         order = np.lexsort((keys, labels))  # class by class, at random within a class
         starts = np.flatnonzero(np.diff(labels[order], prepend=labels[order[:1]] - 1))
         for start, end in zip(starts, np.append(starts[1:], len(labels)), strict=True):
             n = end - start
-            held[order[start : start + min(max(round(fraction * n), 1), n - 1)]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+            chosen[order[start : start + min(max(round(fraction * n), 1), n - 1)]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def share_of_split(count: int, total: int, noun: str, split: str) -> str:
+    """In words, how much of a split was held out: a class of few samples gives more than its share."""
+    return f"{100 * count / total:.2g}% of the {plural(total, noun)} of {split}"
 
 
 def shuffled(n: int, seed: int) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ from fastimg.augment import Policy, draw
 from fastimg.data.augmentation import model_input
 from fastimg.data.datasets import Part
 from fastimg.loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
-from fastimg.loaders.backends.selection import Backend
+from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_bytes
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.crop import Crop

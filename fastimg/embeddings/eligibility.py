@@ -2,8 +2,8 @@
 
 import torch
 
+from fastimg.config import augmentation, intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, intent
 from fastimg.data.datasets import chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.decoders.arrays import MULTIPLE

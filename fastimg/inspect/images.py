@@ -14,7 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config import yaml_file as configfile
+from fastimg.config.augmentation import FIELDS, effective
 from fastimg.config.commands import Inspect, Train
+from fastimg.config.rule_tables import AUGMENTATION, INSPECT
+from fastimg.config.rules import refuse
 from fastimg.data import augmentation, kornia_pass
 from fastimg.data.datasets import check_classes, display_name, train_crop
 from fastimg.errors import UsageError, UserError, printable
@@ -68,13 +71,8 @@ class Inspection:
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
     """Look and print. Raises UsageError, UserError and DataError, each a sentence."""
+    refuse(config, INSPECT)
     shown, crop, kornia = _augmentation(config)
-    if config.samples is not None and not 1 <= config.samples <= 400:
-        raise UsageError(f"--samples {config.samples}: give 1 to 400")
-    if config.max_pixels < 1:
-        raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
-    if config.seed < 0:
-        raise UsageError(f"--seed {config.seed}: give 0 or more")
     workers = _workers(config.workers)
     check_classes(config.data, config.classes)
     found = list_splits(config.data, config.classes)
@@ -110,16 +108,15 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
 def _augmentation(config: Inspect) -> tuple[Train, Crop, kornia_pass.KorniaPass | None]:
     """What training would do to images: the file's settings, and flags, which win; the crop; Kornia's part."""
     file = Train()
+    given = {name: getattr(config, name) for name in FIELDS if getattr(config, name) is not None}
+    if config.no_aug:
+        given["no_aug"] = True
     if config.config is not None:
-        given = set(augmentation.asked(config)) | ({"no_aug"} if config.no_aug else set())
         file = configfile.without_contradicted(configfile.load(config.config, Train), given)
-    values = {name: getattr(config, name) for name in augmentation.FIELDS if getattr(config, name) is not None}
-    merged = replace(file, **values, no_aug=config.no_aug or file.no_aug)
-    augmentation.check(merged)
-    merged = replace(merged, **augmentation.effective(merged, merged.no_aug))
+    merged = replace(file, **given)
+    refuse(merged, AUGMENTATION)
+    merged = replace(merged, **effective(merged, merged.no_aug))
     size = config.img_size if config.img_size is not None else file.train_crop_size or file.img_size or _SIZE
-    if not 1 <= size <= 16384:
-        raise UsageError("--img-size: give a size from 1 to 16384 pixels")
     resize = file.val_resize_size or 0
     pre = Preprocessing(
         train_size=size,

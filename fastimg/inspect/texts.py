@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config.commands import Inspect
-from fastimg.errors import UsageError, printable
+from fastimg.config.rules import refuse_set
+from fastimg.errors import printable
 from fastimg.loaders import Dataset
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import print_table
@@ -68,10 +69,7 @@ def inspect_texts(
     config: Inspect, datasets: dict[str, Dataset], workers: int, out: Console, err: Console
 ) -> TextInspection:
     """Look and print. Raises UsageError for flags that are about images, and DataError."""
-    usual = Inspect(data=config.data)
-    for field in fields(config):
-        if field.name not in _TAKEN and getattr(config, field.name) != getattr(usual, field.name):
-            raise UsageError(f"--{field.name.replace('_', '-')} has no effect on texts; leave it out")
+    refuse_set(config, [field.name for field in fields(config) if field.name not in _TAKEN], "on texts")
     splits = [gather(name, dataset, workers, config.max_pixels, True, err) for name, dataset in datasets.items()]
     records = np.concatenate([facts.records for facts in splits])
     readable = records[records["readable"]]

@@ -33,8 +33,6 @@ class Precision:
 def choose(device: torch.device, amp: bool, amp_dtype: str) -> Precision:
     """bf16 where the device has it, else fp16 on GPUs; float32 on CPUs without bf16 instructions."""
     if not amp:
-        if amp_dtype != "auto":
-            raise UsageError(f"--amp-dtype {amp_dtype} has no effect with --no-amp; leave one of them out")
         return Precision(device.type, None, "float32 (--no-amp)")
     if device.type == "cuda":
         if amp_dtype == "fp16" or (amp_dtype == "auto" and not torch.cuda.is_bf16_supported(including_emulation=False)):

@@ -23,13 +23,14 @@ from safetensors import SafetensorError, safe_open
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
+from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UsageError, UserError, nearest, reason_of
 from fastimg.wording import plural
 
 from .blocks import blocks
 from .blurpool import blur_strides
 from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
-from .text_encoder import PREFIX, TextClassifier, empty_encoder, load_encoder, width_of
+from .text_encoder import TextClassifier, empty_encoder, load_encoder, width_of
 from .tokenizer import Tokenizer
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -150,7 +151,7 @@ def build(
     Raises UsageError for an unknown name or argument, UserError where weights cannot be had or do not fit.
     """
     kwargs = dict(kwargs or {})
-    if arch.startswith(PREFIX):
+    if arch.startswith(HF_PREFIX):
         model = _text(arch, num_classes, kwargs, head_init, max_length, text)
     elif arch.startswith("torchvision/"):
         model = _torchvision(arch, num_classes, pretrained, kwargs, head_init)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UsageError, UserError, reason_of
 from fastimg.wording import plural
 
 from .tokenizer import DEFAULT_LENGTH, Tokenizer
 
-PREFIX = "hf:"
 Pooling = Literal["mean", "cls", "last"]
 _EXTRA = "texts need transformers: `pip install 'fastimg[text]'`, or `uv pip install transformers`"
 _SANE = 100_000  # tokens; a tokenizer without a limit states an absurd one
@@ -64,13 +64,13 @@ class TextClassifier(nn.Module):
 
 def short_name(arch: str) -> str:
     """An architecture in the name of a run: of a folder its own name."""
-    name = arch.removeprefix(PREFIX)
+    name = arch.removeprefix(HF_PREFIX)
     return Path(name).name if name != arch else arch.replace("/", "-")
 
 
 def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple[nn.Module, Tokenizer, dict[str, Any]]:
     """Encoder, tokenizer and settings (`config`, `pooling`, `length`, `pad`) of `hf:NAME`. Raises UserError."""
-    name = arch.removeprefix(PREFIX)
+    name = arch.removeprefix(HF_PREFIX)
     transformers = _library()
     folder = Path(name).expanduser()
     local = folder.is_dir()

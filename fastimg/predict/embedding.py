@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.augment import Policy
+from fastimg.config import intent
 from fastimg.config.commands import Embed, Train
-from fastimg.data import intent
+from fastimg.config.rule_tables import EMBED
+from fastimg.config.rules import refuse
 from fastimg.data.datasets import Part, build_loader, center_crop, check_classes, worker_count
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import cache_root, why_not
@@ -38,7 +40,6 @@ from fastimg.system.terminal import print_table
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.stated_weights import Stated, adopted
 
-from . import inference
 from .embedding_files import Vectors, write_npy, write_parquet, write_tars
 from .nearest_neighbours import knn_accuracy
 
@@ -86,28 +87,15 @@ def embed(config: Embed, out: Console, err: Console) -> None:
 
 
 def _check(config: Embed) -> None:
-    inference.check_ranges(1, config.max_pixels)
-    texts = intent.reads_text(Train(arch=config.arch))
-    idle = [
-        (config.img_size is not None and texts, "--img-size", "on texts"),
-        (config.max_length is not None and not texts, "--max-length", "on images"),
-        (config.pretrained and texts, "--pretrained", f"with {config.arch}, which comes with its weights"),
-        (config.pretrained and config.weights is not None, "--pretrained", "with --weights"),
-    ]
-    for useless, flag, where in idle:
-        if useless:
-            raise UsageError(f"{flag} has no effect {where}; leave it out")
-    for flag, value in (("--knn", config.knn), ("--img-size", config.img_size)):
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} {value}: give 1 or more")
-    if not texts and not config.pretrained and config.weights is None:
+    refuse(config, EMBED)
+    if not intent.reads_text(config) and not config.pretrained and config.weights is None:
         raise UsageError(f"--arch {config.arch}: an encoder needs weights; add --pretrained, or --weights FILE")
 
 
 def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:
     """The encoder, with a classifier that nobody asks."""
     texts = dataset.content == "text"
-    if texts != intent.reads_text(Train(arch=config.arch)):
+    if texts != intent.reads_text(config):
         others = "--arch hf:NAME" if texts else "a model of timm's or torchvision's"
         what = samples_of(dataset.content)
         raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")

@@ -13,6 +13,8 @@ from rich.text import Text
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from fastimg.config.commands import Eval
+from fastimg.config.rule_tables import EVAL
+from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, check_readable, chosen_backend, worker_count
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError, printable
@@ -67,9 +69,9 @@ class Evaluation:
 
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     """Evaluate and print. Raises UserError and DataError, each a sentence."""
-    inference.check_ranges(config.batch_size, config.max_pixels)
+    refuse(config, EVAL)
     backend = chosen_backend(config.loader)
-    check_backend(backend, vars(config))
+    check_backend(backend)
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)

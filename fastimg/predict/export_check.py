@@ -15,7 +15,7 @@ from fastimg.data.datasets import Part, build_loader, center_crop
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
-from fastimg.loaders.backends.selection import Backend
+from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.decode import decode

@@ -14,7 +14,7 @@ from fastimg.data.datasets import Part, build_loader, center_crop
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig
-from fastimg.loaders.backends.selection import Backend
+from fastimg.loaders.backends.settings import Backend
 from fastimg.models.precision import Precision
 from fastimg.models.registry import Model
 from fastimg.models.tokenizer import TextDecoder
@@ -65,13 +65,6 @@ class Inference:
                     logits = answer(self.model.module, inputs, self.tta)
                 scores = logits[:, : len(self.card.classes)]
                 yield batch, scores.softmax(dim=1).cpu().numpy()
-
-
-def check_ranges(batch_size: int, max_pixels: int | None) -> None:
-    """Raises UsageError for flags that no loader can take."""
-    for flag, value in (("--batch-size", batch_size), ("--max-pixels", max_pixels)):
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} {value}: give 1 or more")
 
 
 def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:

@@ -16,6 +16,8 @@ from rich.progress import track
 from rich.table import Table
 
 from fastimg.config.commands import Predict
+from fastimg.config.rule_tables import PREDICT
+from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import BatchSource, Dataset, FilesDataset
@@ -82,8 +84,7 @@ class Answer:
 
 def predict(config: Predict, out: Console, err: Console) -> int:
     """Classify and print. Returns the exit code: 1 where no file could be read. Raises UsageError and UserError."""
-    if config.topk < 1:
-        raise UsageError(f"--topk {config.topk}: give 1 or more")
+    refuse(config, PREDICT)
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
     if not config.sources and not config.text:
@@ -91,7 +92,6 @@ def predict(config: Predict, out: Console, err: Console) -> int:
             "no images given: name image files, or folders to search for images; of a checkpoint that reads texts .txt "
             "files, or --text '...'"
         )
-    inference.check_ranges(config.batch_size, config.max_pixels)
     answers = classify(config, err)
     if config.json:
         for answer in answers:

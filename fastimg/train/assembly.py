@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, kornia_pass
 from fastimg.data.datasets import Part, center_crop, train_crop
@@ -73,7 +74,7 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     optimisation = _optimisation(blueprint, ranks, trained, batches=len(data.loader))
     if config.progressive is not None:
         epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
-        inputs = replace(inputs, progressive=effective.progressive(config, epochs))
+        inputs = replace(inputs, progressive=intent.progressive(config, epochs))
     setup = Setup(
         config=config,
         ranks=ranks.alone() if alone else ranks,

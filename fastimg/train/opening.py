@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from rich.console import Console
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import intent
 from fastimg.data.datasets import (
     Part,
     build_loader,
@@ -164,7 +164,7 @@ def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
     if preprocessing.val_size != preprocessing.train_size:
         check_input(model, preprocessing.val_size, num_classes, "--val-crop-size")
     if config.progressive is not None:
-        for size in effective.progressive(config).possible:
+        for size in intent.progressive(config).possible:
             check_input(model, size, num_classes, "--progressive")
     return preprocessing
 

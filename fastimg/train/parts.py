@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, intent
+from fastimg.data import augmentation
 from fastimg.data.datasets import Part, center_crop, chosen_backend, train_crop
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, pixels_of, views

@@ -19,6 +19,7 @@ from torch import nn
 
 from fastimg.augment import Policy
 from fastimg.config.commands import Train
+from fastimg.config.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource
@@ -28,7 +29,6 @@ from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.checkpoints.format import Card
-from fastimg.train.choices.progressive import Progressive
 from fastimg.train.reporting.accounting import Account
 
 from .checkpoints import run_directory as rundir

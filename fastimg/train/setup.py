@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, intent, provenance
+from fastimg.data import augmentation, provenance
 from fastimg.data.datasets import Part, center_crop, display_name, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
@@ -35,8 +36,8 @@ from fastimg.wording import plural
 
 from .assembly import Blueprint, assemble, set_backends
 from .checkpoints import changed_data
-from .checkpoints import machine_profile as machine
 from .checkpoints import run_directory as rundir
+from .choices import machine_profile as machine
 from .choices import refusals
 from .choices import resolution as effective
 from .opening import build_model, check_classes, check_content, open_data

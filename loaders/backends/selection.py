@@ -18,25 +18,13 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.loader import Loader
 
 from . import nvcodec
-
-Backend = Literal["native", "torch", "dali", "ffcv", "synthetic"]
+from .settings import Backend
 
 _MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
 _INSTALLS = {
     "dali": "`pip install '.[dali]'` in a clone of fastimg",
     "ffcv": "`apt-get install libopencv-dev libturbojpeg0-dev pkg-config`, then `pip install '.[ffcv]'` in a clone of "
     "fastimg",
-}
-
-# Settings that change nothing, by backend.
-IDLE: dict[Backend, frozenset[str]] = {
-    "native": frozenset(),
-    "torch": frozenset({"decode", "dct_scaling"}),
-    "dali": frozenset({"decode", "dct_scaling"}),
-    "ffcv": frozenset({"decode", "dct_scaling", "on_error", "max_pixels"}),
-    "synthetic": frozenset(
-        {"decode", "dct_scaling", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"}
-    ),
 }
 
 

@@ -48,13 +48,13 @@ def test_help_names_every_flag(command, cli):
 
 def test_help_fits_the_terminal(cli, monkeypatch):
     """And descriptions break where it ends, not where the source's lines do."""
-    text = "Left out: the dataset in the current directory, else the embedded digits."
+    text = "Default: the dataset in the current directory, or else the embedded digits."
     for columns, whole in ((80, False), (140, False), (200, True)):
         monkeypatch.setenv("COLUMNS", str(columns))
         out = cli("train", "--help").out
         assert max(len(line) for line in out.splitlines()) <= columns
         assert (text in out) == whole
-        assert text.split() == out[out.index("Left out:") :].replace("│", "").split()[: len(text.split())]
+        assert text.split() == out[out.index("Default:") :].replace("│", "").split()[: len(text.split())]
 
 
 def test_every_command_is_listed(cli):
@@ -97,7 +97,7 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
     words = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", cli(command, "--help").out))
     known = flags.flags_of(COMMANDS[command])
     assert known - words == set()
-    assert {word for word in words - known if word.startswith("--")} <= {"--config", "--recipe"}
+    assert {word for word in words - known if word.startswith("--")} <= {"--config", "--recipe", "--tune", "--profile"}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,21 @@ def test_flags_that_may_stand_alone(arguments, compiled, resume):
 def test_a_mode_of_compilation_that_is_not_there(word, hint, cli):
     ran = cli("train", "--compile", word)
     assert ran.code == 2 and f"--compile {word}: give default, reduce-overhead" in ran.err and hint in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train --head-init ones", "--head-init ones: give one of xavier, he, zeros"),
+        ("train --opt=adam", "--opt adam: give one of adamw, sgd; did you mean adamw?"),
+        ("convert a b --jpeg None", "--jpeg None: give one of keep, reencode"),
+        ("eval a b --loader dalli", "did you mean dali?"),
+    ],
+)
+def test_a_choice_that_is_not_there(arguments, message, cli):
+    """None, which stands for a flag that was left out, is not offered."""
+    ran = cli(*arguments.split())
+    assert ran.code == 2 and message in ran.err and ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("flags", [("--epochs", "many"), ("--opt", "lion"), ("--scale", "0.5")])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastimg.loaders.containers.tar import give_usual_mode
-from fastimg.train.checkpoints import machine_profile as machine
+from fastimg.train.choices import machine_profile as machine
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_files_and_folders_follow_the_umask(
     for command in commands[:last]:
         ran = cli(*command)
         assert ran.code == 0, ran.err
-    monkeypatch.setenv("FASTIMG_PROFILE", str(root / "machine" / "profile.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
     profile = {
         "workers": 1,
         "prefetch": 2,

@@ -1,22 +1,23 @@
-"""From what the user asked for to what is done: open choices are made.
+"""From what the user asked for to what is done: every open choice is made.
 
 The result is a `Train` without open choices: it is printed, written to config.yaml, and runs again to the same end.
 """
 
-import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.config import spans as duration
+from fastimg.config import durations
+from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
-from fastimg.data import augmentation
+from fastimg.config.intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
+from fastimg.config.rule_tables import TRAIN
+from fastimg.config.rules import without_effect
 from fastimg.data.datasets import Part, chosen_backend
-from fastimg.data.intent import head_alone, plain, reads_text, tuned
 from fastimg.errors import UsageError
 from fastimg.loaders import LoaderConfig
-from fastimg.loaders.backends.selection import IDLE
+from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.order import WINDOW
 from fastimg.models.ema import DECAY
@@ -26,32 +27,13 @@ from fastimg.train.optimisers import Schedule
 from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.wording import plural
 
-from .progressive import Progressive
-from .progressive import parse as parse_progressive
-
-EPOCHS = 10  # where nothing is said
 _BASE = 256  # the batch that a learning rate is for, as timm has it
-
-
-# Fields of Train that are about pixels.
-OF_IMAGES = (
-    *("decode", "dct_scaling", "max_pixels", "img_size", "train_crop_size", "val_crop_size", "val_resize_size"),
-    *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
-)
 
 
 def scales(config: Train) -> bool:
     """Whether training crops may be decoded smaller than they are."""
-    native = "dct_scaling" not in IDLE[chosen_backend(config.loader)]
-    return native and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
-
-
-def progressive(config: Train, epochs: int | None = None) -> Progressive:
-    """What --progressive says, for a run of so many epochs; --duration's are not known at first. Raises UsageError."""
-    assert config.progressive is not None
-    if epochs is None and config.duration is None:
-        epochs = config.epochs or EPOCHS
-    return parse_progressive(config.progressive, config.progressive_epochs, epochs)
+    scaling = "dct_scaling" not in IGNORED_SETTINGS[chosen_backend(config.loader)]
+    return scaling and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
 
 
 def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
@@ -99,10 +81,8 @@ def resolve(
     `samples` are those of the training split: no step has more.
     """
     trained = tuned(config)
-    opt, sched = config.opt, config.sched or ("linear" if trained else "cosine")
-    loader = chosen_backend(config.loader)
-    cropped: dict[str, Any] = augmentation.effective(config, plain(config))
-    cropped |= {name: None for name in ("scale", "ratio") if name in IDLE[loader]}
+    sched = config.sched or ("linear" if trained else "cosine")
+    augmenting: dict[str, Any] = effective(config, plain(config))
     chosen = replace(
         config,
         data=data.resolve(),
@@ -110,8 +90,8 @@ def resolve(
         output=config.output.resolve(),
         val_split=validation.split if validation else None,
         val_fraction=validation.held_out if validation else 0.0,
-        order_window=(config.order_window or WINDOW) if config.order == "quasi-random" else None,
-        decode="auto" if "decode" in IDLE[loader] else "gpu" if config.decode == "gpu" else "cpu",
+        order_window=config.order_window or WINDOW,
+        decode="gpu" if config.decode == "gpu" else "cpu",
         train_crop_size=None if config.progressive else pre.train_size,
         val_crop_size=pre.val_size,
         val_resize_size=pre.val_resize,
@@ -120,30 +100,29 @@ def resolve(
         interpolation=pre.interpolation,
         mean=pre.mean,
         std=pre.std,
-        **cropped,
-        loader=loader,
-        prefetch=None if "prefetch" in IDLE[loader] else config.prefetch or LoaderConfig.prefetch,
-        on_error=None if "on_error" in IDLE[loader] else config.on_error or "skip",
-        max_pixels=None if "max_pixels" in IDLE[loader] else config.max_pixels or MAX_PIXELS,
+        **augmenting,
+        loader=chosen_backend(config.loader),
+        prefetch=config.prefetch or LoaderConfig.prefetch,
+        profile=None,
+        on_error=config.on_error or "skip",
+        max_pixels=config.max_pixels or MAX_PIXELS,
         epochs=(config.epochs or EPOCHS) if config.duration is None else None,
         lr=_learning_rate(config, model, true_batch(config, ranks, samples), searched)[0],
         lr_scale=None,
         lr_base_size=None,
         head_init=model.new_head,
-        momentum=(0.9 if config.momentum is None else config.momentum) if opt == "sgd" else None,
-        weight_decay=config.weight_decay if config.weight_decay is not None else (0.05 if opt == "adamw" else 5e-5),
+        momentum=0.9 if config.momentum is None else config.momentum,
+        weight_decay=_weight_decay(config),
         norm_weight_decay=config.norm_weight_decay or 0.0,
         sched=sched,
         warmup=_warmup(config, trained),
         warmup_epochs=None,
         warmup_fraction=None,
-        min_lr=(config.min_lr or 0.0) if sched in ("cosine", "linear") else None,
-        decay=_decay(config) if sched == "step" else None,
+        min_lr=config.min_lr or 0.0,
+        decay=_decay(config),
         decay_epochs=None,
-        decay_rate=(config.decay_rate or 0.1) if sched == "step" else None,
-        model_ema_decay=(DECAY if config.model_ema_decay is None else config.model_ema_decay)
-        if config.model_ema
-        else None,
+        decay_rate=config.decay_rate or 0.1,
+        model_ema_decay=DECAY if config.model_ema_decay is None else config.model_ema_decay,
         strategy="auto" if ranks.backend is None else "fsdp" if config.strategy == "fsdp" else "ddp",
         recipe=None,
         config=None,
@@ -154,13 +133,9 @@ def resolve(
         cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=model.text.tokenizer.length if model.text else None,
-        patience_metric=None if config.patience is None else config.patience_metric or DEFAULT_METRIC,
+        patience_metric=config.patience_metric or DEFAULT_METRIC,
     )
-    if model.text is None:
-        return chosen
-    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Train)}
-    idle = {name: fields[name] for name in (*OF_IMAGES, *augmentation.FIELDS)}
-    return replace(chosen, **idle)
+    return replace(chosen, **without_effect(chosen, TRAIN))
 
 
 def views(config: Train) -> int:
@@ -171,12 +146,13 @@ def views(config: Train) -> int:
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
     """The schedule of a resolved configuration, and with it the length of the run."""
     assert config.lr != "auto" and config.sched is not None and config.warmup is not None
-    batch, whole = true_batch(config, ranks, samples), config.duration or f"{config.epochs}ep"
-    steps = max(1, math.ceil(duration.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
+    batch = true_batch(config, ranks, samples)
+    whole = config.duration or f"{config.epochs}ep"
+    steps = max(1, math.ceil(durations.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
     drops = math.inf
     if config.decay is not None:
-        drops = duration.parse(config.decay, "--decay").steps(steps_per_epoch, batch, steps)
-    warmup = round(duration.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps))
+        drops = durations.parse(config.decay, "--decay").steps(steps_per_epoch, batch, steps)
+    warmup = round(durations.parse(config.warmup, "--warmup").steps(steps_per_epoch, batch, steps))
     if warmup > steps:
         raise UsageError(
             f"--warmup {config.warmup}: would be {plural(warmup, 'step')} of a run that has {steps}; give less, "
@@ -205,9 +181,15 @@ def true_batch(config: Train, ranks: Ranks, samples: int | None) -> int:
     return asked if samples is None else max(1, min(asked, samples))
 
 
+def _weight_decay(config: Train) -> float:
+    if config.weight_decay is not None:
+        return config.weight_decay
+    return 0.05 if config.opt == "adamw" else 5e-5
+
+
 def _warmup(config: Train, tuned: bool) -> str:
     if config.warmup is not None:
-        return duration.parse(config.warmup, "--warmup").text
+        return durations.parse(config.warmup, "--warmup").text
     if config.warmup_epochs is not None:
         return f"{config.warmup_epochs!r}ep"
     if config.warmup_fraction is not None:
@@ -217,7 +199,7 @@ def _warmup(config: Train, tuned: bool) -> str:
 
 def _decay(config: Train) -> str:
     if config.decay is not None:
-        return duration.parse(config.decay, "--decay").text
+        return durations.parse(config.decay, "--decay").text
     return f"{1 / 3!r}dur" if config.decay_epochs is None else f"{config.decay_epochs!r}ep"
 
 
@@ -237,10 +219,10 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     if rule == "none":
         return rate, "auto" if config.lr == "auto" else ""
     factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
-    found = "auto" if config.lr == "auto" else ""
+    words = "auto" if config.lr == "auto" else ""
     if batch != base:
-        found = f"{rate:g} at batch {base}, {rule} to {batch}"
-    return float(f"{rate * factor:.3g}"), found
+        words = f"{rate:g} at batch {base}, {rule} to {batch}"
+    return float(f"{rate * factor:.3g}"), words
 
 
 def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:

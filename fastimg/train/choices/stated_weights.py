@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastimg.config.commands import Embed, Train
-from fastimg.data.intent import ARCH
+from fastimg.config.intent import ARCH
+from fastimg.config.training import HF_PREFIX
 from fastimg.errors import UserError
 from fastimg.models.registry import Preprocessing, TextSide, parse_kwargs, read_metadata, weights_file
-from fastimg.models.text_encoder import PREFIX
 from fastimg.models.tokenizer import read_tokenizer
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import Card
@@ -86,7 +86,7 @@ def _sized(config: Train | Embed) -> bool:
 
 def _base(arch: str) -> str:
     """An architecture without the tag that timm puts after it to name published weights."""
-    return arch if arch.startswith((PREFIX, "torchvision/")) else arch.split(".")[0]
+    return arch if arch.startswith((HF_PREFIX, "torchvision/")) else arch.split(".")[0]
 
 
 def _pair(item: tuple[str, Any]) -> str:

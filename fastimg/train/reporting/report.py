@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
-from fastimg.config.spans import parse
+from fastimg.config.durations import parse
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import Part
 from fastimg.loaders.containers.arrays import ArrayDataset

@@ -285,7 +285,7 @@ def test_what_is_tried_without_gain_is_said(cli, image_folder, monkeypatch):
 
 
 def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("FASTIMG_PROFILE", str(tmp_path / "machine.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def real(one, warm):
         return 100.0 + 50 * (one.loader.workers == 2) + 10 * (one.run.setup.batch_size == 32)
@@ -295,10 +295,13 @@ def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch
     monkeypatch.setattr(tuning, "BATCHES", (4, 16))
     ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice", "--tune")
     assert ran.code == 0, ran.err
-    assert (
-        f"kept in {tmp_path / 'machine.json'}: --workers 2, --prefetch 2; --batch-size auto of test_resnet" in ran.out
-    )
+    file = tmp_path / "fastimg" / "machine.json"
+    assert "\n  --workers 2 --prefetch 2 --batch-size 4\n" in ran.out
+    assert "\n  workers: 2\n  prefetch: 2\n  batch_size: 4\n" in ran.out
+    assert f"written to {file}: `fastimg train DATA --profile` takes these settings" in ran.out
     ran = cli("train", image_folder, "--arch", "test_resnet", "--dry-run")
+    assert ran.code == 0 and "profile" not in ran.out
+    ran = cli("train", image_folder, "--arch", "test_resnet", "--dry-run", "--profile")
     assert ran.code == 0 and "profile     --workers 2, --prefetch 2" in ran.out
 
 

@@ -12,10 +12,11 @@ import yaml
 from safetensors.torch import load_file
 
 from fastimg.augment import Policy, apply, draw, mix
+from fastimg.config.augmentation import effective, listed
 from fastimg.config.commands import Augmenting, Train
 from fastimg.config.yaml_file import load
 from fastimg.data import kornia_pass
-from fastimg.data.augmentation import effective, listed, model_input, order_note, policy_of, sentence
+from fastimg.data.augmentation import model_input, order_note, policy_of, sentence
 from fastimg.errors import UsageError
 from fastimg.train.choices.refusals import check
 from fastimg.train.metrics import Meter
@@ -136,8 +137,8 @@ def test_false_is_no_augmentation(tmp_path):
         ("[{random_rotate: {degree: true}}]", "degree is a number"),
         ("[{trivial_augment: {bins: 5}}]", "it takes no argument"),
         ("[random_rotate, {rotate: {degree: 5}}]", "rotate is given twice"),
-        ("[{a: {}, b: {}}]", "is no augmentation; write a name"),
-        ("[{random_rotate: 15}]", "is no augmentation; write a name"),
+        ("[{a: {}, b: {}}]", "is not an augmentation; write a name"),
+        ("[{random_rotate: 15}]", "is not an augmentation; write a name"),
         ("[3]", "augmentation"),
         ("sometimes", "augmentation"),
         ("[{auto_augmentation: {method: rand_augment}}]", "trivial_augment alone"),
@@ -191,7 +192,9 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
 def test_values_out_of_range(flag, values, tmp_path, cli):
     for value in values:
         ran = cli("train", tmp_path / "nowhere", flag, *value.split())
-        assert ran.code == 2 and (f"{flag}: give " in ran.err or "unrecognized" in ran.err.lower()), (value, ran.err)
+        assert ran.code == 2, (value, ran.err)
+        shown = " ".join(f"{float(number):g}" for number in value.split())
+        assert f"{flag} {shown}: give " in ran.err or "unrecognized" in ran.err.lower(), (value, ran.err)
 
 
 def test_no_aug_and_none_agree():
@@ -417,10 +420,10 @@ def test_trying_leaves_the_generators_alone():
         ("{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [2.0, 0.1], p: 0.1}}", "RandomGaussianBlur"),
         ("{RandomGaussianBlur: {kernel_size: [4, 4], sigma: [0.1, 2.0], p: 0.1}}", "fails on 32 x 32 pixels"),
         ("{RandomCrop: {size: [10, 10]}}", "makes 10 x 10 pixels of 32 x 32"),
-        ("RandomMixUpV2", "is none of its augmentations of single images"),
-        ("RandomAffine3D", "is none of its augmentations of single images"),
-        ("AugmentationBase2D", "is none of its augmentations of single images"),
-        ("ImageSequential", "is none of its augmentations of single images"),
+        ("RandomMixUpV2", "is not one of its augmentations of single images"),
+        ("RandomAffine3D", "is not one of its augmentations of single images"),
+        ("AugmentationBase2D", "is not one of its augmentations of single images"),
+        ("ImageSequential", "is not one of its augmentations of single images"),
     ],
 )
 def test_what_kornia_does_not_have_is_refused(entry, message, trained, tmp_path, fast, cli):

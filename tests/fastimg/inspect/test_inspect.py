@@ -182,11 +182,11 @@ def test_nothing_can_be_read(tmp_path, look, cli):
     ("flags", "code", "message"),
     [
         (("--samples", "0"), 2, "--samples 0: give 1 to 400"),
-        (("--img-size", "0"), 2, "--img-size: give a size"),
+        (("--img-size", "0"), 2, "--img-size 0: give a size"),
         (("--workers", "many"), 2, "--workers many"),
         (("--max-pixels", "0"), 2, "--max-pixels 0"),
         (("--seed=-1",), 2, "--seed -1"),
-        (("--hflip", "2"), 2, "--hflip: give a probability"),
+        (("--hflip", "2"), 2, "--hflip 2: give a probability"),
         (("--no-aug", "--rotate", "3"), 2, "--rotate has no effect with --no-aug"),
         (("--scale", "0.9", "0.1"), 2, "--scale"),
         (("--config", "nowhere.yaml"), 2, "nowhere.yaml"),

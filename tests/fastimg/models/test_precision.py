@@ -42,7 +42,6 @@ def test_autocast_is_what_was_chosen():
         assert layer(x).dtype is torch.float32
 
 
-@pytest.mark.parametrize(("amp", "dtype"), [(False, "bf16"), (False, "fp16"), (True, "fp16")])
-def test_what_cannot_be(amp, dtype):
-    with pytest.raises(UsageError, match=f"--amp-dtype {dtype}"):
-        choose(CPU, amp, dtype)
+def test_a_cpu_does_not_train_in_fp16():
+    with pytest.raises(UsageError, match="--amp-dtype fp16"):
+        choose(CPU, True, "fp16")

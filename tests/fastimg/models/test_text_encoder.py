@@ -139,7 +139,7 @@ def test_a_greatest_length(train, tmp_path):
     assert train("long", "--max-length", "25", code=2).err.endswith(
         "takes texts of up to 24 tokens; give that or less\n"
     )
-    assert "--max-length: give 4 or more" in train("short", "--max-length", "3", code=2).err
+    assert "--max-length 3: give 4 or more" in train("short", "--max-length", "3", code=2).err
 
 
 @pytest.mark.parametrize("step", [3, 12])
@@ -257,9 +257,13 @@ def test_what_goes_with_the_wrong_kind_of_data(refused, image_folder):
     )
 
 
-@pytest.mark.parametrize(
-    "flags", [("--img-size", "32"), ("--tta",), ("--hflip", "0.5"), ("--no-aug",), ("--mean", "0", "0", "0")]
-)
+def test_a_runs_own_file_starts_the_same_run(train, cli, tmp_path):
+    train("first")
+    ran = cli("train", "--config", tmp_path / "runs" / "first" / "config.yaml", "--dry-run")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize("flags", [("--img-size", "32"), ("--tta",), ("--hflip", "0.5"), ("--mean", "0", "0", "0")])
 def test_flags_of_images(refused, flags):
     assert f"{flags[0]} has no effect on texts" in refused(*flags)
 

@@ -191,7 +191,7 @@ def test_what_training_held_out_is_evaluated(kind, way, unsplit, plot, tmp_path,
         validated["loss"], rel=1e-4
     )
     assert told["balanced_accuracy"] == pytest.approx(validated["balanced_accuracy"])
-    assert told["part"] == "16.67% of train, held out of training by seed 3"
+    assert told["part"] == "17% of the 36 images of train, held out of training by seed 3"
     assert told["trained_on"] is False and told["warning"] is None
 
 
@@ -211,7 +211,8 @@ def test_the_training_split_by_name_is_said_to_have_been_trained_on(unsplit, tra
 
 def test_the_table_says_what_was_held_out(unsplit, plot, cli):
     ran = cli("eval", unsplit / "on-images", unsplit / "images", "--plot", plot)
-    assert f"{unsplit / 'images'} (16.67% of train, held out of training by seed 3), 6 images\n" in ran.out
+    part = "17% of the 36 images of train, held out of training by seed 3"
+    assert f"{unsplit / 'images'} ({part}), 6 images\n" in ran.out
     assert "warning" not in ran.out and ran.err == ""
 
 

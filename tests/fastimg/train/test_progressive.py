@@ -2,8 +2,8 @@
 
 import pytest
 
+from fastimg.config.progressive import Progressive, parse
 from fastimg.errors import UsageError
-from fastimg.train.choices.progressive import Progressive, parse
 
 
 def test_the_table_of_resnet50_in_16_epochs():

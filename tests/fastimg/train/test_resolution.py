@@ -123,6 +123,7 @@ def test_flags_that_need_or_exclude_something(flags, named, tmp_path, cli):
         ("--train-crop-size", "0"),
         ("--val-crop-size", "0"),
         ("--val-resize-size", "0"),
+        ("--val-fraction", "-0.1 1 1.5"),
     ],
 )
 def test_values_out_of_range(flag, values, tmp_path, cli):
@@ -138,7 +139,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
     for value in values.split():
         ran = cli("train", tmp_path / "nowhere", f"{flag}={value}", *beside.get(flag, ()))
         assert ran.code == 2, (value, ran.err)
-        assert f"{flag}: give " in ran.err
+        assert f"{flag} {value}: give " in ran.err
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
 def test_channels_are_shares_of_white(flags, tmp_path, cli):
     """ImageNet's mean is often written for 0..255."""
     ran = cli("train", tmp_path / "nowhere", *flags)
-    assert ran.code == 2 and f"{flags[0]}: give " in ran.err
+    assert ran.code == 2 and f"{' '.join(flags)}: give " in ran.err
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_channels_are_shares_of_white(flags, tmp_path, cli):
         (("--freeze", "some"), "--freeze some"),
         (("--arch", "test_vit", "--ghost-bn", "4"), "--ghost-bn has no effect: test_vit has no batch norm"),
         (("--amp-dtype", "fp16", "--amp"), "--amp-dtype fp16"),
-        (("--amp-dtype", "bf16"), "--amp-dtype bf16"),
+        (("--amp-dtype", "bf16"), "--amp-dtype has no effect with --no-amp"),
         (("--device", "tpu"), "--device tpu"),
         (("--device", "cuda:99"), "--device cuda:99"),
         (("--device", "meta"), "--device meta"),

@@ -43,7 +43,8 @@ def parse(sizes: str, epochs: str | None, total: int | None) -> Progressive:
     if not 1 <= small < large <= 16384:
         raise UsageError(f"--progressive {sizes}: give a smaller size in pixels, then a larger one, as in 160:192")
     if epochs is None:
-        start, end = round(0.7 * (total or 0)), round(0.85 * (total or 0))
+        start = round(0.7 * (total or 0))
+        end = round(0.85 * (total or 0))
     else:
         start, end = _pair("--progressive-epochs", epochs, "11:13")
         if start > end:
@@ -51,8 +52,7 @@ def parse(sizes: str, epochs: str | None, total: int | None) -> Progressive:
     if total is not None and start >= total - 1 and end >= total:
         raise UsageError(
             f"--progressive {sizes} has no effect: all {plural(total, 'epoch')} would have {small} pixels; "
-            "train more epochs, or "
-            "give earlier --progressive-epochs"
+            "train more epochs, or give earlier --progressive-epochs"
         )
     return Progressive(small, large, start, end)
 

@@ -1,4 +1,4 @@
-"""Spans of training as people write them: 16ep, 300ba, 100000sp, 0.2dur (MosaicML Composer's `Time`)."""
+"""Durations of training as people write them: 16ep, 300ba, 100000sp, 0.2dur (MosaicML Composer's `Time`)."""
 
 import math
 import re
@@ -44,15 +44,16 @@ class Span:
 
 
 def parse(text: str, flag: str, whole: bool = False) -> Span:
-    """`text` as a span; a bare number means epochs. `whole`: of the run itself, which is not a share and not nothing.
+    """`text` as a span; a bare number means epochs. `whole`: the length of the run, which is above 0 and not a share.
 
     Raises UsageError naming `flag` and what could be written.
     """
     examples = _EXAMPLES if whole else f"{_EXAMPLES} or 0.2dur (share of the run)"
-    found = _WRITTEN.fullmatch(text.strip())
-    if found is None:
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"{flag} {text}: write a number and its unit, as {examples}")
-    value, unit = float(found[1]), cast(Unit, found[2].lower() or "ep")
+    value = float(match[1])
+    unit = cast(Unit, match[2].lower() or "ep")
     if not 0 <= value < math.inf:
         raise UsageError(f"{flag} {text}: a span is 0 or more; write it as {examples}")
     if whole and unit == "dur":

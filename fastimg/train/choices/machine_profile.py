@@ -1,7 +1,7 @@
-"""The profile of this machine: what `fastimg bench --tune` found best, and `train` takes where it may choose.
+"""The profile of this machine: what `fastimg bench --tune` found fastest, which `train --profile` takes.
 
-Nothing in it changes what is computed, but the batch, which only `--batch-size auto` takes. It lies in the user's
-cache directory, one file for all data; another machine's, or other versions', is not believed.
+It sets only what no flag sets, and changes nothing of what is computed except the batch of `--batch-size auto`. One
+file in the user's cache directory serves all data. A profile of another machine, or of other versions, is refused.
 """
 
 import json
@@ -22,13 +22,13 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks
 from fastimg.system.measurement import cpu_model
 
-VARIABLE = "FASTIMG_PROFILE"  # of the environment: a file, or off
 _FORMAT = "fastimg machine profile"
+_REMEDY = "make a new one with `fastimg bench DATA --tune`, or leave --profile out"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was found best, and with what. Workers and slots are for one process on `device`."""
+    """The fastest settings, and what they were measured with. Workers and slots are for one process on `device`."""
 
     device: str  # cpu, or the GPU's name
     workers: int
@@ -51,10 +51,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def path() -> Path:
-    """Where the profile is; FASTIMG_PROFILE names another file."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named)
+def default_path() -> Path:
+    """Where `bench --tune` writes the profile, and where `--profile` without a path reads it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / "machine.json"
 
 
@@ -64,71 +62,66 @@ def device_name(device: torch.device) -> str:
 
 
 def _machine() -> dict[str, Any]:
-    """What must be the same for a profile to be believed."""
+    """What must be the same for a profile to be valid."""
     return {"cpu": cpu_model(), "cores": available_cpus(), "fastimg": __version__, "torch": torch.__version__}
 
 
-def target() -> Path:
-    """Where a profile is written. Raises UsageError where there shall be none."""
-    file = path()
-    if str(file) == "off":
-        raise UsageError(f"--tune has nowhere to write to: {VARIABLE} is off; name a file, or unset it")
-    return file
-
-
 def write(profile: Profile) -> Path:
-    """Keep a profile. Raises UsageError and UserError where it cannot be."""
-    file = target()
+    """Write a profile to its default place. Raises UserError where that is not possible."""
+    file = default_path()
     content = {"format": _FORMAT, "machine": _machine(), "profile": profile.record()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror or error}; name another file by {VARIABLE}") from error
+        raise UserError(
+            f"{file}: {error.strerror or error}; name another cache directory by the variable XDG_CACHE_HOME"
+        ) from error
     return file
 
 
-def read(device: torch.device) -> tuple[Profile | None, str]:
-    """The profile of this machine and device, and why it is not taken; neither where there is none."""
-    file = path()
-    if str(file) == "off":
-        return None, ""
+def read(file: Path, ranks: Ranks) -> Profile:
+    """The profile in a file. Raises UsageError where it is missing, unreadable, or not of this machine and device."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None, ""
+    except FileNotFoundError as error:
+        raise UsageError(f"--profile: there is no profile {file}; {_REMEDY}") from error
     except (OSError, ValueError, RecursionError) as error:
-        return None, f"{file}: cannot be read ({error}); `fastimg bench --tune DATA` makes it anew"
+        raise UsageError(f"--profile {file}: cannot be read ({error}); {_REMEDY}") from error
     try:
         if content["format"] != _FORMAT:
             raise KeyError("format")
         kinds: dict[str, Any] = {field.name: field.type for field in fields(Profile)}
         values = {name: kind(content["profile"][name]) for name, kind in kinds.items()}
-        profile, machine = Profile(**values), dict(content["machine"])
+        profile = Profile(**values)
+        machine = dict(content["machine"])
         if min(profile.workers, profile.batch_size) < 1 or profile.prefetch < 2:
             raise ValueError("a number that is too small")
         if profile.augment_stream not in ("own", "step"):
             raise ValueError("augment_stream")
     except (LookupError, TypeError, ValueError) as error:
-        return None, f"{file}: no profile of a machine ({error!r}); `fastimg bench --tune DATA` makes it anew"
-    here = {**_machine(), "device": device_name(device)}
-    theirs = {**machine, "device": profile.device}
-    for name, value in here.items():
-        if theirs.get(name) != value:
-            words = (
-                f"made with {name} {theirs.get(name)}, here it is {value}; `fastimg bench --tune DATA` makes it anew"
-            )
-            return None, f"{file} is not used: {words}"
-    return profile, ""
+        raise UsageError(f"--profile {file}: not the profile of a machine ({error!r}); {_REMEDY}") from error
+    measured = {**machine, "device": profile.device}
+    for name, value in {**_machine(), "device": device_name(ranks.device)}.items():
+        if measured.get(name) != value:
+            words = f"made with {name} {measured.get(name)}, here it is {value}"
+            raise UsageError(f"--profile {file}: {words}; {_REMEDY}")
+    if ranks.local_world_size > 1:
+        raise UsageError(
+            f"--profile {file}: made for one process, and {ranks.local_world_size} share this machine; "
+            "leave --profile out"
+        )
+    return profile
 
 
 def applied(config: Train, ranks: Ranks) -> tuple[Train, str]:
-    """`config` with the profile's settings where it leaves a choice; and a sentence, empty where nothing is done."""
-    if config.loader not in ("auto", "native"):
+    """`config` with the settings of --profile that no flag sets, and a sentence that says which; empty for none.
+
+    Raises UsageError for a profile that cannot be used.
+    """
+    if config.profile is None:
         return config, ""
-    profile, why = _for_ranks(ranks)
-    if profile is None:
-        return config, why
+    profile = read(_file(config.profile), ranks)
     changes: dict[str, Any] = {}
     if config.workers == "auto":
         changes["workers"] = str(profile.workers)
@@ -139,27 +132,28 @@ def applied(config: Train, ranks: Ranks) -> tuple[Train, str]:
     if not changes:
         return config, ""
     flags = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
-    return replace(config, **changes), f"{flags}, by {_origin(profile)}"
+    return replace(config, **changes), f"{flags}, by {_origin(config.profile, profile)}"
 
 
 def batch_size(config: Train, size: int, samples: int, ranks: Ranks) -> tuple[int, str] | None:
-    """The batch that was found for this model and `size` of images, and where from. None: it is to be searched for."""
-    profile, _ = _for_ranks(ranks)
-    if profile is None or config.ghost_bn is not None or config.loader not in ("auto", "native"):
+    """The batch that --profile has for this model and `size` of images, and where it is from.
+
+    None where there is none, so that the batch has to be searched for.
+    """
+    if config.profile is None or config.ghost_bn is not None or config.grad_checkpointing or config.freeze is not None:
         return None
+    profile = read(_file(config.profile), ranks)
     if (config.arch, size, config.amp) != (profile.arch, profile.size, profile.amp):
         return None
-    if profile.batch_size > samples // 5 or config.grad_checkpointing or config.freeze is not None:
+    if profile.batch_size > samples // 5:
         return None
-    return profile.batch_size, f"batch size {profile.batch_size:>6}   chosen by {_origin(profile)}"
+    return profile.batch_size, f"batch size {profile.batch_size:>6}   chosen by {_origin(config.profile, profile)}"
 
 
-def _for_ranks(ranks: Ranks) -> tuple[Profile | None, str]:
-    profile, why = read(ranks.device)
-    if profile is not None and ranks.local_world_size > 1:
-        return None, f"{path()} is not used: it is for one process, and {ranks.local_world_size} share this machine"
-    return profile, why
+def _file(profile: str) -> Path:
+    """The file that --profile means."""
+    return default_path() if profile == "auto" else Path(profile)
 
 
-def _origin(profile: Profile) -> str:
-    return f"`fastimg bench --tune` of {profile.made[:10]} ({path()})"
+def _origin(file: str, profile: Profile) -> str:
+    return f"`fastimg bench --tune` of {profile.made[:10]} ({_file(file)})"

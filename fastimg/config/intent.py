@@ -1,0 +1,49 @@
+"""What a training is asked to be, before its model is built: which architecture, from which start, on which pixels."""
+
+from . import augmentation
+from .commands import Embed, Train
+from .progressive import Progressive
+from .progressive import parse as parse_progressive
+from .training import HF_PREFIX
+
+ARCH = "resnet50"  # where neither a flag nor the weights name another
+EPOCHS = 10  # where neither --epochs nor --duration is given
+
+
+def plain(config: Train) -> bool:
+    """Whether training sees images as validation does: with --no-aug, or a frozen backbone and no augmentation.
+
+    Texts are never augmented either.
+    """
+    return config.no_aug or reads_text(config) or (head_alone(config) and not augmentation.asked(config))
+
+
+def reads_text(config: Train | Embed) -> bool:
+    """Whether the model is a text encoder."""
+    return architecture(config).startswith(HF_PREFIX)
+
+
+def architecture(config: Train | Embed) -> str:
+    """The name of the model, once what its weights state has been adopted."""
+    return config.arch or ARCH
+
+
+def tuned(config: Train) -> bool:
+    """Whether training starts from trained weights."""
+    return config.pretrained or config.weights is not None or reads_text(config)
+
+
+def head_alone(config: Train) -> bool:
+    """Whether nothing but the classifier ever trains."""
+    return config.freeze == "backbone" and config.freeze_epochs is None
+
+
+def progressive(config: Train, epochs: int | None = None) -> Progressive:
+    """The crop sizes of --progressive, for a run of `epochs`: by default those of --epochs.
+
+    With --duration they are not known before the data is. Raises UsageError.
+    """
+    assert config.progressive is not None
+    if epochs is None and config.duration is None:
+        epochs = config.epochs or EPOCHS
+    return parse_progressive(config.progressive, config.progressive_epochs, epochs)

@@ -1,0 +1,324 @@
+"""The rules between the flags of each command: the tables that `rules` reads, in the order in which faults are named.
+
+A new flag of `train` is a field in `training`, and a row here if its values are limited or other settings exclude it,
+need it or leave it without effect.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+from fastimg.loaders.backends.settings import IGNORED_SETTINGS
+from fastimg.wording import plural
+
+from . import augmentation, durations
+from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
+from .intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
+from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
+from .training import COMPILE_MODES, Train
+
+# Fields of Train that are about pixels, beside those of augmentation.
+IMAGE_FIELDS = (
+    *("decode", "dct_scaling", "max_pixels", "img_size", "train_crop_size", "val_crop_size", "val_resize_size"),
+    *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
+)
+
+
+def _at_least(least: float) -> Callable[[Any], bool]:
+    return lambda value: bool(least <= value < math.inf)
+
+
+def _is_above_zero(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+def _is_share(value: float) -> bool:
+    return 0 <= value <= 1
+
+
+def _is_share_above_zero(value: float) -> bool:
+    return 0 < value <= 1
+
+
+def _is_share_below_one(value: float) -> bool:
+    return 0 <= value < 1
+
+
+def _is_size(pixels: int) -> bool:
+    return 1 <= pixels <= 16384
+
+
+def _are_views(text: str) -> bool:
+    return text == "off" or (text.isascii() and text.isdigit() and int(text) >= 1)
+
+
+def _are_shares(values: Collection[float]) -> bool:
+    return all(map(_is_share, values))
+
+
+def _are_shares_above_zero(values: Collection[float]) -> bool:
+    return all(map(_is_share_above_zero, values))
+
+
+def _loads_with(backend: str) -> Callable[[Any], bool]:
+    return lambda config: bool(config.loader == backend)
+
+
+def _mixes(name: str) -> Callable[[Any], bool]:
+    return lambda config: bool(augmentation.effective(config, plain(config))[name])
+
+
+def _only_head(config: Train) -> bool:
+    """Whether only a classifier without batch norms trains."""
+    return head_alone(config) and config.head == "linear"
+
+
+def _unvalidated(config: Train) -> bool:
+    return config.val_fraction == 0
+
+
+def _without_steps(config: Train) -> bool:
+    return config.sched != "step"
+
+
+def _order_window(config: Train) -> str | None:
+    if config.order_window is None:
+        return None
+    from fastimg.loaders.order import BLOCK  # not above: it imports NumPy
+
+    return None if config.order_window >= BLOCK else f"give a block's {BLOCK} or more"
+
+
+def _ghost_batch(config: Train) -> str | None:
+    if config.ghost_bn is None or config.batch_size == "auto" or config.batch_size % config.ghost_bn == 0:
+        return None
+    return f"does not divide the batch of {config.batch_size}; choose a divisor, or another --batch-size"
+
+
+def _batch_search(config: Train) -> str | None:
+    if config.batch_size != "auto" or config.strategy != "fsdp":
+        return None
+    return "is found by one process for itself, and --strategy fsdp shares the model; give a number"
+
+
+def _views(config: Train) -> str | None:
+    if not plain(config) or config.cache_embeddings in (None, "1", "off"):
+        return None
+    return "without augmentation all views are the same; ask for some, with --hflip 0.5 say, or leave the number out"
+
+
+def _frozen_epochs(config: Train) -> str | None:
+    epochs = config.epochs or EPOCHS
+    if config.freeze_epochs is None or config.freeze_epochs < epochs:
+        return None
+    return f"the run has {plural(epochs, 'epoch')}, so nothing would be unfrozen; give fewer, or leave it out"
+
+
+def _text_loader(config: Train) -> str | None:
+    if not reads_text(config) or config.loader in ("auto", "native"):
+        return None
+    return "reads images; texts are read by fastimg's own, leave it out"
+
+
+def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
+    """Reads a span of training, which raises UsageError for what is not one."""
+
+    def read(config: Any) -> None:
+        text = getattr(config, field)
+        if text is not None:
+            durations.parse(text, f"--{field}", whole)
+
+    return read
+
+
+def _list(config: Any) -> None:
+    if config.augmentation not in (None, False):
+        augmentation.listed(config.augmentation)
+
+
+def _growing_crops(config: Train) -> None:
+    if config.progressive is not None:
+        progressive(config)
+
+
+AUGMENTATION: tuple[Rule, ...] = (
+    *(Excludes(name, "no_aug") for name in FIELDS),
+    *(Excludes(name, "color_jitter") for name in JITTER),
+    *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
+    Check("augmentation", _list),
+    Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
+)
+
+# What each backend does without. The loader's settings are called as the flags are.
+LOADER: tuple[Rule, ...] = tuple(
+    Idle(setting, _loads_with(backend), f"with --loader {backend}")
+    for backend, settings in IGNORED_SETTINGS.items()
+    for setting in settings
+)
+
+_TEXT: tuple[Rule, ...] = (
+    *(
+        Idle(name, reads_text, lambda config: f"on texts (--arch {config.arch})", "leave it out")
+        for name in (*IMAGE_FIELDS, *FIELDS)
+    ),
+    Check("loader", _text_loader),
+    Idle("pretrained", reads_text, lambda config: f"with {config.arch}, which comes with its weights", "leave it out"),
+)
+
+_EFFECTS: tuple[Rule, ...] = (
+    Excludes("epochs", "duration"),
+    Excludes("warmup", "warmup_epochs"),
+    Excludes("warmup", "warmup_fraction"),
+    Excludes("warmup_epochs", "warmup_fraction"),
+    Excludes("decay", "decay_epochs"),
+    Excludes("crop_pct", "val_resize_size"),
+    Excludes("train_crop_size", "progressive"),
+    Needs("freeze_epochs", lambda c: c.freeze is not None, "--freeze"),
+    Needs("progressive_epochs", lambda c: c.progressive is not None, "--progressive"),
+    Needs("model_ema_decay", lambda c: c.model_ema, "--model-ema"),
+    Needs("head_init", tuned, "--pretrained or --weights"),
+    Needs("head_hidden", lambda c: c.head == "mlp", "--head mlp"),
+    Needs("cache_embeddings", head_alone, "--freeze backbone all the time"),
+    Needs("cache_dtype", head_alone, "--freeze backbone all the time"),
+    Needs("cache_dir", lambda c: head_alone(c) or reads_text(c), "--freeze backbone"),
+    Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
+    Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
+    Idle("momentum", lambda c: c.opt != "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("decay_epochs", _without_steps, "with any --sched but step"),
+    Idle("decay", _without_steps, "with any --sched but step"),
+    Idle("decay_rate", _without_steps, "with any --sched but step"),
+    Idle("min_lr", lambda c: c.sched in ("step", "constant"), lambda c: f"with --sched {c.sched}"),
+    Idle("order_window", lambda c: c.order != "quasi-random", lambda c: f"with --order {c.order}"),
+    Idle("dct_scaling", lambda c: c.decode == "gpu", "with --decode gpu"),
+    Idle("dct_scaling", lambda c: c.no_aug, "with --no-aug"),
+    Excludes("pretrained", "weights"),
+    Idle("lr_base_size", lambda c: c.lr == "auto", "with --lr auto"),
+    Idle("lr_base_size", lambda c: c.lr_scale == "none", "with --lr-scale none"),
+    Idle("layer_decay", head_alone, "with --freeze backbone"),
+    Idle("ghost_bn", lambda c: c.ghost_bn == c.batch_size, lambda c: f"with --batch-size {c.batch_size}"),
+    Idle("ghost_bn", lambda c: c.sync_bn, "with --sync-bn"),
+    Idle("ghost_bn", _only_head, "with --freeze backbone and --head linear"),
+    Idle("sync_bn", _only_head, "with --freeze backbone"),
+    Idle("cache_dtype", lambda c: c.cache_embeddings == "off", "with --cache-embeddings off"),
+    Idle("grad_checkpointing", head_alone, "with --freeze backbone"),
+    Idle("progressive", plain, lambda c: f"with {'--no-aug' if c.no_aug else 'no augmentation'}"),
+    Idle("tta", lambda c: _unvalidated(c) and not c.evaluate_training_set, "with --val-fraction 0"),
+    Idle("patience", _unvalidated, "with --val-fraction 0"),
+    Idle("val_interval", _unvalidated, "with --val-fraction 0"),
+    Idle(
+        "img_size",
+        lambda c: c.train_crop_size is not None and c.val_crop_size is not None,
+        "with --train-crop-size and --val-crop-size",
+    ),
+    Idle("mixup", lambda c: c.batch_size == 1, "with --batch-size 1", given=_mixes("mixup")),
+    Idle("cutmix", lambda c: c.batch_size == 1, "with --batch-size 1", given=_mixes("cutmix")),
+    Idle("amp_dtype", lambda c: not c.amp, "with --no-amp"),
+    Idle("profile", lambda c: c.loader not in ("auto", "native"), lambda c: f"with --loader {c.loader}"),
+)
+
+_VALUES: tuple[Rule, ...] = (
+    Range("batch_size", lambda size: size == "auto" or size >= 1, "1 or more, or auto"),
+    Range("grad_accum_steps", _at_least(1), "1 or more"),
+    Range("epochs", _at_least(1), "1 or more"),
+    Range("freeze_epochs", _at_least(1), "1 or more"),
+    Range("ghost_bn", _at_least(2), "2 or more"),
+    Range("head_hidden", _at_least(1), "1 or more"),
+    Range("max_length", _at_least(4), "4 or more"),
+    Range("cache_embeddings", _are_views, "a number of views, 1 or more, or off"),
+    Range("lr_base_size", _at_least(1), "1 or more"),
+    Range("layer_decay", _is_share_above_zero, "a share above 0 and up to 1"),
+    Range("norm_weight_decay", _at_least(0), "0 or more"),
+    Range("model_ema_decay", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("compile", lambda mode: mode in COMPILE_MODES, f"one of {', '.join(COMPILE_MODES)}"),
+    Range("seed", _at_least(0), "0 or more"),
+    Range("prefetch", _at_least(2), "2 or more"),
+    Check("order_window", _order_window),
+    Range("max_pixels", _at_least(1), "1 or more"),
+    Range("log_interval", _at_least(1), "1 or more"),
+    Range("save_interval", _at_least(1), "1 or more"),
+    Range("val_interval", _at_least(1), "1 or more"),
+    Range("checkpoint_hist", _at_least(0), "0 or more"),
+    Range("patience", _at_least(1), "1 or more"),
+    Range("lr", lambda rate: rate == "auto" or _is_above_zero(rate), "a number above 0, or auto"),
+    Range("weight_decay", lambda decay: decay >= 0, "0 or more"),
+    Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
+    Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
+    Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("crop_pct", _is_share_above_zero, "a share above 0 and up to 1"),
+    Range("warmup_epochs", lambda epochs: epochs >= 0, "0 or more"),
+    Range("warmup_fraction", _is_share, "a share from 0 to 1"),
+    Range("min_lr", lambda rate: rate >= 0, "0 or more"),
+    Range("decay_epochs", lambda epochs: epochs > 0, "a number above 0"),
+    Range("decay_rate", _is_share_above_zero, "a number above 0 and up to 1"),
+    Range("drop_path", _is_share_below_one, "a rate from 0 up to, not including, 1"),
+    Range("mean", _are_shares, "shares of white, from 0 to 1"),
+    Range("std", _are_shares_above_zero, "shares of white, above 0 and up to 1"),
+    *(
+        Range(name, _is_size, "a size from 1 to 16384 pixels")
+        for name in ("img_size", "train_crop_size", "val_crop_size", "val_resize_size")
+    ),
+    Check("ghost_bn", _ghost_batch),
+    Check("batch_size", _batch_search),
+    Check("cache_embeddings", _views),
+    Check("warmup", _duration("warmup")),
+    Check("decay", _duration("decay")),
+    Check("duration", _duration("duration", whole=True)),
+    Check("freeze_epochs", _frozen_epochs),
+    Check("progressive", _growing_crops),
+)
+
+# What a setting above a file or a recipe replaces in it, though both could be given together.
+_PRECEDENCE: tuple[Rule, ...] = (
+    Replaces("img_size", ("train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs")),
+    # A recipe's arguments are for its model, its rate for its optimiser and batch, its ramp for its epochs.
+    Replaces("arch", ("model_kwargs",), in_recipes=True),
+    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay"), in_recipes=True),
+    Replaces("lr", ("lr_scale", "lr_base_size"), in_recipes=True),
+    Replaces("duration", ("progressive_epochs",), in_recipes=True),
+)
+
+TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE)
+
+TRAIN_DEVICE = (
+    Device(
+        "compile",
+        lambda mode: mode == "reduce-overhead",
+        "it uses CUDA graphs and has no effect on {device}; use --compile default",
+    ),
+    Device("augment_stream", lambda stream: stream != "auto", "has no effect on {device}; leave it out"),
+    Device(
+        "decode",
+        lambda where: where == "gpu",
+        "the run is on {device}; start it on a CUDA device, or leave --decode out",
+    ),
+)
+
+_READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", _at_least(1), "1 or more"))
+
+EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
+
+PREDICT: tuple[Rule, ...] = (Range("topk", _at_least(1), "1 or more"), *_READING)
+
+EMBED: tuple[Rule, ...] = (
+    *_READING,
+    Idle("img_size", reads_text, "on texts", "leave it out"),
+    Idle("max_length", lambda c: not reads_text(c), "on images", "leave it out"),
+    Idle("pretrained", reads_text, lambda c: f"with {c.arch}, which comes with its weights", "leave it out"),
+    Excludes("pretrained", "weights"),
+    Range("knn", _at_least(1), "1 or more"),
+    Range("img_size", _at_least(1), "1 or more"),
+)
+
+INSPECT: tuple[Rule, ...] = (
+    Range("samples", lambda count: 1 <= count <= 400, "1 to 400"),
+    Range("max_pixels", _at_least(1), "1 or more"),
+    Range("seed", _at_least(0), "0 or more"),
+    Range("img_size", _is_size, "a size from 1 to 16384 pixels"),
+)
+
+BENCH: tuple[Rule, ...] = (
+    *AUGMENTATION,
+    *LOADER,
+    *(Range(name, _at_least(1), "1 or more") for name in ("batch_size", "img_size", "repeats", "images")),
+)

@@ -1,0 +1,14 @@
+"""The backends of the loader by name, and the settings that each of them ignores. Imports nothing that takes time."""
+
+from typing import Literal
+
+Backend = Literal["native", "torch", "dali", "ffcv", "synthetic"]
+
+# By backend: settings of LoaderConfig, of the crop and of `open_source` that change nothing.
+IGNORED_SETTINGS: dict[Backend, tuple[str, ...]] = {
+    "native": (),
+    "torch": ("decode", "dct_scaling"),
+    "dali": ("decode", "dct_scaling"),
+    "ffcv": ("decode", "dct_scaling", "on_error", "max_pixels"),
+    "synthetic": ("decode", "dct_scaling", "on_error", "max_pixels", "workers", "prefetch", "scale", "ratio"),
+}

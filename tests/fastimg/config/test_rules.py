@@ -1,0 +1,139 @@
+"""The table of rules between flags: every flag has its place in it, and all readers take the same rows."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from fastimg.config.commands import Train
+from fastimg.config.rule_tables import EVAL, TRAIN, TRAIN_DEVICE
+from fastimg.config.rules import Excludes, Idle, Needs, Range, dropped, flag, refuse, refuse_device, without_effect
+from fastimg.errors import UsageError
+from fastimg.loaders.backends.settings import IGNORED_SETTINGS
+
+# Fields of Train that no row names, and why.
+WITHOUT_RULES = {
+    "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
+    "only certain values parse": ("classes", "opt_impl", "order", "opt", "sched", "lr_scale", "head", "device"),
+    "judged with the model": ("num_classes", "freeze", "model_kwargs"),
+    "judged with the ranks": ("strategy",),
+    "good with everything": ("bce_loss", "channels_last", "deterministic", "evaluate_training_set", "model_ema"),
+    "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
+    "named by rules of other fields": ("arch", "amp", "no_aug"),
+}
+
+
+def test_every_field_has_a_rule_or_a_reason():
+    fields = {field.name for field in dataclasses.fields(Train)}
+    ruled = {rule.field for rule in (*TRAIN, *TRAIN_DEVICE) if not hasattr(rule, "others")}
+    reasoned = [name for names in WITHOUT_RULES.values() for name in names]
+    assert len(reasoned) == len(set(reasoned))
+    assert fields - ruled == set(reasoned)
+    named = {getattr(rule, "other", rule.field) for rule in TRAIN}
+    named |= {name for rule in TRAIN for name in getattr(rule, "others", ())}
+    assert named | ruled <= fields
+
+
+def test_a_loaders_settings_are_called_as_the_flags_are():
+    fields = {field.name for field in dataclasses.fields(Train)}
+    assert {setting for settings in IGNORED_SETTINGS.values() for setting in settings} <= fields
+
+
+def test_the_table_is_read_without_torch():
+    code = "import sys, fastimg.config.rule_tables; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False False\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Oven:
+    """A configuration to show the rules on."""
+
+    degrees: float = 180.0
+    fan: bool = False
+    grill: str | None = None
+    seconds: int | None = None
+    minutes: int | None = None
+
+
+RULES = (
+    Range("degrees", lambda d: 0 < d <= 250, "a temperature up to 250"),
+    Excludes("seconds", "minutes"),
+    Idle("fan", lambda c: c.grill == "high", lambda c: f"with --grill {c.grill}"),
+    Needs("grill", lambda c: c.seconds is not None, "--seconds"),
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"degrees": 300.0}, "--degrees 300: give a temperature up to 250"),
+        ({"seconds": 5, "minutes": 1}, "--seconds has no effect with --minutes; leave one of them out"),
+        (
+            {"fan": True, "grill": "high", "seconds": 5},
+            "--fan has no effect with --grill high; leave one of them out",
+        ),
+        ({"grill": "low"}, "--grill has no effect without --seconds; add that, or leave it out"),
+    ],
+)
+def test_each_kind_refuses(settings, message):
+    with pytest.raises(UsageError) as caught:
+        refuse(Oven(**settings), RULES)
+    assert str(caught.value) == message
+    refuse(Oven(), RULES)
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "expected"),
+    [
+        ({"seconds": 5}, {"minutes": 1}, {"seconds"}),
+        ({"minutes": 1}, {"seconds": 5}, {"minutes"}),
+        ({"fan": True, "seconds": 5}, {"grill": "high"}, {"fan"}),
+        ({"fan": True, "seconds": 5}, {"grill": "low"}, set()),
+        ({"seconds": 5, "grill": "low"}, {"minutes": 1}, {"seconds", "grill"}),  # grill needs what minutes drop
+        ({"grill": "low"}, {"fan": True}, set()),  # its own fault: it is refused
+        ({"seconds": 5, "grill": "high"}, {"fan": True}, set()),  # refused: the flag itself has no effect
+        ({"seconds": 5, "minutes": 1}, {"seconds": 5}, set()),  # what is repeated is not new
+    ],
+)
+def test_what_gives_way_to_what_is_above_it(below, above, expected):
+    assert dropped(Oven, below, above, RULES) == expected
+
+
+def test_what_has_no_effect_is_resolved_to_its_default():
+    assert without_effect(Oven(grill="high", seconds=1, fan=True), RULES) == {"fan": False}
+    assert without_effect(Oven(), RULES) == {"grill": None}
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_what_only_cuda_devices_do(device):
+    for field, value in {"compile": "reduce-overhead", "augment_stream": "own", "decode": "gpu"}.items():
+        refuse_device(Train(**{field: value}), "cuda", TRAIN_DEVICE)
+        with pytest.raises(UsageError, match=f"^{flag(field)} {value}: .* {device}"):
+            refuse_device(Train(**{field: value}), device, TRAIN_DEVICE)
+
+
+def test_a_command_may_lack_fields_of_a_table():
+    @dataclasses.dataclass
+    class Command:
+        loader: str = "ffcv"
+        on_error: str | None = None
+
+    refuse(Command(), EVAL)
+    with pytest.raises(UsageError, match="--on-error has no effect with --loader ffcv"):
+        refuse(Command(on_error="fail"), EVAL)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_type_of_mixed_precision_needs_it(dtype):
+    with pytest.raises(UsageError, match="--amp-dtype has no effect with --no-amp; leave one of them out"):
+        refuse(Train(amp=False, amp_dtype=dtype), TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio"), [((0.9, 0.1), None), ((0.0, 1.0), None), ((0.1, 1.1), None), (None, (2.0, 1.0)), (None, (0, 1))]
+)
+def test_crops_that_are_none(scale, ratio):
+    with pytest.raises(UsageError, match="--scale" if scale else "--ratio"):
+        refuse(Train(scale=scale, ratio=ratio), TRAIN)
