@@ -229,6 +229,8 @@ class Inspect(Augmenting):
     in (leaf), folders of one name being one class. Default: top, and a line says so where the two differ."""
     headers_only: FlagCreatePairsOff[bool] = False
     """Do not decode the images: faster, and damage inside them is not found."""
+    no_pictures: FlagCreatePairsOff[bool] = False
+    """Draw nothing: the facts alone, without the seconds that importing torch takes."""
     samples: flagtypes.Int = None
     """Images in samples.png; up to 8 of them are in augmented.png, as training sees them in their first 8 epochs. Of a
     dataset of texts, the texts that are shown. Default: 36 images, 10 texts."""

@@ -36,6 +36,7 @@ from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.containers.tar import replace_file
 from fastimg.loaders.errors import DataError, ImageError
+from fastimg.system.terminal import telling_of_compilation
 
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
@@ -66,7 +67,8 @@ def convert(config: Convert, console: Console) -> Report:
     Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
     """
     try:
-        return _convert(config, console)
+        with telling_of_compilation(console):
+            return _convert(config, console)
     except OSError as error:
         raise plain_error((config.dst, *config.more)[-1], error) from error
 

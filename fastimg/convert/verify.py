@@ -22,6 +22,7 @@ from fastimg.loaders.containers.tar import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.system.terminal import telling_of_compilation
 from fastimg.wording import plural
 
 from .text_preparation import text_fault
@@ -198,7 +199,7 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
                 faults.append(Fault(dataset.sample_name(index), str(error)))
         return faults
 
-    with ThreadPoolExecutor(available_cpus(), "verify") as pool:
+    with telling_of_compilation(err), ThreadPoolExecutor(available_cpus(), "verify") as pool:
         what = samples_of(dataset.content)
         steps = track(pool.map(faults_of, chunks), what, len(chunks), console=err, transient=True)
         return [fault for faults in steps for fault in faults]

@@ -143,7 +143,7 @@ def _commit() -> str | None:
 def _in_use() -> InUse:
     import torch
 
-    from fastimg.augment.apply import backend_of
+    from fastimg.augment.backends import backend_of
     from fastimg.data.datasets import chosen_backend
     from fastimg.loaders.backends import nvcodec
     from fastimg.models.precision import choose

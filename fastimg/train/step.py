@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from fastimg.augment import draw, mix
-from fastimg.data.augmentation import model_input
+from fastimg.data.model_input import model_input
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.loaders.containers.arrays import MULTIPLE

@@ -16,9 +16,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural
 
@@ -37,9 +34,16 @@ def readable(src: Path) -> Iterator[None]:
     """Turn what goes wrong while a manifest is read into a DataError."""
     try:
         yield
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+    except _read_errors() as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{src}: the manifest cannot be read ({reason}); check or write it again") from error
+
+
+def _read_errors() -> tuple[type[Exception], ...]:
+    """What reading a manifest raises; pyarrow's own errors only where it was imported, for parquet."""
+    errors: tuple[type[Exception], ...] = (OSError, UnicodeDecodeError, csv.Error)
+    pyarrow = sys.modules.get("pyarrow")
+    return errors if pyarrow is None else (*errors, pyarrow.ArrowException)
 
 
 def table_rows(
@@ -201,8 +205,18 @@ def _jsonl_rows(src: Path, strict: bool) -> Rows:
             yield number, row
 
 
+def parquet_names(src: Path) -> list[str]:
+    """The names of a parquet file's columns."""
+    import pyarrow.parquet as pq
+
+    return list(pq.read_schema(src).names)
+
+
 def parquet_rows(src: Path, undecoded: str = "") -> Rows:
     """Of a parquet file; row 1 is the first. The strings of the column `undecoded` stay the bytes that they are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(src) as file:
         if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
             raise DataError(f"{src}: two columns have the same name: {', '.join(file.schema_arrow.names)}; rename one")
