@@ -24,6 +24,7 @@ from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import flags, recipes
 from .config import yaml_file as configfile
+from .config.rules import refuse
 from .errors import UsageError, UserError, nearest, printable
 from .system import rank_failures as ending
 from .system import terminal
@@ -121,6 +122,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     if command not in _COMMANDS:
         raise UsageError(f"no command {command!r}{nearest(command, _COMMANDS) or ';'} `fastimg --help` lists them")
     settings: Any = _parse(command, rest)
+    _refuse(command, settings)
     # Imported when needed: torch takes seconds, and `--help` should not.
     if command == "convert":
         from fastimg.convert.pipeline import convert
@@ -142,6 +144,8 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         inspect_data(settings, terminal.console(), console)
         return 0
     if command == "train":
+        if ending.first_rank():
+            terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
         from fastimg.train.loop import train
 
         return _signal_code(train(settings, terminal.console()).signal)
@@ -178,6 +182,32 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     from .demo import demo
 
     return _signal_code(demo(settings, terminal.console()))
+
+
+def _refuse(command: str, settings: Any) -> None:
+    """Refuse what the settings alone show to be wrong, before torch is imported, which takes seconds.
+
+    Raises UsageError, UserError and DataError.
+    """
+    from .config import rule_tables as tables
+
+    rules = {
+        "train": tables.TRAIN,
+        "eval": tables.EVAL,
+        "predict": tables.PREDICT,
+        "embed": tables.EMBED,
+        "bench": tables.BENCH,
+    }
+    if command in rules and getattr(settings, "weights", None) is None:  # weights may state further settings
+        refuse(settings, rules[command])
+    if command in ("eval", "predict", "export"):
+        from .train.checkpoints.model_files import find
+
+        find(settings.checkpoint)
+    if command in ("train", "eval", "embed", "bench") and settings.data is not None:
+        from .loaders.containers.datasets import refuse_no_folder
+
+        refuse_no_folder(settings.data)
 
 
 def _signal_code(signal: int) -> int:
