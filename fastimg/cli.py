@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from .config import commands as config
 from .config import flags, recipes
 from .config import yaml_file as configfile
 from .config.rules import refuse
-from .errors import UsageError, UserError, nearest, printable
+from .errors import UsageError, UserError, nearest
 from .system import rank_failures as ending
 from .system import terminal
 
@@ -63,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
 
     Of several ranks the first that fails speaks, and its exit code is that of all.
     """
+    # Pillow's of many pixels: --max-pixels is checked before anything is decoded.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
     console = terminal.console(stderr=True)
     rank = os.environ.get("RANK")
     prefix = "fastimg: error: " if rank in (None, "0") else f"fastimg: rank {rank}: error: "
@@ -101,9 +104,9 @@ def _end(console: Console, code: int, text: str, cause: str | None = None) -> in
     `cause` is a line for torchrun's report, by default the text.
     """
     if not ending.several():
-        _say(console, text)
+        terminal.say(console, text)
         return code
-    return ending.end(code, lambda: _say(console, text), text if cause is None else cause)
+    return ending.end(code, lambda: terminal.say(console, text), text if cause is None else cause)
 
 
 def _after_usage(code: int) -> int:
@@ -323,7 +326,3 @@ def _overview() -> str:
         "`fastimg COMMAND --help` shows a command's flags. Begin with `fastimg demo`.",
     ]
     return "\n".join(lines)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

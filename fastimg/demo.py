@@ -14,6 +14,7 @@ from fastimg.data.digits import COUNT, write_digits
 from fastimg.data.splits import stratified_split
 from fastimg.predict.evaluation import evaluate_checkpoint
 from fastimg.predict.prediction import Answer, classify
+from fastimg.system.terminal import say
 from fastimg.train.loop import train
 from fastimg.train.reporting.plots import plot_predictions
 
@@ -34,7 +35,7 @@ def demo(config: Demo, console: Console) -> int:
 
     _step(console, f"{COUNT:,} handwritten digits (UCI, in scikit-learn) as an image folder")
     write_digits(images)
-    console.print(f"{images}/0 to {images}/9, 8 x 8 pixels each", highlight=False)
+    say(console, f"{images}/0 to {images}/9, 8 x 8 pixels each")
 
     _step(console, f"fastimg convert {images} {shards} --val-fraction {VAL_FRACTION}")
     print_report(
@@ -63,7 +64,7 @@ def demo(config: Demo, console: Console) -> int:
     _step(console, f"fastimg eval {checkpoint} {shards}")
     score = evaluate_checkpoint(Eval(checkpoint=checkpoint, data=shards), console, console)
     if score.top1 < GOAL:
-        console.print(f"below the {GOAL:.0%} that this demo reaches with its default settings", style="yellow")
+        say(console, f"below the {GOAL:.0%} that this demo reaches with its default settings", style="yellow")
 
     files = _held_out(images, config.seed)
     _step(console, f"fastimg predict {checkpoint} {files[0]} ...")
@@ -78,14 +79,14 @@ def demo(config: Demo, console: Console) -> int:
         (Path(score.plot), "the confusion matrix"),
         (folder / "predictions.png", "predictions for a few held-out digits"),
     ):
-        console.print(f"  {path}  {what}", highlight=False, soft_wrap=True)
+        say(console, f"  {path}  {what}")
     _step(console, "try next")
     for line in (
         "fastimg convert YOUR_IMAGES DATA --val-fraction 0.2     (one subfolder per class)",
         "fastimg train DATA --arch resnet50 --pretrained         (or --weights FILE, or neither)",
         "fastimg predict runs/DATA-resnet50 SOME_IMAGE.jpg",
     ):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        say(console, f"  {line}")
     return 0
 
 
@@ -111,18 +112,18 @@ def _held_out(images: Path, seed: int) -> list[Path]:
 
 def _step(console: Console, title: str) -> None:
     console.print()
-    console.print(f"{title} ".ljust(min(console.width, _RULE), "-"), style="rule.line", soft_wrap=True)
+    say(console, f"{title} ".ljust(min(console.width, _RULE), "-"), style="rule.line")
 
 
 def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Path) -> None:
     """The first as text, all as a sheet."""
     for row in np.asarray(Image.open(files[0])):
-        console.print("  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()), highlight=False)
+        say(console, "  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()))
     for file, answer in zip(files, answers, strict=True):
         right = "" if answer.classes[0] == file.parent.name else f"   (it is {file.parent.name})"
-        console.print(f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}", highlight=False)
+        say(console, f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}")
     captions = [f"{answer.classes[0]} ({answer.probabilities[0]:.0%})" for answer in answers]
     right_ones = [answer.classes[0] == file.parent.name for file, answer in zip(files, answers, strict=True)]
     images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
     for remark in plot_predictions(images, captions, right_ones, sheet):
-        console.print(f"  {remark}", soft_wrap=True)
+        say(console, f"  {remark}")

@@ -11,7 +11,6 @@ what is merely odd (extraneous bytes, a wrong ICC profile) and refuses what is t
 
 import io
 import struct
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +29,6 @@ from .errors import ImageError
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
-
-# `max_pixels` is checked from the header before anything is decoded; Pillow's warning says nothing more.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # What Pillow's plugins raise for damaged files, by fuzzing them.
 _FAULTS = (

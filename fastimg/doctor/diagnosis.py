@@ -18,10 +18,11 @@ from rich.text import Text
 from fastimg import __version__
 from fastimg.config.benchmarking import Doctor
 from fastimg.errors import UsageError, UserError, printable
+from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import disks, hardware, measurement, terminal
 from fastimg.system import packages as installed
 from fastimg.system.disks import Reading
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 
 from . import torch_facts
 from .findings import rows
@@ -53,7 +54,7 @@ def look(folder: Path, err: Console) -> Facts:
         cpu = probe(hardware.cpu)
         compiled = probe(installed.compiled)
         caches = {
-            "fastimg": probe(lambda: hardware.folder(hardware.user_cache())),
+            "fastimg": probe(lambda: hardware.folder(cache_folder())),
             **torch.caches,
             "temporary": probe(lambda: hardware.folder(Path(tempfile.gettempdir()))),
         }
@@ -96,9 +97,9 @@ def _print(facts: Facts, told: list[str], console: Console) -> None:
         section = row.section
     print_table(console, table)
     for sentence in told:
-        console.print(Text(printable(f"advice: {sentence}")), soft_wrap=True)
+        say(console, f"advice: {sentence}")
     if not told:
-        console.print("advice: none, all is well")
+        say(console, "advice: none, all is well")
 
 
 def as_json(value: Any) -> Any:

@@ -23,7 +23,7 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
 from .scan import Duplicates, Facts, duplicates, gather, several
@@ -89,7 +89,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         for dataset in datasets.values():
             stack.callback(dataset.close)
         for remark in dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes):
-            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+            say(err, remark)
         kinds = {dataset.content for dataset in datasets.values()}
         if len(kinds) > 1:
             raise DataError(f"{config.data}: some splits are images and some texts; look at each with --split")
@@ -202,7 +202,7 @@ def _draw(
     except OSError as error:
         raise _unwritable(folder, error) from error
     for remark in dict.fromkeys(remarks):
-        err.print(f"{folder}: {remark}", markup=False, highlight=False, soft_wrap=True)
+        say(err, f"{folder}: {remark}")
     return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 
 

@@ -41,7 +41,13 @@ def telling_of_compilation(console: Console) -> Iterator[None]:
 
 
 def print_table(console: Console, table: Table, title: str = "") -> None:
-    """A table, its title on a line of its own above it: rich would fold a title at the table's width."""
+    """A table, with its title on a line of its own: rich would fold it. In a pipe no line ends in blanks."""
     if title:
-        console.print(Text(title, style="italic"), soft_wrap=True)
-    console.print(table, highlight=False, markup=False, emoji=False)
+        say(console, title, style="italic")
+    if console.is_terminal:
+        console.print(table, highlight=False, markup=False, emoji=False)
+        return
+    with console.capture() as printed:
+        console.print(table, highlight=False, markup=False, emoji=False)
+    for line in printed.get().splitlines():
+        say(console, line.rstrip())

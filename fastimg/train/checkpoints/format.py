@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from fastimg import __version__
 from fastimg.data.provenance import TrainedOn
 from fastimg.errors import UserError, reason_of
-from fastimg.loaders.containers.tar import give_usual_mode, sync_folder
+from fastimg.loaders.containers.atomic import give_usual_mode, sync_folder
 from fastimg.models.heads import HeadKind
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, TextSide, build, load_weights, read_weights, weights_file

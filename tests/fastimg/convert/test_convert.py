@@ -451,8 +451,8 @@ def test_resume_from_every_state_that_a_kill_can_leave(config, whole, console, m
     def remember(folder):
         states.append(contents(folder))
 
-    for place in ("fastimg.loaders.containers.tar.sync_folder", "fastimg.convert.journal.sync_folder"):
-        monkeypatch.setattr(place, remember)
+    for module in ("fastimg.loaders.containers.atomic", "fastimg.loaders.containers.tar", "fastimg.convert.journal"):
+        monkeypatch.setattr(f"{module}.sync_folder", remember)
     convert(config, console)
     monkeypatch.undo()
     assert len(states) > 10
