@@ -1,6 +1,6 @@
 """The command line: one frozen dataclass per command, one place where errors become sentences and exit codes.
 
-Exit codes: 0 done, 1 something is wrong with the world, 2 with the command line; 130 and 143 for Ctrl-C and SIGTERM.
+Exit codes: 0 for success, 1 for a failure, 2 for a wrong command line, 130 and 143 for Ctrl-C and SIGTERM.
 """
 
 import contextlib
@@ -60,9 +60,9 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command. Returns the exit code; prints a sentence, not a traceback, for what a person can mend.
+    """Run one command and return its exit code. What a user can fix is printed as a sentence, not a traceback.
 
-    Of several ranks the first that fails speaks, and its exit code is that of all.
+    Of several ranks, the first one that fails prints its message, and its exit code is that of all of them.
     """
     # Pillow's of many pixels: --max-pixels is checked before anything is decoded.
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as stop:  # tyro has printed help, or what is wrong with the flags
         code = stop.code if isinstance(stop.code, int) else 2
         return _after_usage(code) if code and ending.several() else code
-    except Exception as error:  # noqa: BLE001 - a fault of fastimg: its traceback is what a report needs
+    except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
             return _end(console, 1, prefix + str(error))
@@ -93,9 +93,9 @@ def run(arguments: Sequence[str]) -> int:
                 f"{prefix}lost contact with another rank ({reason}): it was killed, or its machine cannot be reached; "
                 "see torchrun's report for what ended it, then start again (train: with --resume auto)",
             )
-        fault = "fastimg: this is a fault of fastimg; please report it with the lines above"
+        fault = "fastimg: internal error in fastimg; please report it with the lines above"
         cause = traceback.format_exception_only(error)[-1].strip()
-        return _end(console, 1, traceback.format_exc() + fault, f"a fault of fastimg: {cause}")
+        return _end(console, 1, traceback.format_exc() + fault, f"internal error in fastimg: {cause}")
 
 
 def _end(console: Console, code: int, text: str, cause: str | None = None) -> int:
@@ -110,7 +110,7 @@ def _end(console: Console, code: int, text: str, cause: str | None = None) -> in
 
 
 def _after_usage(code: int) -> int:
-    """All ranks found the same wrong with the flags, and rank 0 has printed it. Returns the exit code."""
+    """End after wrong flags: every rank found the same, and rank 0 has printed it. Returns the exit code."""
     return ending.end(code, lambda: None) if ending.first_rank() else ending.follow(code)
 
 
@@ -245,7 +245,7 @@ def _parse(command: str, arguments: list[str]) -> Any:
 
 
 def _parsed(kind: type, arguments: list[str], **options: Any) -> Any:
-    """What tyro makes of the arguments. Help and faults are printed by rank 0 alone, as all ranks find the same."""
+    """Parse the arguments with tyro. Only rank 0 prints help and errors, which are the same on every rank."""
     if ending.first_rank():
         return tyro.cli(kind, args=arguments, **options)
     nowhere = io.StringIO()  # tyro's own switch lets some faults through
@@ -254,7 +254,7 @@ def _parsed(kind: type, arguments: list[str], **options: Any) -> Any:
 
 
 def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection[str]) -> list[str]:
-    """`flag` alone means `flag meaning`. Raises UsageError where something else than `words` follows it."""
+    """Give `flag` the value `meaning` if it has none. Raises UsageError if it has one that is not among `words`."""
     if flag not in arguments:
         return arguments
     at = arguments.index(flag) + 1
@@ -269,7 +269,7 @@ def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection
 
 
 def _with_number(arguments: list[str], flag: str, meaning: str) -> list[str]:
-    """`flag` without a number behind it means `flag meaning`."""
+    """Give `flag` the value `meaning` if no number follows it."""
     if flag not in arguments:
         return arguments
     at = arguments.index(flag) + 1

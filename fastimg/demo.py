@@ -1,4 +1,4 @@
-"""`fastimg demo`: the main job on embedded real data, every step of it with the command that would do the same."""
+"""`fastimg demo`: convert, train, evaluate and predict on embedded data, showing the command for each step."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ _RULE = 80  # columns of a heading
 
 
 def demo(config: Demo, console: Console) -> int:
-    """Run it. Returns the signal that stopped it, else 0. Raises UsageError where `output` holds other things."""
+    """Run the demo. Returns the signal that stopped it, else 0. Raises UsageError if `output` holds other files."""
     folder = config.output
     _begin(folder)
     images, shards = folder / "images", folder / "shards"
@@ -49,7 +49,7 @@ def demo(config: Demo, console: Console) -> int:
         arch=ARCH,
         img_size=SIZE,
         crop_pct=1.0,
-        hflip=0.0,  # a mirrored digit is another sign, or none
+        hflip=0.0,  # a mirrored digit is not that digit any more
         scale=(0.6, 1.0),
         lr=4e-3,
         epochs=config.epochs,
@@ -71,7 +71,7 @@ def demo(config: Demo, console: Console) -> int:
     answers = classify(Predict(checkpoint=checkpoint, sources=tuple(files)), console)
     _show(console, files, answers, folder / "predictions.png")
 
-    _step(console, "what lies where")
+    _step(console, "what was written")
     for path, what in (
         (images, "the images"),
         (shards, "the shards: tar, DALI index, dataset.json"),
@@ -91,20 +91,20 @@ def demo(config: Demo, console: Console) -> int:
 
 
 def _begin(folder: Path) -> None:
-    """Make the demo's folder; empty it where an earlier demo made it."""
+    """Make the demo's folder, or empty that of an earlier demo."""
     if folder.exists():
         if not folder.is_dir() or (any(folder.iterdir()) and not (folder / _MARK).exists()):
-            raise UsageError(f"--output {folder}: something that no demo made is there; give another folder")
+            raise UsageError(f"--output {folder}: holds files that are not from a demo; give another folder")
         shutil.rmtree(folder)
     try:
         folder.mkdir(parents=True)
         (folder / _MARK).touch()
     except OSError as error:
-        raise UserError(f"--output {folder}: {error.strerror}; give a folder that can be made") from error
+        raise UserError(f"--output {folder}: {error.strerror}; choose a folder that can be created") from error
 
 
 def _held_out(images: Path, seed: int) -> list[Path]:
-    """Some of the images that `convert --val-fraction` held out, of all classes."""
+    """Some of the images that `convert --val-fraction` held out, from all classes."""
     dataset = open_dataset(images)
     _, held_out = stratified_split(dataset.labels, VAL_FRACTION, seed)
     return [Path(dataset.sample_name(int(i))) for i in held_out[:: len(held_out) // SHOWN][:SHOWN]]
@@ -116,7 +116,7 @@ def _step(console: Console, title: str) -> None:
 
 
 def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Path) -> None:
-    """The first as text, all as a sheet."""
+    """Draw the first image as text, and all of them as a sheet."""
     for row in np.asarray(Image.open(files[0])):
         say(console, "  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()))
     for file, answer in zip(files, answers, strict=True):

@@ -121,7 +121,7 @@ def print_report(report: Report, console: Console) -> None:
         ]
     rows += [
         ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
-        ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
+        ("skipped", plural(len(report.skipped), what[:-1]) + (f": {_counts(skipped)}" if skipped else "")),
         ("ignored", _ignored(report)),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
     ]

@@ -255,9 +255,9 @@ def _print(result: Inspection, out: Console) -> None:
         "width": _from_to(result.width, ",.0f", " pixels"),
         "height": _from_to(result.height, ",.0f", " pixels"),
         "aspect": _from_to(result.aspect, ".2f", ", width over height"),
-        "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}): crops of them decode alone",
-        "copies": f"{plural(result.duplicates.within, 'image')} with the bytes of another one of the same split",
-        "leaks": f"{plural(result.duplicates.leaked, 'image')} with the bytes of one in another split",
+        "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}), of which only the crop is decoded",
+        "copies": f"{plural(result.duplicates.within, 'image')} identical to another one in their split",
+        "leaks": f"{plural(result.duplicates.leaked, 'image')} identical to one in another split",
         "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (by their headers alone)"),
     }
     if result.pictures is not None:

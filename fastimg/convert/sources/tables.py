@@ -24,6 +24,7 @@ from .samples import Row
 Rows = Iterator[tuple[int, Row]]
 
 _BOM = b"\xef\xbb\xbf"
+_STATED = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([^\w\s"\x80-\xff]|\t)"?\r?\n', re.IGNORECASE)
 _LOOKED_AT = 1 << 20  # characters of a file, to see what it is like
 # A field of a tsv as csv's quoting writes it, and what ends it.
 _FIELD = re.compile(rb'(?:"((?:[^"]++|"")*+)"|([^"\t\r\n]*+))(\t|\r?\n|\Z)')
@@ -67,9 +68,17 @@ def first_fields(src: Path, delimiter: str = "", quoted: bool = True) -> list[st
     return next(_lines(src, delimiter, False, quoted), [])
 
 
+def stated_delimiter(src: Path) -> str | None:
+    """The delimiter that a file names in a first line `sep=;`, as Excel writes and reads it; None without one."""
+    with src.open("rb") as file:
+        line = file.readline(16)
+    stated = _STATED.fullmatch(line)
+    return stated[1].decode("ascii") if stated else None
+
+
 def own_delimiter(src: Path) -> str:
-    """What separates columns by the ending of a csv or tsv."""
-    return "\t" if src.suffix.lower() == ".tsv" else ","
+    """What separates columns: what the first line states, or the usual one for a csv or tsv."""
+    return stated_delimiter(src) or ("\t" if src.suffix.lower() == ".tsv" else ",")
 
 
 def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
@@ -80,6 +89,8 @@ def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
     with src.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         text = file.read(_LOOKED_AT)
     lines = list(io.StringIO(text, newline=""))
+    if stated_delimiter(src):
+        del lines[0]
     if len(text) == _LOOKED_AT and len(lines) > 1:
         lines.pop()  # it may go on
     records: list[list[str]] = []
@@ -151,7 +162,8 @@ def _lines(src: Path, delimiter: str, strict: bool, quoted: bool) -> Iterator[li
 def _fields(src: Path, delimiter: str, strict: bool) -> Iterator[list[str]]:
     errors = "strict" if strict else "surrogateescape"
     with src.open(encoding="utf-8-sig", errors=errors, newline="") as file:
-        yield from csv.reader(file, delimiter=delimiter, strict=True)
+        lines = islice(file, 1, None) if stated_delimiter(src) else file
+        yield from csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def _plain_fields(src: Path) -> Iterator[list[str]]:

@@ -104,7 +104,7 @@ def test_a_folder_says_once_how_it_is_read(tmp_path, encode, look, cli):
         ran = cli("inspect", tmp_path / "D", "--json", *flags, *(("--classes", level) if level else ()))
         assert json.loads(ran.out)["splits"]["train"] == classes
         assert ran.err.count("folders are read as splits: Training/ as train, dev/ as val") == 1
-        assert ran.err.count("1 of 4 files is not used: 1 beside the class folders, not in one (.jpg)") == 1
+        assert ran.err.count("1 of 4 files is not used: 1 outside any class folder (.jpg)") == 1
         assert ran.err.count("--classes leaf makes the folder") == leaf
 
 
