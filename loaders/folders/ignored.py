@@ -77,7 +77,7 @@ class Ignored:
         return [(self.names[reasons[number]][turn], reasons[number]) for number, turn in chosen]
 
     def summary(self) -> str:
-        """Counts by reason, with extensions: `120 outside any class folder (.jpg); 1 without an image's extension (.md)`."""
+        """Counts by reason, with extensions: `120 outside any class folder (.jpg); 1 not a .txt file (.md)`."""
         told = []
         for reason, count in self.reasons.items():
             found = {ext: number for (why, ext), number in self.counts.items() if why == reason}
