@@ -81,18 +81,18 @@ def commands(folder: str) -> dict[str, Command]:
     )
     return {
         "python": Command("pass"),
-        "numpy, numba, pyarrow": Command("import numpy, numba, pyarrow"),
+        "numpy + numba + pyarrow": Command("import numpy, numba, pyarrow"),
         "help": Command(_FASTIMG, ("--help",)),
         "refusal of train": Command(_FASTIMG, ("train", shards, "--epochs", "0"), exit_code=2),
         "convert": Command(_FASTIMG, ("convert", images, shards, "--overwrite")),
-        "convert, first use": Command(_FASTIMG, ("convert", images, f"{folder}/first", "--overwrite"), compiles=True),
+        "convert: first use": Command(_FASTIMG, ("convert", images, f"{folder}/first", "--overwrite"), compiles=True),
         "verify": Command(_FASTIMG, ("verify", shards)),
-        "inspect, facts": Command(_FASTIMG, ("inspect", shards, "--no-pictures")),
-        "inspect, pictures": Command(_FASTIMG, ("inspect", shards, "--output", f"{folder}/pictures")),
+        "inspect: facts": Command(_FASTIMG, ("inspect", shards, "--no-pictures")),
+        "inspect: pictures": Command(_FASTIMG, ("inspect", shards, "--output", f"{folder}/pictures")),
         "doctor": Command(_FASTIMG, ("doctor", folder)),
-        "torch, timm, model": Command(_MODEL, line="built"),
-        "train, first line": Command(_FASTIMG, training, line=""),
-        "train, first step": Command(_FASTIMG, training, line=r"step 1/"),
+        "torch + timm + model": Command(_MODEL, line="built"),
+        "train: first line": Command(_FASTIMG, training, line=""),
+        "train: first step": Command(_FASTIMG, training, line=r"step 1/"),
     }
 
 
