@@ -3,9 +3,29 @@
 In: a batch, a policy, ids, a seed. Out: augmented and normalised images. Must not know: loaders, the application.
 """
 
-from .apply import apply
-from .mix import mix
-from .plan import Plan, draw
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .policy import Policy, operation
 
+if TYPE_CHECKING:
+    from .backends import apply
+    from .mixing import mix
+    from .plan import Plan, draw
+
 __all__ = ["Plan", "Policy", "apply", "draw", "mix", "operation"]
+
+# Public name -> the module that defines it, imported at first use: these import torch, which takes seconds.
+_MODULES = {"Plan": "plan", "apply": "backends", "draw": "plan", "mix": "mixing"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from fastimg.augment import Policy, apply, draw
-from fastimg.augment.apply import backend_of
+from fastimg.augment.backends import backend_of
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import decode, read_header

@@ -1,6 +1,6 @@
 """The command line: one frozen dataclass per command, one place where errors become sentences and exit codes.
 
-Exit codes: 0 done, 1 something is wrong with the world, 2 with the command line; 130 and 143 for Ctrl-C and SIGTERM.
+Exit codes: 0 for success, 1 for a failure, 2 for a wrong command line, 130 and 143 for Ctrl-C and SIGTERM.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import flags, recipes
 from .config import yaml_file as configfile
-from .errors import UsageError, UserError, nearest, printable
+from .config.rules import refuse
+from .errors import UsageError, UserError, nearest
 from .system import rank_failures as ending
 from .system import terminal
 from .wording import with_flags
@@ -59,10 +61,12 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command. Returns the exit code; prints a sentence, not a traceback, for what a person can mend.
+    """Run one command and return its exit code. What a user can fix is printed as a sentence, not a traceback.
 
-    Of several ranks the first that fails speaks, and its exit code is that of all.
+    Of several ranks, the first one that fails prints its message, and its exit code is that of all of them.
     """
+    # Pillow's of many pixels: --max-pixels is checked before anything is decoded.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
     console = terminal.console(stderr=True)
     rank = os.environ.get("RANK")
     prefix = "fastimg: error: " if rank in (None, "0") else f"fastimg: rank {rank}: error: "
@@ -78,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as stop:  # tyro has printed help, or what is wrong with the flags
         code = stop.code if isinstance(stop.code, int) else 2
         return _after_usage(code) if code and ending.several() else code
-    except Exception as error:  # noqa: BLE001 - a fault of fastimg: its traceback is what a report needs
+    except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
             return _end(console, 1, prefix + with_flags(str(error)))
@@ -90,9 +94,9 @@ def run(arguments: Sequence[str]) -> int:
                 f"{prefix}lost contact with another rank ({reason}): it was killed, or its machine cannot be reached; "
                 "see torchrun's report for what ended it, then start again (train: with --resume auto)",
             )
-        fault = "fastimg: this is a fault of fastimg; please report it with the lines above"
+        fault = "fastimg: internal error in fastimg; please report it with the lines above"
         cause = traceback.format_exception_only(error)[-1].strip()
-        return _end(console, 1, traceback.format_exc() + fault, f"a fault of fastimg: {cause}")
+        return _end(console, 1, traceback.format_exc() + fault, f"internal error in fastimg: {cause}")
 
 
 def _end(console: Console, code: int, text: str, cause: str | None = None) -> int:
@@ -101,13 +105,13 @@ def _end(console: Console, code: int, text: str, cause: str | None = None) -> in
     `cause` is a line for torchrun's report, by default the text.
     """
     if not ending.several():
-        _say(console, text)
+        terminal.say(console, text)
         return code
-    return ending.end(code, lambda: _say(console, text), text if cause is None else cause)
+    return ending.end(code, lambda: terminal.say(console, text), text if cause is None else cause)
 
 
 def _after_usage(code: int) -> int:
-    """All ranks found the same wrong with the flags, and rank 0 has printed it. Returns the exit code."""
+    """End after wrong flags: every rank found the same, and rank 0 has printed it. Returns the exit code."""
     return ending.end(code, lambda: None) if ending.first_rank() else ending.follow(code)
 
 
@@ -122,6 +126,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     if command not in _COMMANDS:
         raise UsageError(f"no command {command!r}{nearest(command, _COMMANDS) or ';'} `fastimg --help` lists them")
     settings: Any = _parse(command, rest)
+    _refuse(command, settings)
     # Imported when needed: torch takes seconds, and `--help` should not.
     if command == "convert":
         from fastimg.convert.pipeline import convert
@@ -143,6 +148,8 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         inspect_data(settings, terminal.console(), console)
         return 0
     if command == "train":
+        if ending.first_rank():
+            terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
         from fastimg.train.loop import train
 
         return _signal_code(train(settings, terminal.console()).signal)
@@ -181,6 +188,32 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     return _signal_code(demo(settings, terminal.console()))
 
 
+def _refuse(command: str, settings: Any) -> None:
+    """Refuse what the settings alone show to be wrong, before torch is imported, which takes seconds.
+
+    Raises UsageError, UserError and DataError.
+    """
+    from .config import rule_tables as tables
+
+    rules = {
+        "train": tables.TRAIN,
+        "eval": tables.EVAL,
+        "predict": tables.PREDICT,
+        "embed": tables.EMBED,
+        "bench": tables.BENCH,
+    }
+    if command in rules and getattr(settings, "weights", None) is None:  # weights may state further settings
+        refuse(settings, rules[command])
+    if command in ("eval", "predict", "export"):
+        from .train.checkpoints.model_files import find
+
+        find(settings.checkpoint)
+    if command in ("train", "eval", "embed", "bench") and settings.data is not None:
+        from .loaders.containers.datasets import refuse_no_folder
+
+        refuse_no_folder(settings.data)
+
+
 def _signal_code(signal: int) -> int:
     return 128 + signal if signal else 0
 
@@ -213,7 +246,7 @@ def _parse(command: str, arguments: list[str]) -> Any:
 
 
 def _parsed(kind: type, arguments: list[str], **options: Any) -> Any:
-    """What tyro makes of the arguments. Help and faults are printed by rank 0 alone, as all ranks find the same."""
+    """Parse the arguments with tyro. Only rank 0 prints help and errors, which are the same on every rank."""
     if ending.first_rank():
         return tyro.cli(kind, args=arguments, **options)
     nowhere = io.StringIO()  # tyro's own switch lets some faults through
@@ -222,7 +255,7 @@ def _parsed(kind: type, arguments: list[str], **options: Any) -> Any:
 
 
 def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection[str]) -> list[str]:
-    """`flag` alone means `flag meaning`. Raises UsageError where something else than `words` follows it."""
+    """Give `flag` the value `meaning` if it has none. Raises UsageError if it has one that is not among `words`."""
     if flag not in arguments:
         return arguments
     at = arguments.index(flag) + 1
@@ -237,7 +270,7 @@ def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection
 
 
 def _with_number(arguments: list[str], flag: str, meaning: str) -> list[str]:
-    """`flag` without a number behind it means `flag meaning`."""
+    """Give `flag` the value `meaning` if no number follows it."""
     if flag not in arguments:
         return arguments
     at = arguments.index(flag) + 1
@@ -294,7 +327,3 @@ def _overview() -> str:
         "`fastimg COMMAND --help` shows a command's flags. Begin with `fastimg demo`.",
     ]
     return "\n".join(lines)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

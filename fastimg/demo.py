@@ -1,4 +1,4 @@
-"""`fastimg demo`: the main job on embedded real data, every step of it with the command that would do the same."""
+"""`fastimg demo`: convert, train, evaluate and predict on embedded data, showing the command for each step."""
 
 import shutil
 from pathlib import Path
@@ -14,6 +14,7 @@ from fastimg.data.digits import COUNT, write_digits
 from fastimg.data.splits import stratified_split
 from fastimg.predict.evaluation import evaluate_checkpoint
 from fastimg.predict.prediction import Answer, classify
+from fastimg.system.terminal import say
 from fastimg.train.loop import train
 from fastimg.train.reporting.plots import plot_predictions
 
@@ -26,7 +27,7 @@ _RULE = 80  # columns of a heading
 
 
 def demo(config: Demo, console: Console) -> int:
-    """Run it. Returns the signal that stopped it, else 0. Raises UsageError where `output` holds other things."""
+    """Run the demo. Returns the signal that stopped it, else 0. Raises UsageError if `output` holds other files."""
     folder = config.output
     _begin(folder)
     images, shards = folder / "images", folder / "shards"
@@ -34,7 +35,7 @@ def demo(config: Demo, console: Console) -> int:
 
     _step(console, f"{COUNT:,} handwritten digits (UCI, in scikit-learn) as an image folder")
     write_digits(images)
-    console.print(f"{images}/0 to {images}/9, 8 x 8 pixels each", highlight=False)
+    say(console, f"{images}/0 to {images}/9, 8 x 8 pixels each")
 
     _step(console, f"fastimg convert {images} {shards} --val-fraction {VAL_FRACTION}")
     print_report(
@@ -48,7 +49,7 @@ def demo(config: Demo, console: Console) -> int:
         arch=ARCH,
         img_size=SIZE,
         crop_pct=1.0,
-        hflip=0.0,  # a mirrored digit is another sign, or none
+        hflip=0.0,  # a mirrored digit is not that digit any more
         scale=(0.6, 1.0),
         lr=4e-3,
         epochs=config.epochs,
@@ -63,14 +64,14 @@ def demo(config: Demo, console: Console) -> int:
     _step(console, f"fastimg eval {checkpoint} {shards}")
     score = evaluate_checkpoint(Eval(checkpoint=checkpoint, data=shards), console, console)
     if score.top1 < GOAL:
-        console.print(f"below the {GOAL:.0%} that this demo reaches with its default settings", style="yellow")
+        say(console, f"below the {GOAL:.0%} that this demo reaches with its default settings", style="yellow")
 
     files = _held_out(images, config.seed)
     _step(console, f"fastimg predict {checkpoint} {files[0]} ...")
     answers = classify(Predict(checkpoint=checkpoint, sources=tuple(files)), console)
     _show(console, files, answers, folder / "predictions.png")
 
-    _step(console, "what lies where")
+    _step(console, "what was written")
     for path, what in (
         (images, "the images"),
         (shards, "the shards: tar, DALI index, dataset.json"),
@@ -78,32 +79,32 @@ def demo(config: Demo, console: Console) -> int:
         (Path(score.plot), "the confusion matrix"),
         (folder / "predictions.png", "predictions for a few held-out digits"),
     ):
-        console.print(f"  {path}  {what}", highlight=False, soft_wrap=True)
+        say(console, f"  {path}  {what}")
     _step(console, "try next")
     for line in (
         "fastimg convert YOUR_IMAGES DATA --val-fraction 0.2     (one subfolder per class)",
         "fastimg train DATA --arch resnet50 --pretrained         (or --weights FILE, or neither)",
         "fastimg predict runs/DATA-resnet50 SOME_IMAGE.jpg",
     ):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        say(console, f"  {line}")
     return 0
 
 
 def _begin(folder: Path) -> None:
-    """Make the demo's folder; empty it where an earlier demo made it."""
+    """Make the demo's folder, or empty that of an earlier demo."""
     if folder.exists():
         if not folder.is_dir() or (any(folder.iterdir()) and not (folder / _MARK).exists()):
-            raise UsageError(f"--output {folder}: something that no demo made is there; give another folder")
+            raise UsageError(f"--output {folder}: holds files that are not from a demo; give another folder")
         shutil.rmtree(folder)
     try:
         folder.mkdir(parents=True)
         (folder / _MARK).touch()
     except OSError as error:
-        raise UserError(f"--output {folder}: {error.strerror}; give a folder that can be made") from error
+        raise UserError(f"--output {folder}: {error.strerror}; choose a folder that can be created") from error
 
 
 def _held_out(images: Path, seed: int) -> list[Path]:
-    """Some of the images that `convert --val-fraction` held out, of all classes."""
+    """Some of the images that `convert --val-fraction` held out, from all classes."""
     dataset = open_dataset(images)
     _, held_out = stratified_split(dataset.labels, VAL_FRACTION, seed)
     return [Path(dataset.sample_name(int(i))) for i in held_out[:: len(held_out) // SHOWN][:SHOWN]]
@@ -111,18 +112,18 @@ def _held_out(images: Path, seed: int) -> list[Path]:
 
 def _step(console: Console, title: str) -> None:
     console.print()
-    console.print(f"{title} ".ljust(min(console.width, _RULE), "-"), style="rule.line", soft_wrap=True)
+    say(console, f"{title} ".ljust(min(console.width, _RULE), "-"), style="rule.line")
 
 
 def _show(console: Console, files: list[Path], answers: list[Answer], sheet: Path) -> None:
-    """The first as text, all as a sheet."""
+    """Draw the first image as text, and all of them as a sheet."""
     for row in np.asarray(Image.open(files[0])):
-        console.print("  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()), highlight=False)
+        say(console, "  " + "".join(" .:-=+*#%@"[level * 9 // 255] * 2 for level in row.tolist()))
     for file, answer in zip(files, answers, strict=True):
         right = "" if answer.classes[0] == file.parent.name else f"   (it is {file.parent.name})"
-        console.print(f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}", highlight=False)
+        say(console, f"  {file.name}: {answer.classes[0]} {answer.probabilities[0]:.1%}{right}")
     captions = [f"{answer.classes[0]} ({answer.probabilities[0]:.0%})" for answer in answers]
     right_ones = [answer.classes[0] == file.parent.name for file, answer in zip(files, answers, strict=True)]
     images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
     for remark in plot_predictions(images, captions, right_ones, sheet):
-        console.print(f"  {remark}", soft_wrap=True)
+        say(console, f"  {remark}")

@@ -11,7 +11,6 @@ files that are merely odd (extraneous bytes, a wrong ICC profile) and rejects tr
 
 import io
 import struct
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +29,6 @@ from .errors import ImageError
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3] RGB
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold, width x height
-
-# `max_pixels` is checked before anything is decoded, so Pillow's warning adds nothing.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # What Pillow's plugins raise for damaged files, by fuzzing them.
 _FAULTS = (

@@ -13,8 +13,8 @@ import torch
 
 from fastimg.augment import draw
 from fastimg.config.commands import Train
-from fastimg.data.augmentation import model_input
 from fastimg.data.datasets import Part
+from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks

@@ -233,6 +233,8 @@ class Inspect(Augmenting):
     differ."""
     headers_only: FlagCreatePairsOff[bool] = False
     """Read only the headers of images: faster, but damage inside them is not found."""
+    no_pictures: FlagCreatePairsOff[bool] = False
+    """Draw nothing: the facts alone, without the seconds that importing torch takes."""
     samples: flagtypes.Int = None
     """Number of images in samples.png; augmented.png shows up to 8 of them, as in the first 8 epochs of training. For
     texts, the number of texts to print. Default: 36 images, 10 texts."""

@@ -29,7 +29,6 @@ from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.jpeg.rewriting.markers import Reason
 from fastimg.loaders.jpeg.rewriting.orient import upright_jpeg
 from fastimg.loaders.jpeg.rewriting.tiles import tile
-from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
 _Item = TypeVar("_Item")
@@ -203,6 +202,8 @@ class Prepare:
         if longest > side:
             size = max(1, round(width * side / longest)), max(1, round(height * side / longest))
             out = np.empty((size[1], size[0], 3), np.uint8)
+            from fastimg.loaders.resample import resample  # brings torch, which takes seconds
+
             resample(pixels, Window((0, 0, width, height), size, (0, 0)), "bicubic", out)
             pixels = out
         pixels = np.ascontiguousarray(pixels)

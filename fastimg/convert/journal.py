@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 
 from fastimg.errors import UserError
+from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
 from fastimg.loaders.containers.beton import Part
 from fastimg.loaders.containers.datasets import FORMAT
-from fastimg.loaders.containers.tar import index_path, replace_file, sync_folder, temporary
+from fastimg.loaders.containers.tar import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
 CACHE = ".fastimg"  # derived: tokens and embeddings of what was here, by content

@@ -32,10 +32,11 @@ from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
 from fastimg.convert.sources.samples import Entry, Source
 from fastimg.errors import UsageError, printable
+from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import open_dataset
-from fastimg.loaders.containers.tar import replace_file
 from fastimg.loaders.errors import DataError, ImageError
+from fastimg.system.terminal import say, telling_of_compilation
 
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
@@ -66,7 +67,8 @@ def convert(config: Convert, console: Console) -> Report:
     Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
     """
     try:
-        return _convert(config, console)
+        with telling_of_compilation(console):
+            return _convert(config, console)
     except OSError as error:
         raise plain_error((config.dst, *config.more)[-1], error) from error
 
@@ -84,7 +86,7 @@ def _convert(config: Convert, console: Console) -> Report:
         if source.content == "text":
             refuse_image_flags(config)
         for remark in (*source.remarks, *class_remarks(source)):
-            console.print(Text(remark), soft_wrap=True)
+            say(console, remark)
         _check_apart(source, request.dst)
         _check_missing(source, config)
         plan = plan_shards(
@@ -178,9 +180,7 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 raise
     except KeyboardInterrupt:
         if folder.is_dir() and journal_options(folder):
-            console.print(
-                Text(f"{folder}: interrupted; the same command with --resume goes on from here"), soft_wrap=True
-            )
+            say(console, f"{folder}: interrupted; the same command with --resume goes on from here")
         raise
     finally:
         for path in made:  # still empty: nothing was begun, or all of it was undone
@@ -294,7 +294,7 @@ def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
     if journal_options(folder) is not None:  # else nothing there can be a left-over
         _tidy(folder, description)
         (folder / "convert.json").unlink()
-    console.print(Text(f"{folder}: complete already; nothing to do"), soft_wrap=True)
+    say(console, f"{folder}: complete already; nothing to do")
     return description
 
 

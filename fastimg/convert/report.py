@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fastimg.convert.sources.samples import Source
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
 from .description import Base, ignored_of
@@ -121,7 +121,7 @@ def print_report(report: Report, console: Console) -> None:
         ]
     rows += [
         ("kept", f"{report.kept:,} as they were{reasons[KEPT]}"),
-        ("skipped", f"{len(report.skipped):,} that cannot be used" + (f": {_counts(skipped)}" if skipped else "")),
+        ("skipped", plural(len(report.skipped), what[:-1]) + (f": {_counts(skipped)}" if skipped else "")),
         ("ignored", _ignored(report)),
         ("time", f"{report.seconds:.1f} s, {report.images_per_second:,.0f} {unit}/s"),
     ]
@@ -142,7 +142,7 @@ def _ignored(report: Report) -> str:
 def _print_some(what: str, left_out: list[Skipped], total: int, console: Console) -> None:
     """At most ten of `total` files that were left out."""
     for path, reason in left_out[:10]:
-        console.print(Text(f"{what} {path}: {reason}"), soft_wrap=True)
+        say(console, f"{what} {path}: {reason}")
     if total > 10:
         console.print(Text(f"... and {total - 10:,} more"))
 

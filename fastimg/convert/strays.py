@@ -30,7 +30,7 @@ def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:
         if extension in suffixes:
             reason = f"a {extension} file where none is looked for"
         elif extension in samples:
-            reason = f"beside the {what}, not in one"
+            reason = f"outside the {what}"
         else:
             reason = f"not among the {what}"
         ignored.add(name, why or reason)

@@ -22,6 +22,7 @@ from fastimg.loaders.containers.tar import index_path, parse_index, scan
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.system.terminal import say, telling_of_compilation
 from fastimg.wording import plural
 
 from .text_preparation import text_fault
@@ -118,7 +119,7 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
             content = dataset.content
             _refuse_flags(config, content)
             for note in (note for note in dataset.notes if note not in told):
-                err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+                say(err, note)
             told.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
             if config.deep:
@@ -198,7 +199,7 @@ def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Faul
                 faults.append(Fault(dataset.sample_name(index), str(error)))
         return faults
 
-    with ThreadPoolExecutor(available_cpus(), "verify") as pool:
+    with telling_of_compilation(err), ThreadPoolExecutor(available_cpus(), "verify") as pool:
         what = samples_of(dataset.content)
         steps = track(pool.map(faults_of, chunks), what, len(chunks), console=err, transient=True)
         return [fault for faults in steps for fault in faults]
@@ -214,9 +215,9 @@ def _sha256(file: Path) -> str:
 
 def _print(result: Verification, out: Console) -> None:
     for name, fault in result.faults[:100]:
-        out.print(f"{name}: {fault}", markup=False, highlight=False, soft_wrap=True)
+        say(out, f"{name}: {fault}")
     if len(result.faults) > 100:
-        out.print(f"... and {len(result.faults) - 100:,} more, see --json", highlight=False)
+        say(out, f"... and {len(result.faults) - 100:,} more, see --json")
     noun, done, would = ("image", "decoded", "decodes every image")
     if result.content != "images":
         noun, done, would = ("text", "read", "reads every text")
@@ -224,4 +225,4 @@ def _print(result: Verification, out: Console) -> None:
     looked += f", {plural(result.images, noun)} {done}" if result.deep else f"; --deep {would}"
     count = len(result.faults)
     verdict = plural(count, "fault") if count else "no fault"
-    out.print(f"{result.data}: {verdict} ({looked})", markup=False, highlight=False, soft_wrap=True)
+    say(out, f"{result.data}: {verdict} ({looked})")

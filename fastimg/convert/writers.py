@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from fastimg.loaders.containers.atomic import temporary
 from fastimg.loaders.containers.beton import BetonReader, BetonWriter
-from fastimg.loaders.containers.tar import ShardWriter, temporary
+from fastimg.loaders.containers.tar import ShardWriter
 from fastimg.loaders.errors import ImageError
 
 from .image_preparation import Prepared

@@ -5,15 +5,9 @@ with TrivialAugment's warp), brightness, contrast, saturation, TrivialAugment, t
 images in [0, 1] that are not normalised yet; then normalisation, erasing, and mixup or cutmix.
 """
 
-import dataclasses
-
-import torch
-
-from fastimg.augment import Plan, Policy, apply
+from fastimg.augment.policy import Policy
 from fastimg.config.augmentation import JITTER, arguments_shown, listed
 from fastimg.config.commands import Augmenting
-
-from .kornia_pass import KorniaPass
 
 
 def order_note(config: Augmenting) -> str:
@@ -64,43 +58,3 @@ def sentence(config: Augmenting, crop: int | None) -> str:
     words += [f"erasing {config.reprob:g}"] if config.reprob else []
     mixes = [f"{name} {value:g}" for name in ("mixup", "cutmix") if (value := getattr(config, name))]
     return ", ".join([*words, *([" or ".join(mixes)] if mixes else [])])
-
-
-def model_input(
-    plan: Plan | None,
-    images: torch.Tensor,
-    policy: Policy,
-    dtype: torch.dtype,
-    kornia: KorniaPass | None = None,
-    seed: int = 0,
-) -> torch.Tensor:
-    """`apply`, with Kornia's augmentations between the pixel operations and normalisation; `mix` comes after it.
-
-    uint8 images [B, 3, H, W] -> [B, 3, H, W] in `dtype`. What Kornia makes is rounded to 8 bits, so that normalisation
-    is the table that it always is. Tokens [B, L] stay what they are; embeddings are cast.
-    """
-    if images.dtype != torch.uint8:
-        return images.to(dtype) if images.is_floating_point() else images
-    if plan is None:
-        return apply(None, images, policy, dtype)
-    plan = plan.unmixed
-    if kornia is None:
-        return apply(plan, images, policy, dtype)
-    levels = kornia(apply(dataclasses.replace(plan, erasing=None), images, policy, torch.uint8), seed)
-    return apply(_erasing_alone(plan), levels, policy, dtype)
-
-
-def _erasing_alone(plan: Plan) -> Plan | None:
-    if plan.erasing is None:
-        return None
-    batch = len(plan)
-    none = torch.zeros(batch, dtype=torch.bool)
-    return dataclasses.replace(
-        plan,
-        hflip=none,
-        vflip=none,
-        angle=torch.zeros(batch, dtype=torch.float64),
-        trivial=torch.zeros(batch, dtype=torch.int64),
-        ops=torch.zeros(batch, 0, dtype=torch.int32),
-        magnitudes=torch.zeros(batch, 0),
-    )

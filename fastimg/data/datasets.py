@@ -3,26 +3,30 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import BatchSource, CenterCrop, Dataset, LoaderConfig, RandomResizedCrop, list_splits, open_dataset
+from fastimg.loaders import CenterCrop, Dataset, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS, Backend
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import Crop, Interpolation
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.folder import Level
-from fastimg.models.ranks import Ranks
-from fastimg.models.registry import Preprocessing
 from fastimg.wording import plural
 
 from .splits import share_of_split, stratified_split
+
+if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
+    import torch
+
+    from fastimg.loaders import BatchSource, LoaderConfig
+    from fastimg.models.ranks import Ranks
+    from fastimg.models.registry import Preprocessing
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def check_classes(path: Path, classes: Level | None) -> None:
         raise UsageError(f"--classes {classes} has no effect: {path} is not a folder of class folders; leave it out")
 
 
-def worker_count(workers: str, ranks: Ranks) -> int:
+def worker_count(workers: str, ranks: "Ranks") -> int:
     """Loader threads: as told, else this process's cores on a GPU machine, half of them where the CPU also trains."""
     if workers != "auto":
         if not workers.isdigit() or int(workers) < 1:
@@ -103,19 +107,29 @@ def worker_count(workers: str, ranks: Ranks) -> int:
     return ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2)
 
 
-def center_crop(preprocessing: Preprocessing) -> CenterCrop:
+def center_crop(preprocessing: "Preprocessing") -> CenterCrop:
     """What evaluation and prediction see of an image."""
     p = preprocessing
     return CenterCrop(size=p.val_size, resize=p.val_resize, interpolation=p.interpolation)
 
 
 def train_crop(
-    preprocessing: Preprocessing, scale: tuple[float, float] | None, ratio: tuple[float, float] | None
+    preprocessing: "Preprocessing", scale: tuple[float, float] | None, ratio: tuple[float, float] | None
 ) -> RandomResizedCrop:
     """What training sees of an image."""
+    return random_crop(preprocessing.train_size, preprocessing.interpolation, scale, ratio)
+
+
+def random_crop(
+    size: int,
+    interpolation: Interpolation,
+    scale: tuple[float, float] | None,
+    ratio: tuple[float, float] | None,
+) -> RandomResizedCrop:
+    """A crop to `size` pixels; None for the usual scale or ratio."""
     return RandomResizedCrop(
-        size=preprocessing.train_size,
-        interpolation=preprocessing.interpolation,
+        size=size,
+        interpolation=interpolation,
         scale=scale or RandomResizedCrop.scale,
         ratio=ratio or RandomResizedCrop.ratio,
     )
@@ -149,13 +163,13 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
 def build_loader(
     part: Part,
     crop: Crop,
-    config: LoaderConfig,
+    config: "LoaderConfig",
     max_pixels: int | None,
-    device: torch.device,
+    device: "torch.device",
     backend: Backend = "native",
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: bool = False,
-) -> BatchSource:
+) -> "BatchSource":
     """The loader of a part."""
     most = MAX_PIXELS if max_pixels is None else max_pixels
     return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling)

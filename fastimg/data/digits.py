@@ -1,11 +1,12 @@
 """The embedded real data: scikit-learn's 1,797 handwritten digits (UCI optical recognition), as image files."""
 
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from fastimg.loaders.runtime.cache import cache_folder
 
 NAME = "digits"
 COUNT = 1797
@@ -28,7 +29,7 @@ def write_digits(folder: Path) -> None:
 
 def digits_folder() -> Path:
     """The digits in the user's cache directory, written there the first time."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg"
+    cache = cache_folder()
     folder = cache / NAME
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)

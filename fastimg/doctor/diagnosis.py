@@ -1,19 +1,15 @@
 """`fastimg doctor`: what is installed and in use, what the machine has, and what is wrong with it.
 
-Nothing here imports torch before it is looked at: where it is missing, this says so.
+This process does not import torch: another one does (`torch_facts`).
 """
 
 import dataclasses
-import functools
-import importlib
 import json
 import os
 import platform
 import tempfile
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,17 +18,15 @@ from rich.text import Text
 from fastimg import __version__
 from fastimg.config.benchmarking import Doctor
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.system import disks, hardware, terminal
+from fastimg.loaders.runtime.cache import cache_folder
+from fastimg.system import disks, hardware, measurement, terminal
 from fastimg.system import packages as installed
 from fastimg.system.disks import Reading
-from fastimg.system.hardware import Folder
-from fastimg.system.packages import said
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 
+from . import torch_facts
 from .findings import rows
-from .remedies import Copying, Facts, InUse, Unknown, advice, unusable
-
-T = TypeVar("T")
+from .remedies import Copying, Facts, Unknown, advice, probe, unusable
 
 _MEMORY_SHARE = 8  # at most one part in so many of the memory that is left is copied
 
@@ -55,35 +49,37 @@ def doctor(settings: Doctor, console: Console) -> int:
 def look(folder: Path, err: Console) -> Facts:
     """All facts. What cannot be found out is Unknown, with the reason; nothing is raised."""
     with err.status("looking at what is installed"):
-        packages = _probe(installed.packages)
-        cuda = _probe(hardware.cuda)
-        memory = _probe(hardware.memory)
-        cpu = _probe(hardware.cpu)
-        compiled = _probe(installed.compiled)
-        in_use = _probe(_in_use)
-        caches = {name: _probe(functools.partial(_folder, of)) for name, of in _CACHES.items()}
-        if not (isinstance(packages, Unknown) or packages["triton"].version):
+        torch = torch_facts.ask()
+        memory = probe(hardware.memory)
+        cpu = probe(hardware.cpu)
+        compiled = probe(installed.compiled)
+        caches = {
+            "fastimg": probe(lambda: hardware.folder(cache_folder())),
+            **torch.caches,
+            "temporary": probe(lambda: hardware.folder(Path(tempfile.gettempdir()))),
+        }
+        if not (isinstance(torch.packages, Unknown) or torch.packages["triton"].version):
             del caches["triton"]
     with err.status("measuring memory"):
         room = 0 if isinstance(memory, Unknown) else memory.available // _MEMORY_SHARE
         cores = (os.cpu_count() or 1) if isinstance(cpu, Unknown) else cpu.cores
-        copying = _probe(lambda: _copying(room, cores))
+        copying = probe(lambda: _copying(room, cores))
     with err.status("measuring the disk"):
-        disk = _probe(lambda: disks.measure_disk(folder, disks.FILE))
+        disk = probe(lambda: disks.measure_disk(folder, disks.FILE))
     return Facts(
         fastimg=__version__,
-        commit=_probe(_commit),
+        commit=probe(measurement.commit),
         python=platform.python_version(),
-        packages=packages,
-        pillow=_probe(installed.pillow),
-        cuda=cuda,
-        compiler=_probe(installed.compiler),
-        in_use=in_use,
+        packages=torch.packages,
+        pillow=probe(installed.pillow),
+        cuda=torch.cuda,
+        compiler=probe(installed.compiler),
+        in_use=torch.in_use,
         cpu=cpu,
         memory=memory,
         copying=copying,
-        shared_memory=_probe(hardware.shared_memory),
-        open_files=_probe(hardware.open_files),
+        shared_memory=probe(hardware.shared_memory),
+        open_files=probe(hardware.open_files),
         disk=disk,
         compiled=compiled,
         caches=caches,
@@ -101,9 +97,9 @@ def _print(facts: Facts, told: list[str], console: Console) -> None:
         section = row.section
     print_table(console, table)
     for sentence in told:
-        console.print(Text(printable(f"advice: {sentence}")), soft_wrap=True)
+        say(console, f"advice: {sentence}")
     if not told:
-        console.print("advice: none, all is well")
+        say(console, "advice: none, all is well")
 
 
 def as_json(value: Any) -> Any:
@@ -122,75 +118,9 @@ def as_json(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _probe(call: Callable[[], T]) -> T | Unknown:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return call()
-    except UserError as error:
-        return Unknown(str(error))
-    except Exception as error:  # noqa: BLE001 - one fact that cannot be found out leaves the others
-        return Unknown(said(error))
-
-
-def _commit() -> str | None:
-    from fastimg.system.measurement import environment
-
-    commit: str | None = environment()["commit"]
-    return commit
-
-
-def _in_use() -> InUse:
-    import torch
-
-    from fastimg.augment.apply import backend_of
-    from fastimg.data.datasets import chosen_backend
-    from fastimg.loaders.backends import nvcodec
-    from fastimg.models.precision import choose
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu = device.type == "cuda" and nvcodec.installed()
-    names = {"fused": "Triton on the GPU", "cpu": "compiled code on the CPU", "reference": "plain torch"}
-    return InUse(
-        loader=chosen_backend("auto"),
-        decode="the CPU; `--decode gpu` takes nvImageCodec" if on_gpu else "the CPU",
-        augmentation=names[backend_of(device)],
-        precision=choose(device, True, "auto").reason,
-        device=str(device),
-    )
-
-
 def _copying(room: int, cores: int) -> Copying:
     nbytes = min(disks.FILE, room)
     if nbytes < disks.PIECE:
         raise UserError("too little memory is left to measure on")
     one = disks.memory_bandwidth(nbytes)
     return Copying(one_thread=one, all_cores=disks.memory_bandwidth(nbytes, cores) if cores > 1 else one)
-
-
-def _folder(of: Callable[[], Path]) -> Folder:
-    return hardware.folder(of())
-
-
-def _huggingface() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-def _torch_hub() -> Path:
-    return Path(importlib.import_module("torch.hub").get_dir())
-
-
-def _triton() -> Path:
-    knobs = importlib.import_module("triton").knobs
-    return Path(knobs.cache.dir)
-
-
-_CACHES: dict[str, Callable[[], Path]] = {
-    "fastimg": hardware.user_cache,
-    "huggingface": _huggingface,
-    "torch": _torch_hub,
-    "triton": _triton,
-    "temporary": lambda: Path(tempfile.gettempdir()),
-}

@@ -1,12 +1,17 @@
 """What `doctor` found, and what follows from it: advice is a function of the facts alone."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
+from fastimg.errors import UserError
 from fastimg.system.disks import Disk
 from fastimg.system.hardware import Cpu, Cuda, Folder, Memory, Space
-from fastimg.system.packages import Compiled, Compiler, Package, Pillow
+from fastimg.system.packages import Compiled, Compiler, Package, Pillow, said
 from fastimg.wording import plural
+
+T = TypeVar("T")
 
 _GIB = 1 << 30
 _SLOW = 200e6  # bytes per second
@@ -19,6 +24,18 @@ class Unknown:
     """A fact that could not be found out."""
 
     reason: str
+
+
+def probe(call: Callable[[], T]) -> T | Unknown:
+    """A fact, or why it could not be found out."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return call()
+    except UserError as error:
+        return Unknown(str(error))
+    except Exception as error:  # noqa: BLE001 - one fact that cannot be found out leaves the others
+        return Unknown(said(error))
 
 
 @dataclass(frozen=True, kw_only=True)

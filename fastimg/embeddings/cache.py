@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastimg.augment import Policy, draw
-from fastimg.data.augmentation import model_input
 from fastimg.data.datasets import Part
+from fastimg.data.model_input import model_input
 from fastimg.loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_bytes

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fastimg.errors import printable
 from fastimg.loaders import Dataset, ImageError
-from fastimg.loaders.containers.tar import replace_file
+from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.runtime.scratch import Scratch
 
 BYTES = 16

@@ -21,6 +21,7 @@ from torch import nn
 from fastimg.convert.journal import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
+from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.models.registry import Model, train_mode
 from fastimg.wording import plural
 
@@ -171,7 +172,7 @@ def cache_root(data: Path, given: Path | None) -> Path:
     if (data / "dataset.json").exists() and os.access(data, os.W_OK):
         return data / CACHE
     key = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key
+    return cache_folder() / key
 
 
 def size_of(samples: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from fastimg.errors import UserError
 from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, npy_bytes
+from fastimg.loaders.containers.atomic import replace_file, sync_folder
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.containers.tar import ShardWriter, index_path, parse_index, replace_file, split_name, sync_folder
+from fastimg.loaders.containers.tar import ShardWriter, index_path, parse_index, split_name
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks

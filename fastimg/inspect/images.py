@@ -5,10 +5,9 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,24 +16,26 @@ from fastimg.config import yaml_file as configfile
 from fastimg.config.augmentation import FIELDS, effective
 from fastimg.config.commands import Inspect, Train
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
-from fastimg.config.rules import refuse
-from fastimg.data import augmentation, kornia_pass
-from fastimg.data.datasets import check_classes, display_name, train_crop
+from fastimg.config.rules import refuse, refuse_set
+from fastimg.data import augmentation
+from fastimg.data.datasets import check_classes, display_name, random_crop
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
-from fastimg.models.registry import Preprocessing
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
 from .scan import Duplicates, Facts, duplicates, gather, several
-from .sheets import draw_augmented, draw_samples, draw_trivial
 from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 from .texts import TextInspection, inspect_texts
 
+if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
+    from fastimg.data.kornia_pass import KorniaPass
+
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
+_OF_PICTURES = ("samples", "img_size", "config", "output", "seed", "no_aug", *FIELDS)  # what only pictures show
 
 
 class Spread(NamedTuple):
@@ -66,13 +67,15 @@ class Inspection:
     unreadable: int
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
-    pictures: list[str]
+    pictures: list[str] | None  # None: not asked for
 
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
     """Look and print. Raises UsageError, UserError and DataError, each a sentence."""
     refuse(config, INSPECT)
-    shown, crop, kornia = _augmentation(config)
+    if config.no_pictures:
+        refuse_set(config, _OF_PICTURES, "with --no-pictures")
+    shown, crop = _augmentation(config)
     workers = _workers(config.workers)
     check_classes(config.data, config.classes)
     found = list_splits(config.data, config.classes)
@@ -86,17 +89,21 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         for dataset in datasets.values():
             stack.callback(dataset.close)
         for remark in dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes):
-            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+            say(err, remark)
         kinds = {dataset.content for dataset in datasets.values()}
         if len(kinds) > 1:
             raise DataError(f"{config.data}: some splits are images and some texts; look at each with --split")
         if "text" in kinds:
             return inspect_texts(config, datasets, workers, out, err)
-        _made(folder, stack)
+        kornia = _kornia(shown, crop)
+        if not config.no_pictures:
+            _made(folder, stack)
         splits = []
         for name, dataset in datasets.items():
             splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
-        pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
+        pictures = None
+        if not config.no_pictures:
+            pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
         result = _result(config, splits, pictures)
     if config.json:
         print(json.dumps(plain(result)))
@@ -105,8 +112,8 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     return result
 
 
-def _augmentation(config: Inspect) -> tuple[Train, Crop, kornia_pass.KorniaPass | None]:
-    """What training would do to images: the file's settings, and flags, which win; the crop; Kornia's part."""
+def _augmentation(config: Inspect) -> tuple[Train, Crop]:
+    """What training would do to images: the file's settings, and flags, which win; and the crop."""
     file = Train()
     given = {name: getattr(config, name) for name in FIELDS if getattr(config, name) is not None}
     if config.no_aug:
@@ -118,19 +125,23 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop, kornia_pass.KorniaPass 
     merged = replace(merged, **effective(merged, merged.no_aug))
     size = config.img_size if config.img_size is not None else file.train_crop_size or file.img_size or _SIZE
     resize = file.val_resize_size or 0
-    pre = Preprocessing(
-        train_size=size,
-        val_size=size,
-        val_resize=resize if resize >= size else round(size / 0.875),
-        interpolation=file.interpolation or "bilinear",
-        mean=file.mean or _MEAN,
-        std=file.std or _STD,
-    )
-    merged = replace(merged, mean=pre.mean, std=pre.std)
-    kornia = kornia_pass.build(merged.kornia, size, torch.device("cpu")) if merged.kornia else None
+    interpolation = file.interpolation or "bilinear"
+    merged = replace(merged, mean=file.mean or _MEAN, std=file.std or _STD)
     if merged.no_aug:
-        return merged, CenterCrop(size=size, resize=pre.val_resize, interpolation=pre.interpolation), None
-    return merged, train_crop(pre, merged.scale, merged.ratio), kornia
+        resize = resize if resize >= size else round(size / 0.875)
+        return merged, CenterCrop(size=size, resize=resize, interpolation=interpolation)
+    return merged, random_crop(size, interpolation, merged.scale, merged.ratio)
+
+
+def _kornia(shown: Train, crop: Crop) -> "KorniaPass | None":
+    """Kornia's part of the augmentation, None where there is none. Raises UsageError."""
+    if not shown.kornia or shown.no_aug:
+        return None
+    import torch
+
+    from fastimg.data import kornia_pass
+
+    return kornia_pass.build(shown.kornia, shape_of(crop)[0], torch.device("cpu"))
 
 
 def _workers(workers: str) -> int:
@@ -161,7 +172,7 @@ def _draw(
     folder: Path,
     shown: Train,
     crop: Crop,
-    kornia: kornia_pass.KorniaPass | None,
+    kornia: "KorniaPass | None",
     facts: Facts,
     err: Console,
 ) -> list[str]:
@@ -172,6 +183,8 @@ def _draw(
     ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
+    from .sheets import draw_augmented, draw_samples, draw_trivial  # torch and matplotlib, which take seconds
+
     assert shown.mean is not None and shown.std is not None
     samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))
     rows = ids[:_ROWS]  # neighbours, which are mixed, are of different classes
@@ -189,11 +202,11 @@ def _draw(
     except OSError as error:
         raise _unwritable(folder, error) from error
     for remark in dict.fromkeys(remarks):
-        err.print(f"{folder}: {remark}", markup=False, highlight=False, soft_wrap=True)
+        say(err, f"{folder}: {remark}")
     return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 
 
-def _result(config: Inspect, splits: list[Facts], pictures: list[str]) -> Inspection:
+def _result(config: Inspect, splits: list[Facts], pictures: list[str] | None) -> Inspection:
     records = np.concatenate([facts.records for facts in splits])
     readable = records[records["readable"]]
     counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
@@ -242,12 +255,13 @@ def _print(result: Inspection, out: Console) -> None:
         "width": _from_to(result.width, ",.0f", " pixels"),
         "height": _from_to(result.height, ",.0f", " pixels"),
         "aspect": _from_to(result.aspect, ".2f", ", width over height"),
-        "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}): crops of them decode alone",
-        "copies": f"{plural(result.duplicates.within, 'image')} with the bytes of another one of the same split",
-        "leaks": f"{plural(result.duplicates.leaked, 'image')} with the bytes of one in another split",
+        "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}), of which only the crop is decoded",
+        "copies": f"{plural(result.duplicates.within, 'image')} identical to another one in their split",
+        "leaks": f"{plural(result.duplicates.leaked, 'image')} identical to one in another split",
         "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (by their headers alone)"),
-        "pictures": ", ".join(result.pictures) or "none: no image can be read",
     }
+    if result.pictures is not None:
+        rows["pictures"] = ", ".join(result.pictures) or "none: no image can be read"
     for name, value in rows.items():
         table.add_row(f" {name}", Text(value))
     print_table(out, table)

@@ -23,6 +23,7 @@ from fastimg.loaders.containers.beton_dataset import BetonDataset
 from fastimg.loaders.decode import Header, decode, read_header
 from fastimg.loaders.jpeg.rewriting.splice import can_splice
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.system.terminal import telling_of_compilation
 
 NAMED, MEMBERS = 1000, 10  # unreadable images, and groups of copies, that are named; images of such a group
 _CHUNK, _AHEAD = 32, 4  # samples that a thread takes at a time; chunks begun and not yet taken, a thread
@@ -78,7 +79,7 @@ def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded:
     def look(chunk: range) -> _Seen:
         return _look_at_texts(dataset, chunk) if texts else _look(dataset, chunk, max_pixels, decoded)
 
-    with ThreadPoolExecutor(workers, "inspect") as pool:
+    with telling_of_compilation(err), ThreadPoolExecutor(workers, "inspect") as pool:
         seen: Iterator[_Seen] = in_order(pool, look, iter(chunks), workers * _AHEAD)
         quiet = not err.is_terminal
         for chunk, found in zip(

@@ -13,8 +13,8 @@ from PIL import Image
 
 from fastimg.augment import Plan, Policy, apply, draw, mix
 from fastimg.augment.ops import BINS, TRIVIAL, trivial_table
-from fastimg.data.augmentation import model_input
 from fastimg.data.kornia_pass import KorniaPass
+from fastimg.data.model_input import model_input
 from fastimg.errors import printable
 from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, Loader, LoaderConfig
 from fastimg.loaders.crop import Crop

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.errors import printable
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.wording import agreeing, plural
 
 from .scan import Copies, Duplicates, Facts
@@ -87,7 +87,7 @@ def print_copies(found: Duplicates, out: Console) -> None:
     print_some(out, "Twice in a split", [_copied(copies) for copies in found.same])
     if found.conflicting:
         what = f"{found.conflicting:,} of these {agreeing(found.conflicting, 'is')}"
-        out.print(f"{what} in several classes", style="yellow", highlight=False)
+        say(out, f"{what} in several classes", style="yellow")
 
 
 def _copied(copies: Copies) -> str:
@@ -100,9 +100,9 @@ def print_some(out: Console, title: str, lines: list[str], count: int | None = N
     """A title and the first lines, of `count` in all."""
     if not lines:
         return
-    out.print(f"{title}:", style="yellow", highlight=False)
+    say(out, f"{title}:", style="yellow")
     for line in lines[:_LINES]:
-        out.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        say(out, f"  {line}")
     left = (count or len(lines)) - _LINES
     if left > 0:
-        out.print(f"  ... and {left:,} more, see --json", highlight=False)
+        say(out, f"  ... and {left:,} more, see --json")

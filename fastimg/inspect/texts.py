@@ -130,8 +130,8 @@ def _print(result: TextInspection, out: Console) -> None:
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.texts):,.0f} bytes a text",
         "characters": _told(result.characters),
         "words": _told(result.words),
-        "copies": f"{plural(result.duplicates.within, 'text')} with the bytes of another one of the same split",
-        "leaks": f"{plural(result.duplicates.leaked, 'text')} with the bytes of one in another split",
+        "copies": f"{plural(result.duplicates.within, 'text')} identical to another one in their split",
+        "leaks": f"{plural(result.duplicates.leaked, 'text')} identical to one in another split",
         "unreadable": plural(result.unreadable, "text"),
     }
     for name, value in rows.items():

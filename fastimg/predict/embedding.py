@@ -28,8 +28,8 @@ from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixe
 from fastimg.embeddings.encoder import cache_root, why_not
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
+from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
-from fastimg.loaders.containers.tar import replace_file
 from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
 from fastimg.models.input_size import check_input
 from fastimg.models.precision import Precision

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from fastimg.loaders.containers.tar import replace_file, sync_folder, temporary
+from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
 
 from .export_interface import Subject
 

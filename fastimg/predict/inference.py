@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from fastimg.augment import Policy
-from fastimg.data.augmentation import model_input
 from fastimg.data.datasets import Part, build_loader, center_crop
+from fastimg.data.model_input import model_input
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig

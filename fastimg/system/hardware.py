@@ -172,11 +172,6 @@ def folder(path: Path) -> Folder:
     return Folder(path=str(path), writable=True, free=free)
 
 
-def user_cache() -> Path:
-    """Where fastimg keeps what it derives from data that it may not write beside."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg"
-
-
 def driver(root: Path = ROOT) -> str | None:
     """The version of the NVIDIA driver. None where there is none."""
     try:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +20,9 @@ from fastimg import __version__
 from fastimg.loaders.runtime.cpus import available_cpus
 
 from .terminal import print_table
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     *("torch", "torchvision", "timm", "simplejpeg", "pillow", "numpy", "numba"),
@@ -58,6 +60,8 @@ class Spread:
 
 def environment() -> dict[str, Any]:
     """Hardware, versions, commit, and how busy the machine is. No path of this machine is in it."""
+    import torch
+
     return {
         "cpu": cpu_model(),
         "cores": available_cpus(),
@@ -67,7 +71,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "fastimg": __version__,
         **{name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -104,12 +108,14 @@ def interleaved(variants: Mapping[str, Callable[[], float]], repeats: int, warmu
     return {name: Spread.of(values) for name, values in found.items()}
 
 
-def seconds(call: Callable[[], object], device: torch.device) -> float:
+def seconds(call: Callable[[], object], device: "torch.device") -> float:
     """Time of one call: between CUDA events on a GPU, by the clock on a CPU."""
     if device.type != "cuda":
         began = time.perf_counter()
         call()
         return time.perf_counter() - began
+    import torch
+
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     call()
@@ -118,7 +124,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-def wall_seconds(call: Callable[[], object], device: torch.device) -> float:
+def wall_seconds(call: Callable[[], object], device: "torch.device") -> float:
     """Time of one call by the clock, until the device is idle again: what also waits for the host is timed so."""
     synchronise(device)
     began = time.perf_counter()
@@ -127,9 +133,11 @@ def wall_seconds(call: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def synchronise(device: torch.device) -> None:
+def synchronise(device: "torch.device") -> None:
     """Wait until the device is idle."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.synchronize(device)
 
 
@@ -171,17 +179,17 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The checkout's commit, with `+changes` where tracked files differ from it. None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # installed somewhere inside a checkout of something else
         return None
     try:
-        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
         changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "loaders", "augment", "fastimg")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+changes" if changed else "")
+    return head + ("+changes" if changed else "")
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -3,12 +3,14 @@
 import contextlib
 import ctypes
 import gc
-
-import torch
+from typing import TYPE_CHECKING
 
 from fastimg.config.commands import Train
 
 from . import hardware
+
+if TYPE_CHECKING:
+    import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _KEPT, _MAPPED = 2**31 - 1, 2**30  # bytes
@@ -18,6 +20,8 @@ _CPU_WORDS = ("can't allocate memory", "cannot allocate memory", "std::bad_alloc
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or on the host."""
+    import torch
+
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _CPU_WORDS)
@@ -35,8 +39,10 @@ def keep_freed() -> None:
         libc.mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
-def release(device: torch.device) -> None:
+def release(device: "torch.device") -> None:
     """Give back what nobody refers to any more: after an error, tensors hang in cycles of frames."""
+    import torch
+
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

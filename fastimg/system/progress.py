@@ -9,6 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from .terminal import say
+
 UNITS = {"images": "img/s", "texts": "texts/s"}
 
 
@@ -89,7 +91,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        say(self._console, text)
 
 
 class Status:
@@ -106,7 +108,7 @@ class Status:
         if self._live is not None:
             self._live.update(text)
         else:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(self._console, text)
 
     def end(self) -> None:
         """Nothing goes on."""

@@ -1,10 +1,14 @@
 """Where commands print."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from fastimg.errors import printable
 
 _UNFOLDED = 1_000_000  # columns: wider than any table
 
@@ -22,8 +26,28 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=_UNFOLDED, height=25, markup=False, highlight=False, emoji=False)
 
 
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is: in a pipe it is not wrapped, and nothing in it is markup or gets colours."""
+    console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False, emoji=False)
+
+
+@contextlib.contextmanager
+def telling_of_compilation(console: Console) -> Iterator[None]:
+    """Inside the block, say so when numba has to compile fastimg's JPEG code, which takes seconds to a minute."""
+    from fastimg.loaders.runtime import compiled  # brings numba
+
+    with compiled.telling_of_compilation(lambda: say(console, "compiling the JPEG code, once on this machine")):
+        yield
+
+
 def print_table(console: Console, table: Table, title: str = "") -> None:
-    """A table, its title on a line of its own above it: rich would fold a title at the table's width."""
+    """A table, with its title on a line of its own: rich would fold it. In a pipe no line ends in blanks."""
     if title:
-        console.print(Text(title, style="italic"), soft_wrap=True)
-    console.print(table, highlight=False, markup=False, emoji=False)
+        say(console, title, style="italic")
+    if console.is_terminal:
+        console.print(table, highlight=False, markup=False, emoji=False)
+        return
+    with console.capture() as printed:
+        console.print(table, highlight=False, markup=False, emoji=False)
+    for line in printed.get().splitlines():
+        say(console, line.rstrip())

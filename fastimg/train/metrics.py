@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fastimg.augment import Policy
-from fastimg.data.augmentation import model_input
+from fastimg.data.model_input import model_input
 from fastimg.loaders import BatchSource
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks

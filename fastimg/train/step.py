@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 
 from fastimg.augment import draw, mix
-from fastimg.data.augmentation import model_input
+from fastimg.data.model_input import model_input
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.models import ranks as parallel

@@ -11,9 +11,10 @@ Written for nvImageCodec 0.9 and tried with its CPU backend, which the tests do 
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 INSTALL = 'pip install "fastimg[gpu]"'
 
@@ -57,7 +58,9 @@ class NvCodec:
     Raises ModuleNotFoundError where it is not installed.
     """
 
-    def __init__(self, device: torch.device, engine: Literal["auto", "cuda", "cpu"] = "auto", threads: int = 0) -> None:
+    def __init__(
+        self, device: "torch.device", engine: Literal["auto", "cuda", "cpu"] = "auto", threads: int = 0
+    ) -> None:
         from nvidia import nvimgcodec  # type: ignore[import-untyped, unused-ignore]
 
         kinds = nvimgcodec.BackendKind
@@ -102,7 +105,9 @@ class NvCodec:
         return [None if image is None else _described(image) for image in found]
 
 
-def _index(device: torch.device) -> int:
+def _index(device: "torch.device") -> int:
+    import torch
+
     return torch.cuda.current_device() if device.index is None else device.index
 
 

@@ -1,24 +1,26 @@
 """Which loader decodes: ours, or another library's behind the same face."""
 
 import importlib.util
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fastimg.loaders.containers.beton_dataset import BetonDataset
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import MAX_PIXELS
-from fastimg.loaders.decoder import Decoder
-from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import BatchSource, LoaderConfig
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.loader import Loader
 
 from . import nvcodec
 from .settings import Backend
+
+if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
+    import torch
+
+    from fastimg.loaders.decoder import Decoder
+    from fastimg.loaders.decoders.images import ImageDecoder
+    from fastimg.loaders.epochs import BatchSource, LoaderConfig
 
 _MODULES = {"dali": "nvidia.dali", "ffcv": "ffcv"}
 _INSTALLS = {
@@ -50,7 +52,7 @@ def reads(backend: Backend, dataset: Dataset) -> bool:
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
-def _on_gpu(images: ImageDecoder, device: torch.device) -> Decoder:
+def _on_gpu(images: "ImageDecoder", device: "torch.device") -> "Decoder":
     if not nvcodec.installed():
         raise MissingBackend(f"nvImageCodec is not installed: {nvcodec.INSTALL}")
     from .gpu_decode import DeviceDecode  # it needs Triton
@@ -62,21 +64,26 @@ def open_source(
     backend: Backend,
     dataset: Dataset,
     crop: Crop,
-    config: LoaderConfig,
-    device: torch.device | str = "cpu",
+    config: "LoaderConfig",
+    device: "torch.device | str" = "cpu",
     indices: npt.NDArray[np.int64] | None = None,
     max_pixels: int = MAX_PIXELS,
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: bool = False,
-) -> BatchSource:
+) -> "BatchSource":
     """The loader of that name over a dataset; `decode` and `dct_scaling` are for the native one.
 
     Raises MissingBackend, and DataError for data that it does not read.
     """
+    import torch
+
     check_installed(backend)
     device = torch.device(device)
     match backend:
         case "native":
+            from fastimg.loaders.decoder import ImageDecoder
+            from fastimg.loaders.loader import Loader
+
             images = ImageDecoder(crop, max_pixels, dct_scaling)
             return Loader(dataset, _on_gpu(images, device) if decode == "gpu" else images, config, device, indices)
         case "torch":

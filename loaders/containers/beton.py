@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fastimg.loaders.errors import ShardError
 
+from .atomic import WholeFile, sync_folder, temporary
 from .beton_fields import (
     DESCRIPTOR,
     HEADER,
@@ -37,7 +38,6 @@ from .beton_fields import (
     sample_dtype,
 )
 from .readahead import ask
-from .tar import WholeFile, sync_folder, temporary
 from .watch import fill
 
 _CHUNK = 1 << 20  # bytes; divides every page

@@ -20,10 +20,12 @@ import numpy.typing as npt
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
+from fastimg.loaders.runtime.cache import cache_folder
 
+from .atomic import replace_file
 from .beton_dataset import MAX_CLASSES
 from .content import TEXT_EXTENSIONS, Content, singular
-from .tar import Member, Sample, index_path, parse_index, replace_file, scan
+from .tar import Member, Sample, index_path, parse_index, scan
 
 RECORD = np.dtype(
     [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
@@ -57,7 +59,7 @@ def records(
         stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
     beside = shards[0].parent / f"{cache_name}.fidx"
     key = hashlib.sha256(os.fsencode(shards[0].resolve().parent)).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / key / beside.name
+    cache = cache_folder() / key / beside.name
     for path in (beside, cache):
         for kind in _KINDS if content is None else (content,):
             if (kept := _read_records(path, _stamp(stamp, kind))) is not None:

@@ -89,7 +89,7 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
         raise ValueError(f"{path}: its classes are not named by folders; leave out classes={classes!r}")
     if is_beton(path):
         return BetonDataset(_pick(path, {"train": path}, split))
-    _refuse_no_folder(path)
+    refuse_no_folder(path)
     if (path / "dataset.json").exists():
         return _open_converted(path, split)
     _refuse_unfinished(path)  # before its finished shards are taken for those of another writer
@@ -111,7 +111,7 @@ def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int
     path = Path(path)
     if is_beton(path):
         return {"train": -1}
-    _refuse_no_folder(path)
+    refuse_no_folder(path)
     if (path / "dataset.json").exists():
         return {name: split["samples"] for name, split in read_description(path)["splits"].items()}
     _refuse_unfinished(path)
@@ -140,8 +140,9 @@ def unfinished(path: Path) -> bool:
     return (path / "convert.json").exists() and not (path / "dataset.json").exists()
 
 
-def _refuse_no_folder(path: Path) -> None:
-    if path.is_dir():
+def refuse_no_folder(path: Path) -> None:
+    """Raises DataError where a path is neither a folder nor a .beton file."""
+    if path.is_dir() or is_beton(path):
         return
     if path.exists():
         raise DataError(f"{path}: a file, not a folder; convert a manifest or a tar to shards first")

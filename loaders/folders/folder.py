@@ -33,7 +33,7 @@ SPLIT_FOLDERS = {
 }
 _SPLITS = tuple(dict.fromkeys(SPLIT_FOLDERS.values()))
 
-_LOOSE = "beside the class folders, not in one"
+_LOOSE = "outside any class folder"
 _LOOSE_ABOVE = "beside the split folders, not in a class folder"
 _SHOWN = 6  # names of folders or classes in a sentence
 

@@ -12,7 +12,7 @@ from fastimg.loaders.wording import plural
 HIDDEN = "hidden by a leading dot"
 MACOS_METADATA = "in __MACOSX, which macOS adds to archives"
 NOT_A_FILE = "not a regular file"
-NOT_AN_IMAGE = "not an image by its extension"
+NOT_AN_IMAGE = "without an image's extension"
 NOT_A_TEXT = "not a .txt file"
 
 NAMED = 10  # files of each reason that are kept by name
@@ -78,7 +78,7 @@ class Ignored:
         return [(self.names[reasons[number]][turn], reasons[number]) for number, turn in chosen]
 
     def summary(self) -> str:
-        """Counts by reason, with extensions: `120 beside the class folders (.jpg); 1 not an image (.md)`."""
+        """Counts by reason, with extensions: `120 outside any class folder (.jpg); 1 not a .txt file (.md)`."""
         parts = []
         for reason, count in self.reasons.items():
             found = {ext: number for (why, ext), number in self.counts.items() if why == reason}

@@ -1,12 +1,17 @@
 """Machine code without a compiler on the user's machine: numba, kept on disk where there is a place for it."""
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
+from numba.core import event
 from numba.core.caching import IndexDataCacheFile
 
 # numpy's scalar types as compiled code uses them: mixing them with int is exact there, which type checkers do not know.
@@ -40,14 +45,59 @@ def compiled(function: F, nogil: bool = True) -> F:
         if hasattr(cache, "_cache_file"):
             cache._cache_file.__class__ = _Kept
             cache._cache_file.dispatcher = dispatcher
-        save = cache.save_overload
+        load, save = cache.load_overload, cache.save_overload
+
+        def load_without_scipy(signature: object, context: object) -> object:
+            _import_without_scipy()
+            return load(signature, context)
 
         def save_if_possible(signature: object, result: object) -> None:
             with contextlib.suppress(OSError):
                 save(signature, result)
 
+        cache.load_overload = load_without_scipy
         cache.save_overload = save_if_possible
     return cast(F, dispatcher)
+
+
+@functools.cache
+def _import_without_scipy() -> None:
+    """Import numba's array functions without scipy.linalg.
+
+    They import it to see whether it is there, for matrix products, which take it when they are compiled. Nothing here
+    computes any, and the import costs every process 0.2 s and 30 MB.
+    """
+    if "numba.np.arraymath" in sys.modules or importlib.util.find_spec("scipy") is None:
+        return
+    linalg: Any = importlib.import_module("numba.np.linalg")
+    ensure_blas = getattr(linalg, "ensure_blas", None)
+    if ensure_blas is None:  # a version of numba that does it another way
+        return
+    linalg.ensure_blas = lambda: None
+    try:
+        arraymath: Any = importlib.import_module("numba.np.arraymath")
+        arraymath.ensure_blas = ensure_blas
+    finally:
+        linalg.ensure_blas = ensure_blas
+
+
+@contextlib.contextmanager
+def telling_of_compilation(tell: Callable[[], object]) -> Iterator[None]:
+    """Inside the block, call `tell` once if anything has to be compiled: from any thread, before it is."""
+
+    class First(event.Listener):  # type: ignore[misc, unused-ignore]
+        told = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.told:
+                self.told = True
+                tell()
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", First()):
+        yield
 
 
 def inlined(function: F) -> F:

@@ -12,7 +12,7 @@ import torch
 from numba.core.runtime import _nrt_python, rtsys
 
 from fastimg.augment import Policy, apply, draw
-from fastimg.augment.apply import backend_of
+from fastimg.augment.backends import backend_of
 from fastimg.augment.cpu import Results, _smooth
 from fastimg.augment.ops import smooth
 

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms import v2
 
 from fastimg.augment import Policy, apply, draw, mix
-from fastimg.augment.mix import boxes
+from fastimg.augment.mixing import boxes
 
 CLASSES = 7
 

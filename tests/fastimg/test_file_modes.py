@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastimg.loaders.containers.tar import give_usual_mode
+from fastimg.loaders.containers.atomic import give_usual_mode
 from fastimg.train.choices import machine_profile as machine
 
 

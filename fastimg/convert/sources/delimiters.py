@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastimg.errors import UsageError
 
-from .tables import first_records, own_delimiter
+from .tables import first_records, own_delimiter, stated_delimiter
 
 DELIMITERS = (",", ";", "\t", "|")
 
@@ -34,6 +34,8 @@ def find_delimiter(src: Path, recognised: Callable[[list[str]], bool]) -> str:
     first, or ten rows agree. What fits nothing is left to the own one, and refused when its rows are read. Raises
     UsageError where two others fit equally well.
     """
+    if stated := stated_delimiter(src):
+        return stated
     own = own_delimiter(src)
     cut = {delimiter: first_records(src, delimiter, _ROWS) for delimiter in (own, *DELIMITERS)}
     several = {delimiter: records for delimiter, records in cut.items() if records and len(records[0]) > 1}

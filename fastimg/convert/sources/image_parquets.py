@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from fastimg.errors import UsageError
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
-from fastimg.loaders.folders.folder import SPLIT_FOLDERS, is_class_folder
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.wording import plural
 
@@ -69,54 +68,7 @@ def holds_images(file: Path, columns: Columns) -> bool:
         return False
 
 
-def find_parquets(folder: Path) -> dict[str, list[Path]]:
-    """Parquet files with images by split: in a folder, its data/, or a subfolder for each split of either.
-
-    Splits are named by files as Hugging Face does (train-00000-of-00005.parquet) or by subfolders. Empty where there
-    are none, and for a class folder of images. Raises DataError.
-    """
-    try:
-        found = next((found for base in (folder, folder / "data") if (found := _parquets(base))), {})
-    except OSError as error:
-        raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
-    if not any(_may_hold_images(file) for files in found.values() for file in files) or is_class_folder(folder):
-        return {}
-    return {"train": next(iter(found.values()))} if len(found) == 1 else found
-
-
-def _parquets(base: Path) -> dict[str, list[Path]]:
-    if files := _files(base):
-        split_of_file = {file: _split_of_name(file.stem) for file in files}
-        found: dict[str, list[Path]] = {}
-        for file, split in split_of_file.items():
-            found.setdefault(split or file.stem.rstrip("0123456789").rstrip("-_.") or file.stem, []).append(file)
-        return found if any(split_of_file.values()) else {"train": files}
-    found = {}
-    for sub in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
-        split = SPLIT_FOLDERS.get(sub.name.lower())
-        if split and (files := _files(sub)):
-            if split in found:
-                other = found[split][0].parent.name
-                raise DataError(
-                    f"{base}: {other}/ and {sub.name}/ are both names of the split {split}; keep one of them"
-                )
-            found[split] = files
-    return found
-
-
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    named = (path for path in folder.iterdir() if path.suffix.lower() == ".parquet" and path.name[0] not in "._")
-    return sorted(path for path in named if path.is_file())
-
-
-def _split_of_name(stem: str) -> str | None:
-    words = re.split(r"[^a-z]+", stem.lower())
-    return next((SPLIT_FOLDERS[word] for word in words if word in SPLIT_FOLDERS), None)
-
-
-def _may_hold_images(file: Path) -> bool:
+def may_hold_images(file: Path) -> bool:
     """Whether some column could be images; a file that cannot be read is reported when it is."""
     try:
         return any(_is_bytes(field.type) or _is_image(field.type) for field in pq.read_schema(file))

@@ -11,7 +11,6 @@ import inspect
 import io
 import lzma
 import operator
-import os
 import pickle
 import tarfile
 import warnings
@@ -27,6 +26,7 @@ from PIL import Image
 from fastimg.data import digits
 from fastimg.errors import UsageError, nearest, reason_of
 from fastimg.loaders.errors import DataError
+from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import shortened
 
 
@@ -96,7 +96,7 @@ def _torchvision(text: str, name: str) -> Iterator[Part]:
             f"{text}: torchvision.datasets.{name} asks for {', '.join(missing)}, which cannot be given here; "
             "write its images into a folder with a subfolder for each class, and give that"
         )
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / "torchvision"
+    root = cache_folder() / "torchvision"
     arguments: dict[str, Any] = {"root": root, "loader": _file_content} | given
     arguments = {name: value for name, value in arguments.items() if name in parameters}
     choices: list[tuple[str, dict[str, Any]]] = [("train", {})]

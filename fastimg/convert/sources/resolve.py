@@ -1,6 +1,7 @@
 """What a SRC argument means: a folder, a manifest, shards of any make, or a named set -> one Source."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,15 @@ from fastimg.convert.strays import strays
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import foreign_betons, foreign_shards, is_plain_folder, refuse_class_folder
 from fastimg.loaders.errors import DataError
-from fastimg.loaders.folders.folder import Level
+from fastimg.loaders.folders.folder import SPLIT_FOLDERS, Level
+from fastimg.loaders.folders.folder import is_class_folder as has_class_folders
 
 from .columns import SEPARATED, Columns, with_delimiter
 from .containers import read_betons, read_dataset, read_tars
 from .folders import read_folder
 from .manifests import MANIFESTS, read_manifest
 from .samples import Source
-from .streams import NAMED, find_parquets, holds_images, read_named, read_parquets
+from .streams import NAMED, read_named, read_parquets
 from .text_manifests import holds_texts, read_texts
 
 
@@ -58,8 +60,11 @@ def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None 
         columns = with_delimiter(src, columns)
     else:
         _refuse_separation(columns, src)
-    if columns.text is None and suffix == ".parquet" and holds_images(src, columns):
-        return read_parquets(src, {"train": [src]}, columns, spool)
+    if columns.text is None and suffix == ".parquet":
+        from .image_parquets import holds_images  # brings pyarrow
+
+        if holds_images(src, columns):
+            return read_parquets(src, {"train": [src]}, columns, spool)
     if holds_texts(src, columns):
         return read_texts(src, columns, spool)
     return read_manifest(src, columns)
@@ -95,3 +100,54 @@ def _refuse_separation(columns: Columns, src: Path) -> None:
 def _refuse_columns(columns: Columns, reason: str) -> None:
     if columns.given():
         raise UsageError(f"{', '.join(columns.given())}: {reason}; leave it out, or give a manifest")
+
+
+def find_parquets(folder: Path) -> dict[str, list[Path]]:
+    """Parquet files with images by split: in a folder, its data/, or a subfolder for each split of either.
+
+    Splits are named by files as Hugging Face does (train-00000-of-00005.parquet) or by subfolders. Empty where there
+    are none, and for a class folder of images. Raises DataError.
+    """
+    try:
+        found = next((found for base in (folder, folder / "data") if (found := _parquets(base))), {})
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
+    if not found:
+        return {}
+    from .image_parquets import may_hold_images  # brings pyarrow
+
+    if not any(may_hold_images(file) for files in found.values() for file in files) or has_class_folders(folder):
+        return {}
+    return {"train": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def _parquets(base: Path) -> dict[str, list[Path]]:
+    if files := _files(base):
+        split_of_file = {file: _split_of_name(file.stem) for file in files}
+        found: dict[str, list[Path]] = {}
+        for file, split in split_of_file.items():
+            found.setdefault(split or file.stem.rstrip("0123456789").rstrip("-_.") or file.stem, []).append(file)
+        return found if any(split_of_file.values()) else {"train": files}
+    found = {}
+    for sub in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
+        split = SPLIT_FOLDERS.get(sub.name.lower())
+        if split and (files := _files(sub)):
+            if split in found:
+                other = found[split][0].parent.name
+                raise DataError(
+                    f"{base}: {other}/ and {sub.name}/ are both names of the split {split}; keep one of them"
+                )
+            found[split] = files
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    named = (path for path in folder.iterdir() if path.suffix.lower() == ".parquet" and path.name[0] not in "._")
+    return sorted(path for path in named if path.is_file())
+
+
+def _split_of_name(stem: str) -> str | None:
+    words = re.split(r"[^a-z]+", stem.lower())
+    return next((SPLIT_FOLDERS[word] for word in words if word in SPLIT_FOLDERS), None)

@@ -25,12 +25,9 @@ from fastimg.loaders.folders.formats import image_extensions
 from fastimg.wording import agreeing, plural
 
 from .columns import Columns
-from .image_parquets import LABELS, find_parquets, holds_images, read_layout, read_rows, same_layout
 from .labels import Labels, number_classes
 from .named_sets import SETS, open_set
 from .samples import Entries, Entry, Original, Row, Source, note
-
-__all__ = ["NAMED", "Spool", "SpoolReader", "find_parquets", "holds_images", "read_named", "read_parquets"]
 
 NAMED = tuple(SETS)
 
@@ -182,6 +179,8 @@ def read_parquets(
 
     `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError where that folder is full.
     """
+    from .image_parquets import LABELS, read_layout, read_rows, same_layout  # brings pyarrow
+
     first = next(path for paths in files.values() for path in paths)
     layout = read_layout(first, columns)
     for path in (path for paths in files.values() for path in paths):

@@ -16,9 +16,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural
 
@@ -27,6 +24,7 @@ from .samples import Row
 Rows = Iterator[tuple[int, Row]]
 
 _BOM = b"\xef\xbb\xbf"
+_STATED = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([^\w\s"\x80-\xff]|\t)"?\r?\n', re.IGNORECASE)
 _LOOKED_AT = 1 << 20  # characters of a file, to see what it is like
 # A field of a tsv as csv's quoting writes it, and what ends it.
 _FIELD = re.compile(rb'(?:"((?:[^"]++|"")*+)"|([^"\t\r\n]*+))(\t|\r?\n|\Z)')
@@ -37,9 +35,16 @@ def readable(src: Path) -> Iterator[None]:
     """Turn what goes wrong while a manifest is read into a DataError."""
     try:
         yield
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+    except _read_errors() as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{src}: the manifest cannot be read ({reason}); check or write it again") from error
+
+
+def _read_errors() -> tuple[type[Exception], ...]:
+    """What reading a manifest raises; pyarrow's own errors only where it was imported, for parquet."""
+    errors: tuple[type[Exception], ...] = (OSError, UnicodeDecodeError, csv.Error)
+    pyarrow = sys.modules.get("pyarrow")
+    return errors if pyarrow is None else (*errors, pyarrow.ArrowException)
 
 
 def table_rows(
@@ -63,9 +68,17 @@ def first_fields(src: Path, delimiter: str = "", quoted: bool = True) -> list[st
     return next(_lines(src, delimiter, False, quoted), [])
 
 
+def stated_delimiter(src: Path) -> str | None:
+    """The delimiter that a file names in a first line `sep=;`, as Excel writes and reads it; None without one."""
+    with src.open("rb") as file:
+        line = file.readline(16)
+    stated = _STATED.fullmatch(line)
+    return stated[1].decode("ascii") if stated else None
+
+
 def own_delimiter(src: Path) -> str:
-    """What separates columns by the ending of a csv or tsv."""
-    return "\t" if src.suffix.lower() == ".tsv" else ","
+    """What separates columns: what the first line states, or the usual one for a csv or tsv."""
+    return stated_delimiter(src) or ("\t" if src.suffix.lower() == ".tsv" else ",")
 
 
 def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
@@ -76,6 +89,8 @@ def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
     with src.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         text = file.read(_LOOKED_AT)
     lines = list(io.StringIO(text, newline=""))
+    if stated_delimiter(src):
+        del lines[0]
     if len(text) == _LOOKED_AT and len(lines) > 1:
         lines.pop()  # it may go on
     records: list[list[str]] = []
@@ -147,7 +162,8 @@ def _lines(src: Path, delimiter: str, strict: bool, quoted: bool) -> Iterator[li
 def _fields(src: Path, delimiter: str, strict: bool) -> Iterator[list[str]]:
     errors = "strict" if strict else "surrogateescape"
     with src.open(encoding="utf-8-sig", errors=errors, newline="") as file:
-        yield from csv.reader(file, delimiter=delimiter, strict=True)
+        lines = islice(file, 1, None) if stated_delimiter(src) else file
+        yield from csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def _plain_fields(src: Path) -> Iterator[list[str]]:
@@ -201,8 +217,18 @@ def _jsonl_rows(src: Path, strict: bool) -> Rows:
             yield number, row
 
 
+def parquet_names(src: Path) -> list[str]:
+    """The names of a parquet file's columns."""
+    import pyarrow.parquet as pq
+
+    return list(pq.read_schema(src).names)
+
+
 def parquet_rows(src: Path, undecoded: str = "") -> Rows:
     """Of a parquet file; row 1 is the first. The strings of the column `undecoded` stay the bytes that they are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(src) as file:
         if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
             raise DataError(f"{src}: two columns have the same name: {', '.join(file.schema_arrow.names)}; rename one")

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
@@ -31,12 +29,21 @@ from .columns import (
     lower,
     on_delimiter,
 )
-from .image_parquets import class_names
 from .labels import Labels, number_classes
 from .manifests import first_row, plain, split_of, split_up
 from .samples import Entries, Entry, Row, Source
 from .streams import Spool, SpoolReader
-from .tables import Rows, first_fields, long_fields, own_delimiter, parquet_rows, quotes_fields, readable, table_rows
+from .tables import (
+    Rows,
+    first_fields,
+    long_fields,
+    own_delimiter,
+    parquet_names,
+    parquet_rows,
+    quotes_fields,
+    readable,
+    table_rows,
+)
 
 _SAY = "--text-column N --label-column M --no-header"
 
@@ -105,7 +112,7 @@ def _names(src: Path, columns: Columns, quoted: bool) -> set[str]:
     """Names of the columns, in lower case; without a header whatever stands there."""
     suffix = src.suffix.lower()
     if suffix == ".parquet":
-        return lower(pq.read_schema(src).names)
+        return lower(parquet_names(src))
     if suffix == ".jsonl":
         return lower(next(table_rows(src, strict=False), (0, {}))[1])
     return lower(first_fields(src, columns.delimiter or "", quoted))
@@ -231,7 +238,7 @@ def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
 
 def _columns(src: Path, columns: Columns, quoted: bool) -> list[str]:
     if src.suffix.lower() == ".parquet":
-        return list(pq.read_schema(src).names)
+        return parquet_names(src)
     if src.suffix.lower() == ".jsonl":
         return first_row(src, table_rows(src, strict=False))[0]
     return first_fields(src, columns.delimiter or "", quoted)
@@ -275,6 +282,11 @@ def _told_apart(src: Path, columns: Columns, quoted: bool, numbered: str) -> tup
 
 def _parquet(src: Path, chosen: _Chosen) -> tuple[tuple[str, ...] | None, Rows]:
     """Names of the classes where the schema tells them, and rows with texts as bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from .image_parquets import class_names
+
     schema = pq.read_schema(src)
     kind = schema.field(chosen.text).type
     if pa.types.is_dictionary(kind):

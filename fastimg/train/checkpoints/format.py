@@ -32,13 +32,15 @@ from torch.distributed.tensor import DTensor
 from fastimg import __version__
 from fastimg.data.provenance import TrainedOn
 from fastimg.errors import UserError, reason_of
-from fastimg.loaders.containers.tar import give_usual_mode, sync_folder
+from fastimg.loaders.containers.atomic import give_usual_mode, sync_folder
 from fastimg.models.heads import HeadKind
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, TextSide, build, load_weights, read_weights, weights_file
 from fastimg.models.tokenizer import read_tokenizer
 
-MODEL = "model.safetensors"
+from .model_files import MODEL as MODEL
+from .model_files import find as find
+
 TRAINING = "training.pt"
 SHARDED = "sharded"
 
@@ -219,17 +221,6 @@ def prune(run: Path, keep: int) -> None:
         shutil.rmtree(path)
     for path in (run / "checkpoints").glob(".*.part"):  # from a run that was killed while saving
         shutil.rmtree(path)
-
-
-def find(path: Path) -> Path:
-    """The model file that a path means: a run (its best checkpoint, else its last), a checkpoint, or the file."""
-    if path.is_file():
-        return path
-    for candidate in (path / "best" / MODEL, path / "last" / MODEL, path / MODEL):
-        if candidate.is_file():
-            return candidate
-    reason = "no checkpoint in it" if path.exists() else "no such file or folder"
-    raise UserError(f"{path}: {reason}; give a run directory or a model.safetensors")
 
 
 def read_card(file: Path) -> Card:

@@ -11,7 +11,7 @@ from typing import Any
 from fastimg.config.commands import Train
 from fastimg.config.yaml_file import dump, load, read
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders.containers.tar import replace_file
+from fastimg.loaders.containers.atomic import replace_file
 from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.wording import plural
 

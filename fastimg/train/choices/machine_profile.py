@@ -5,7 +5,6 @@ file in the user's cache directory serves all data. A profile of another machine
 """
 
 import json
-import os
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,8 @@ from fastimg import __version__
 from fastimg.config.commands import Train
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import LoaderConfig
-from fastimg.loaders.containers.tar import replace_file
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks
 from fastimg.system.measurement import cpu_model
@@ -53,7 +53,7 @@ def now() -> str:
 
 def default_path() -> Path:
     """Where `bench --tune` writes the profile, and where `--profile` without a path reads it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastimg" / "machine.json"
+    return cache_folder() / "machine.json"
 
 
 def device_name(device: torch.device) -> str:

@@ -451,8 +451,8 @@ def test_resume_from_every_state_that_a_kill_can_leave(config, whole, console, m
     def remember(folder):
         states.append(contents(folder))
 
-    for place in ("fastimg.loaders.containers.tar.sync_folder", "fastimg.convert.journal.sync_folder"):
-        monkeypatch.setattr(place, remember)
+    for module in ("fastimg.loaders.containers.atomic", "fastimg.loaders.containers.tar", "fastimg.convert.journal"):
+        monkeypatch.setattr(f"{module}.sync_folder", remember)
     convert(config, console)
     monkeypatch.undo()
     assert len(states) > 10
@@ -652,7 +652,7 @@ def test_report(console):
         "1,200 of 2 classes (train 1,000, val 200)",
         "600 img/s",
         "5.0 MB in, 6.0 MB out",
-        "14 that cannot be used: 14 the",
+        "14 images: 14 the",
         "1,100 JPEGs",
         "100 as they were: 90 png, 10 bmp",
     ):
@@ -751,24 +751,24 @@ def test_used_skipped_and_ignored_are_all_the_files_there(config, loose, console
     files = sum(path.is_file() for path in loose.rglob("*"))
     assert (report.images, len(report.skipped), report.ignored) == (36, 1, 19)
     assert report.images + len(report.skipped) + report.ignored == files
-    reasons = {"beside the class folders, not in one": 15, HEIC: 2, "not an image by its extension": 1}
+    reasons = {"outside any class folder": 15, HEIC: 2, "without an image's extension": 1}
     reasons["hidden by a leading dot"] = 1
     assert report.ignored_reasons == reasons and list(report.ignored_reasons) == list(reasons)
     assert report.ignored_extensions == {".jpg": 15, ".heic": 2, "": 1, ".md": 1}
     print_report(report, console)
     shown = console.file.getvalue()
-    assert "19 files: 15 beside the class folders, not in one (.jpg); 2 HEIC, readable after" in shown
+    assert "19 files: 15 outside any class folder (.jpg); 2 HEIC, readable after" in shown
     for line in (
-        "ignored IMG_00.jpg: beside the class folders, not in one",
+        "ignored IMG_00.jpg: outside any class folder",
         f"ignored red/0.heic: {HEIC}",
-        "ignored README.md: not an image by its extension",
+        "ignored README.md: without an image's extension",
         "ignored blue/.DS_Store: hidden by a leading dot",
         "... and 9 more",
     ):
         assert f"\n{line}\n" in shown
     told = json.loads(report.to_json())
     assert (told["ignored"], told["ignored_reasons"]) == (19, reasons) and len(told["ignored_names"]) == 10
-    assert told["ignored_names"][0] == {"path": "IMG_00.jpg", "reason": "beside the class folders, not in one"}
+    assert told["ignored_names"][0] == {"path": "IMG_00.jpg", "reason": "outside any class folder"}
     stored = read_description(config.dst)["ignored"]
     assert (stored["files"], stored["counts"][HEIC], stored["names"][HEIC]) == (
         *(19, {".heic": 2}),
@@ -787,7 +787,7 @@ def test_what_is_ignored_adds_up_over_appending_and_merging(config, loose, encod
     merged = Convert(src=loose, dst=tmp_path / "more", more=(tmp_path / "merged",), merge=True, workers="2")
     for report in (appended, convert(merged, console)):
         assert (report.images, len(report.skipped), report.ignored) == (37, 1, 20)
-        assert report.ignored_reasons["beside the class folders, not in one"] == 16
+        assert report.ignored_reasons["outside any class folder"] == 16
 
 
 def test_a_dataset_of_before_ignored_files_were_kept_can_be_appended_to(config, tmp_path, encode, console):

@@ -405,6 +405,19 @@ def test_quotes_around_a_delimiter_survive(files):
     assert source.classes == ('x;"1"', "y") and source.splits["train"][0].extra == {"by": "A\nB"}
 
 
+@pytest.mark.parametrize("first", ["sep=;\r\n", '"sep=;"\n', "\ufeffSEP=;\n"])
+@pytest.mark.parametrize("header", ["path;label\n", ""])
+def test_a_first_line_of_excels_names_the_delimiter_and_is_no_row(files, first, header):
+    src = files / "set.csv"
+    src.write_bytes((first + header + "a/1.jpg;cat, or so\nb/1.jpg;dog\n").encode())
+    source = read_source(src, Columns(no_header=not header))
+    assert source.classes == ("cat, or so", "dog")
+    assert [(entry.path, entry.row) for entry in source.splits["train"]] == [
+        ("a/1.jpg", 2 if header else 1),
+        ("b/1.jpg", 3 if header else 2),
+    ]
+
+
 def test_a_delimiter_that_is_given(files):
     src = write_csv(files, "path:label", "a/1.jpg:x", "a/2.jpg:y")
     source = read_source(src, Columns(delimiter=":"))
@@ -572,7 +585,7 @@ def test_what_lies_beside_shards_is_counted(kind, shard_folder):
     source = read_source(folder, Columns())
     what = "parquet files" if kind == "parquet" else "shards"
     assert source.ignored.reasons == {
-        f"beside the {what}, not in one": 2,
+        f"outside the {what}": 2,
         f"a {suffix} file where none is looked for": 1,
         f"not among the {what}": 1,
         "hidden by a leading dot": 1,

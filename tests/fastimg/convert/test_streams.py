@@ -19,8 +19,10 @@ from PIL import Image
 from torchvision import datasets
 
 from fastimg.convert.sources.columns import Columns
+from fastimg.convert.sources.image_parquets import holds_images
+from fastimg.convert.sources.resolve import find_parquets
 from fastimg.convert.sources.samples import Entry
-from fastimg.convert.sources.streams import Spool, SpoolReader, find_parquets, holds_images, read_named, read_parquets
+from fastimg.convert.sources.streams import Spool, SpoolReader, read_named, read_parquets
 from fastimg.data.digits import write_digits
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError

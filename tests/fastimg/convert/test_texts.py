@@ -304,7 +304,7 @@ def test_rows_that_are_no_texts_are_skipped_and_named(tmp_path, make, console):
     assert texts(dst) == [("good", "1"), ("also good", "0")]
     assert dict(report.skipped) == {f"set.csv:{row}": reason for row, reason in REASONS.items()}
     print_report(report, console)
-    assert "4 that cannot be used: 2 not UTF-8, 1 empty, 1 nothing but white space" in said(console)
+    assert "4 texts: 2 not UTF-8, 1 empty, 1 nothing but white space" in said(console)
     with pytest.raises(DataError, match=r"set\.csv: row 3: not UTF-8; repair or remove it"):
         make(src, on_error="fail", dst=tmp_path / "fail")
     assert not (tmp_path / "fail").exists()
@@ -374,7 +374,7 @@ def test_a_folder_with_one_image_is_of_images(image_folder, tmp_path, make):
     assert (report.content, report.ignored) == ("images", 1)
     root = text_folder(tmp_path / "texts")
     (image_folder / "blue/000.jpg").rename(root / "pos/picture.jpg")
-    with pytest.raises(DataError, match=r"neg: the class is empty \(other files: 4 not an image .*\); add images"):
+    with pytest.raises(DataError, match=r"neg: the class is empty \(other files: 4 without an image.*\); add images"):
         open_dataset(root)
 
 
@@ -577,7 +577,7 @@ def test_inspect(tmp_path, cli, monkeypatch):
     assert (found["duplicates"]["within"], found["duplicates"]["leaked"], found["unreadable"]) == (1, 1, 1)
     assert len(found["shown"]) == 10 and {len(one["text"]) for one in found["shown"]} > {80}
     ran = cli("inspect", root, "--samples", 3)
-    assert "neg text" in ran.out and "1 text with the bytes of one in another split" in ran.out
+    assert "neg text" in ran.out and "1 text identical to one in another split" in ran.out
     assert "\x1b" not in ran.out and str(root / "train/pos/8.txt") in ran.out
     assert sorted(tmp_path.rglob("*")) == before  # no pictures
     for flag in (("--img-size", 32), ("--headers-only",), ("--output", "x"), ("--hflip", 0.5)):

@@ -112,4 +112,4 @@ def test_what_a_folder_leaves_out_is_named(
     (image_folder / "loose.jpg").touch()
     assert cli.run(["verify", str(image_folder)]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert said.count("1 of 37 files is not used: 1 beside the class folders, not in one (.jpg)") == 1
+    assert said.count("1 of 37 files is not used: 1 outside any class folder (.jpg)") == 1

@@ -16,7 +16,8 @@ from fastimg.config.augmentation import effective, listed
 from fastimg.config.commands import Augmenting, Train
 from fastimg.config.yaml_file import load
 from fastimg.data import kornia_pass
-from fastimg.data.augmentation import model_input, order_note, policy_of, sentence
+from fastimg.data.augmentation import order_note, policy_of, sentence
+from fastimg.data.model_input import model_input
 from fastimg.errors import UsageError
 from fastimg.train.choices.refusals import check
 from fastimg.train.metrics import Meter

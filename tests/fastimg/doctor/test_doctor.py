@@ -3,14 +3,19 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import pytest
+import torch
 from rich.console import Console
 
 from fastimg import __version__
 from fastimg.doctor import diagnosis as doctor
+from fastimg.doctor import torch_facts
 from fastimg.doctor.findings import rows
 from fastimg.doctor.remedies import CACHES, Copying, Facts, InUse, Unknown, advice, unusable
+from fastimg.system import measurement
 from fastimg.system import packages as installed
 from fastimg.system.disks import Disk, Reading
 from fastimg.system.hardware import Cpu, Cuda, Folder, Gpu, Memory, Space
@@ -330,6 +335,7 @@ def small(monkeypatch):
     """Little is copied and read, and no process is started for an import."""
     monkeypatch.setattr(doctor.disks, "FILE", 16 << 20)
     monkeypatch.setattr(installed, "why_not_importable", lambda module: "")
+    monkeypatch.setattr(torch_facts, "_ask", torch_facts.look)
 
 
 def test_json(cli, tmp_path, small):
@@ -377,7 +383,9 @@ def test_whatever_fails_is_unknown(monkeypatch, tmp_path, small):
     for module, name in (
         *((doctor.hardware, name) for name in ("cpu", "memory", "cuda", "shared_memory", "open_files", "folder")),
         *((installed, name) for name in ("packages", "pillow", "compiler", "compiled")),
-        *((doctor, name) for name in ("_commit", "_in_use", "_copying")),
+        (doctor, "_copying"),
+        (torch_facts, "_in_use"),
+        (measurement, "commit"),
     ):
         monkeypatch.setattr(module, name, fail)
     facts = doctor.look(tmp_path, Console(quiet=True))
@@ -386,6 +394,21 @@ def test_whatever_fails_is_unknown(monkeypatch, tmp_path, small):
     assert known == {"fastimg", "python", "disk", "caches"}
     assert set(facts.caches.values()) == {Unknown("RuntimeError: it broke")}
     assert list(rows(facts)) and advice(dataclasses.replace(facts, disk=DISK)) == []
+
+
+@pytest.mark.slow
+def test_torch_is_asked_in_another_process():
+    facts = torch_facts.ask()
+    assert not isinstance(facts.packages, Unknown) and facts.packages["torch"].version == torch.__version__
+    assert set(facts.caches) == {"huggingface", "torch", "triton"}
+
+
+def test_a_process_that_crashes_leaves_the_rest(monkeypatch):
+    crash = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+    run = subprocess.run
+    monkeypatch.setattr(torch_facts.subprocess, "run", lambda command, **options: run(crash, **options))
+    facts = torch_facts.ask()
+    assert facts.cuda == facts.caches["torch"] == Unknown("the process that imports torch was ended by signal 11")
 
 
 def test_a_folder_that_cannot_be_measured(cli, tmp_path, small, monkeypatch):

@@ -19,7 +19,7 @@ from fastimg.augment import Policy, apply, draw
 from fastimg.config.commands import Inspect
 from fastimg.errors import UsageError
 from fastimg.inspect import sheets
-from fastimg.inspect.images import _augmentation
+from fastimg.inspect.images import _augmentation, _kornia
 from fastimg.inspect.scan import duplicates, gather, several
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers.beton import BetonWriter
@@ -104,7 +104,7 @@ def test_a_folder_says_once_how_it_is_read(tmp_path, encode, look, cli):
         ran = cli("inspect", tmp_path / "D", "--json", *flags, *(("--classes", level) if level else ()))
         assert json.loads(ran.out)["splits"]["train"] == classes
         assert ran.err.count("folders are read as splits: Training/ as train, dev/ as val") == 1
-        assert ran.err.count("1 of 4 files is not used: 1 beside the class folders, not in one (.jpg)") == 1
+        assert ran.err.count("1 of 4 files is not used: 1 outside any class folder (.jpg)") == 1
         assert ran.err.count("classes=leaf makes the folder") == leaf
 
 
@@ -332,14 +332,14 @@ def test_trivial_shows_every_operation(trained, look, monkeypatch):
 def test_a_runs_file_says_what_is_shown(trained, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("augmentation: [{rotate: {degree: 7}}, trivial]\ntrain_crop_size: 40\nmean: [0.1, 0.2, 0.3]\n")
-    shown, crop, kornia = _augmentation(Inspect(data=trained.images, config=file, hflip=0.25))
+    shown, crop = _augmentation(Inspect(data=trained.images, config=file, hflip=0.25))
     assert (shown.rotate, shown.aa, shown.hflip, crop.size, shown.mean) == (7.0, "trivial", 0.25, 40, (0.1, 0.2, 0.3))
-    assert kornia is None
-    shown, _, _ = _augmentation(Inspect(data=trained.images, config=file, no_aug=True))
+    assert _kornia(shown, crop) is None
+    shown, _ = _augmentation(Inspect(data=trained.images, config=file, no_aug=True))
     assert shown.no_aug and shown.rotate is None
-    shown, crop, _ = _augmentation(Inspect(data=trained.images, config=trained.run / "config.yaml"))
+    shown, crop = _augmentation(Inspect(data=trained.images, config=trained.run / "config.yaml"))
     assert shown.no_aug and crop.size == 32
-    shown, _, _ = _augmentation(Inspect(data=trained.images, config=trained.run / "config.yaml", cutmix=1.0))
+    shown, _ = _augmentation(Inspect(data=trained.images, config=trained.run / "config.yaml", cutmix=1.0))
     assert not shown.no_aug and shown.cutmix == 1.0
     with pytest.raises(UsageError, match="two factors"):
         _augmentation(Inspect(data=trained.images, contrast=(2.0, 1.0)))

@@ -142,7 +142,7 @@ def test_no_sources(run, tmp_path, cli):
     ran = cli("predict", run, tmp_path)
     assert (
         ran.code == 1
-        and f"{tmp_path}: no images in this folder (other files: 1 not an image by its extension (.txt));" in ran.err
+        and f"{tmp_path}: no images in this folder (other files: 1 without an image's extension (.txt));" in ran.err
     )
 
 
@@ -166,7 +166,7 @@ def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, h
         "not an image in a format that Pillow knows: SVG, which has to be converted to JPEG or PNG first"
     )
     assert found["good.avif"]["classes"] == found["good.jpg"]["classes"]
-    assert "1 of 5 files is not used: 1 not an image by its extension (.md); the first is" in ran.err
+    assert "1 of 5 files is not used: 1 without an image's extension (.md); the first is" in ran.err
     heif_plugin(installed=True)
     ran = cli("predict", run, tmp_path / "phone.heic", tmp_path / "gone.svg", "--json", "--no-amp")
     decoded, gone = answers(ran)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fastimg.embeddings.encoder import cache_root
+from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import hardware
 
 GIB = 1 << 30
@@ -151,7 +152,7 @@ def test_the_cache_is_the_one_that_embeddings_go_to(tmp_path, monkeypatch):
             monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         else:
             monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        assert cache_root(tmp_path, None).parent == hardware.user_cache()
+        assert cache_root(tmp_path, None).parent == cache_folder()
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_fault_of_fastimg_is_reported_once_with_its_traceback(
     said = capsys.readouterr().err
     assert said.count("Traceback") == said.count("please report it") == 1
     recorded = json.loads((tmp_path / "error-0.json").read_text())["message"]["message"]
-    assert recorded == "a fault of fastimg: ZeroDivisionError: division"
+    assert recorded == "internal error in fastimg: ZeroDivisionError: division"
 
 
 @pytest.mark.parametrize(

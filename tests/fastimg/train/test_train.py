@@ -86,7 +86,7 @@ def test_nested_folders_and_files_that_are_left_out(
             (data / name / f"{j}.jpg").write_bytes(encode(seed=4 * i + j))
     (data / "loose.jpg").write_bytes(encode())
     (tmp_path / "leaf.yaml").write_text("classes: leaf\n")
-    left_out = "1 of 13 files is not used: 1 beside the class folders, not in one (.jpg); the first is loose.jpg"
+    left_out = "1 of 13 files is not used: 1 outside any class folder (.jpg); the first is loose.jpg"
     for more, classes, leaf in (
         ((), ("animals", "plants"), 1),
         (("--config", tmp_path / "leaf.yaml"), ("a", "b", "c"), 0),

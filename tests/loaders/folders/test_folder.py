@@ -34,7 +34,7 @@ def test_a_folder_without_splits_is_for_training(tmp_path):
     touch(tmp_path, "b/2.jpg", "b/10.PNG", "a/deep/a/x.webp", "a/1.jpg", "a/notes.txt", "b/.hidden.jpg", ".git/x.jpg")
     listing = list_folder(tmp_path)
     assert listing.classes == ("a", "b") and listing.notes == ()
-    assert listing.ignored.reasons == {"not an image by its extension": 1, "hidden by a leading dot": 2}
+    assert listing.ignored.reasons == {"without an image's extension": 1, "hidden by a leading dot": 2}
     assert listing.files == {"train": [("a/1.jpg", 0), ("a/deep/a/x.webp", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]}
 
 
@@ -54,7 +54,7 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
     ("names", "message"),
     [
         (["x.jpg"], "no class folders in it"),
-        (["a/1.md"], r"a: the class is empty \(other files: 1 not an image by its extension \(.md\)\); add images"),
+        (["a/1.md"], r"a: the class is empty \(other files: 1 without an image's extension \(.md\)\); add images"),
         (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(other files: .*\); add images"),
         (["a/1.txt", "b/1.md"], r"b: the class is empty \(other files: 1 not a .txt file \(.md\)\); add .txt files"),
         (["train/a/1.jpg", "val/b/1.jpg"], "val/b: the training split has no class 'b'"),
@@ -108,7 +108,7 @@ CLUTTER = [
 @pytest.mark.parametrize(
     ("used", "loose"),
     [
-        (["a/1.jpg", "b/2.gif", "b/b/3.avif"], {"beside the class folders, not in one": 2}),
+        (["a/1.jpg", "b/2.gif", "b/b/3.avif"], {"outside any class folder": 2}),
         (
             ["train/a/1.jpg", "train/b/2.jpg", "val/b/b/3.jpg"],
             {"beside the split folders, not in a class folder": 2},
@@ -122,13 +122,15 @@ def test_every_file_is_used_or_ignored(tmp_path, used, loose):
     listing = list_folder(tmp_path)
     assert sum(map(len, listing.files.values())) == len(used)
     assert len(used) + listing.ignored.total == under(tmp_path)
-    reasons = {**loose, "not an image by its extension": 4, "hidden by a leading dot": 4}
+    reasons = {**loose, "without an image's extension": 4, "hidden by a leading dot": 4}
     assert listing.ignored.reasons == reasons
     assert list(listing.ignored.reasons) == list(reasons)  # what matters most comes first
     assert listing.ignored.extensions == {".jpg": 4, "": 2, ".csv": 1, ".md": 1, ".png": 1, ".xml": 1}
     assert {path for path, _ in listing.ignored.first()} == set(clutter)
     (note,) = listing.all_notes()
-    assert note.startswith(f"{tmp_path}: 10 of 13 files are not used: 2 {next(iter(loose))} (.jpg 1, .png 1); 4 not an")
+    assert note.startswith(
+        f"{tmp_path}: 10 of 13 files are not used: 2 {next(iter(loose))} (.jpg 1, .png 1); 4 without"
+    )
     assert note.endswith("; 4 hidden by a leading dot; the first is LOOSE.PNG")
     assert list(open_dataset(tmp_path).notes) == [note]
 
@@ -137,8 +139,8 @@ def test_files_beside_the_classes_of_one_split(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "val/a/2.jpg", "val/3.jpg", "val/x.md", "val/.4.jpg", "val/.x/5.jpg")
     listing = list_folder(tmp_path)
     assert listing.ignored.first() == [
-        ("val/3.jpg", "beside the class folders, not in one"),
-        ("val/x.md", "not an image by its extension"),
+        ("val/3.jpg", "outside any class folder"),
+        ("val/x.md", "without an image's extension"),
         ("val/.4.jpg", "hidden by a leading dot"),
         ("val/.x/5.jpg", "hidden by a leading dot"),
     ]
@@ -149,7 +151,7 @@ def test_every_file_of_a_folder_of_texts_is_used_or_ignored(tmp_path):
     listing = list_folder(tmp_path)
     assert listing.content == "text" and under(tmp_path) == 2 + listing.ignored.total
     assert listing.ignored.reasons == {
-        "beside the class folders, not in one": 1,
+        "outside any class folder": 1,
         "not a .txt file": 2,
         "hidden by a leading dot": 1,
     }
@@ -217,7 +219,7 @@ def test_leaves_of_one_name_are_one_class_and_that_is_said(tmp_path):
     [
         (["train/x/a/1.jpg", "val/x/b/2.jpg"], "val/x/b: the training split has no class 'b'; add it there"),
         (["x/a/1.jpg", "x/b/2.md"], "x/b: the class is empty; add images or remove"),
-        (["x/a/1.md"], r"x: the class is empty \(other files: 1 not an image by its extension \(.md\)\); add"),
+        (["x/a/1.md"], r"x: the class is empty \(other files: 1 without an image's extension \(.md\)\); add"),
     ],
 )
 def test_leaves_that_are_refused(tmp_path, names, message):
@@ -271,7 +273,7 @@ UNDECODABLE = {
 def test_images_that_cannot_be_decoded_are_told_from_other_files(tmp_path, name, reason):
     touch(tmp_path, "a/1.jpg", f"a/{name}", "a/x.md")
     listing = list_folder(tmp_path)
-    assert listing.ignored.reasons == {reason: 1, "not an image by its extension": 1}
+    assert listing.ignored.reasons == {reason: 1, "without an image's extension": 1}
     found, ignored = find_images(tmp_path, undecodable=True)
     assert found == [f"{tmp_path}/a/1.jpg", f"{tmp_path}/a/{name}"] and ignored.total == 1
 

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import sys
 
-from fastimg.loaders.runtime.compiled import compiled, is_kept, sources_of
+from fastimg.loaders.runtime.compiled import compiled, is_kept, sources_of, telling_of_compilation
 
 CALLED = "from fastimg.loaders.runtime.compiled import {kind}\n\n\n@{kind}\ndef number():\n    return {number}\n"
 CALLER = (
@@ -79,3 +79,17 @@ def test_what_cannot_be_kept_is_compiled_all_the_same():
     namespace = {"compiled": compiled}
     exec("def three():\n    return 3\n", namespace)  # no file: numba finds no place for its code
     assert compiled(namespace["three"])() == 3
+
+
+def test_compiling_is_told_once_and_loading_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "called_by_test.py").write_text(CALLED.format(kind="compiled", number=3))
+    (tmp_path / "caller_by_test.py").write_text(CALLER)
+    told = []
+    for compilations in (1, 1):  # the second time what is kept is loaded
+        loaded(tmp_path, "called_by_test")
+        with telling_of_compilation(lambda: told.append("compiling")):
+            assert loaded(tmp_path, "caller_by_test").doubled() == 6
+        assert told == ["compiling"] * compilations
+    for name in ("called_by_test", "caller_by_test"):
+        del sys.modules[name]

@@ -2,7 +2,7 @@
 
 import torch
 
-from .apply import apply
+from .backends import apply
 from .plan import Mixing, Plan, sent
 from .policy import Policy
 
