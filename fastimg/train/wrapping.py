@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fastimg.config.commands import Train
-from fastimg.data.augmentation import model_input
+from fastimg.data.model_input import model_input
 from fastimg.loaders.decoders.arrays import MULTIPLE
 from fastimg.models.blocks import repeated
 from fastimg.models.compilation import Compilation, ahead, compile_modules

@@ -81,7 +81,7 @@ def open_source(
     device = torch.device(device)
     match backend:
         case "native":
-            from fastimg.loaders.decoder import ImageDecoder
+            from fastimg.loaders.decoders.images import ImageDecoder
             from fastimg.loaders.loader import Loader
 
             images = ImageDecoder(crop, max_pixels, dct_scaling)
