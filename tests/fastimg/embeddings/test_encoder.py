@@ -322,7 +322,7 @@ def test_a_searched_batch(train):
 
 
 REFUSED = {
-    "fsdp": (("--strategy", "fsdp"), "start it with torchrun"),
+    "fsdp": (("--strategy", "fsdp"), "run torchrun --nproc-per-node N"),
     "mixup": (("--mixup", "0.2", "--cache-embeddings", "2"), "mixed images have no embeddings of their own"),
     "tta": (("--tta",), "--cache-embeddings 1: --tta answers to mirror images too"),
     "dropout": (("--model-kwargs", "drop_rate=0.5"), "has dropout before its classifier"),

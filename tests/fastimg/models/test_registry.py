@@ -180,7 +180,7 @@ def test_what_cannot_be_frozen(what):
 
 
 def test_a_model_without_a_classifier_cannot_be_frozen():
-    with pytest.raises(UsageError, match="has no classifier layer of its own"):
+    with pytest.raises(UsageError, match="has no separate classifier layer"):
         freeze(replace(build("test_resnet", 3), classifier=()), "backbone")
 
 
@@ -238,7 +238,7 @@ def test_more_outputs_than_classes(trained, tmp_path, fast, cli):
         (
             "vit_tiny_patch16_224",
             100,
-            "--img-size 100: vit_tiny_patch16_224 cuts images into patches of 16 pixels and would ignore the last 4 "
+            "--img-size 100: vit_tiny_patch16_224 splits images into patches of 16 pixels and would ignore the last 4 "
             "rows and columns; the nearest sizes are 96 and 112",
         ),
         ("convnext_atto", 65, "would ignore the last row and column; the nearest sizes are 64 and 68"),
@@ -274,7 +274,7 @@ def test_sizes_that_a_model_takes(arch, size, kwargs):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ("in_chans=1", "--model-kwargs in_chans=1: images always have 3 channels here, grey ones too; remove in_chans"),
+        ("in_chans=1", "--model-kwargs in_chans=1: images always have 3 channels, grey ones too; remove in_chans"),
         ("num_classes=7", "use --num-classes instead"),
         ("pretrained=True", "use --pretrained instead"),
         ("img_size=64", "--model-kwargs img_size=64 contradicts --img-size 32; remove img_size"),
