@@ -540,7 +540,7 @@ def test_what_is_no_checkpoint(command, trained, tmp_path, weights, refuses):
 def test_a_checkpoint_with_another_class_list(trained, folder, commands, refuses):
     shutil.rmtree(folder / "val" / "red")
     (folder / "train" / "red").rename(folder / "train" / "pink")
-    texts = [folder, trained.run, "it has also pink", "it lacks red", "the classes that the model was trained on"]
+    texts = [folder, trained.run, "it also has pink", "it lacks red", "the classes the model was trained on"]
     refuses(1, texts, *commands["eval"](folder))
 
 
