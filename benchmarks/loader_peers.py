@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fastimg.bench.peers.data import Sources
 from fastimg.bench.peers.pipelines import PEERS as USUAL
-from fastimg.bench.peers.pipelines import Batches, Peer, PillowFiles, Work, batches_of, data_loader, ffcv_batches
+from fastimg.bench.peers.pipelines import Batches, Peer, PillowFiles, Workload, batches_of, data_loader, ffcv_batches
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
@@ -51,12 +51,12 @@ def _links(sources: Sources) -> Path:
     return folder
 
 
-def native_tiled(work: Work) -> Batches:
+def native_tiled(work: Workload) -> Batches:
     """fastimg's loader over tiled tar shards."""
     return batches_of(work, open_dataset(tiled(work.sources)))
 
 
-def ffcv_tiled(work: Work) -> Batches:
+def ffcv_tiled(work: Workload) -> Batches:
     """FFCV's loader over our beton of tiled originals."""
     return ffcv_batches(work, _tiled_beton(work.sources))
 
@@ -71,7 +71,7 @@ class TensorFiles(PillowFiles):
         return self.transform.transform(image).permute(1, 2, 0), self.sources.label(index)
 
 
-def torch_tensors(work: Work) -> Batches:
+def torch_tensors(work: Workload) -> Batches:
     """torch's DataLoader with torchvision.io and torchvision v2."""
     return data_loader(work, TensorFiles(work))
 

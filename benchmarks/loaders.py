@@ -24,7 +24,7 @@ from rich.console import Console
 from fastimg.bench.peers.comparison import drop, in_turn, make
 from fastimg.bench.peers.data import Sources, write_gradients
 from fastimg.bench.peers.parity import Checks, check
-from fastimg.bench.peers.pipelines import Work
+from fastimg.bench.peers.pipelines import Workload
 from fastimg.bench.peers.processes import PeerError, remotes
 
 BASE = next(iter(PEERS))  # ratios are of its speed to the others'
@@ -91,8 +91,8 @@ def _against_peers(
     shared: dict[str, Any],
     console: Console,
 ) -> None:
-    def work(data: Sources, crop: Literal["random", "centre"], workers: int) -> Work:
-        return Work(sources=data, crop=crop, batch_size=args.batch_size, size=args.size, workers=workers)
+    def work(data: Sources, crop: Literal["random", "centre"], workers: int) -> Workload:
+        return Workload(sources=data, crop=crop, batch_size=args.batch_size, size=args.size, workers=workers)
 
     each = _sources(scratch / "each", files, len(files))
     gradients = _sources(scratch / "gradients", write_gradients(scratch / "drawn"), len(sources.files))

@@ -1,10 +1,11 @@
-"""`fastimg bench`: where the time goes, what limits, and what to change.
+"""`fastimg bench`: where the time goes, what limits training, and what to change.
 
-benchdata   the images, and how many of them an epoch has
-stagebench  each stage alone, and what the machine allows
-trainbench  the loader alone, the step on data that costs nothing, both together: the trainer's own code (rig)
-verdict     what limits; advice, what was tried against it
-comparison  other loaders on the same images; tuning, the best settings, for `train` to read
+dataset      the images, and how many of them make an epoch
+stage_table  each stage on its own, with the machine's ceilings
+training     the loader alone, the step on synthetic data, and both together, with the trainer's own code (rig)
+verdict      what limits; advice: what was tried against it
+peers        other loaders on the same images
+tuning       the best settings, for `train` to read
 """
 
 import json
@@ -51,21 +52,21 @@ _ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
 
 
 def bench(settings: Bench, console: Console, progress: Console) -> None:
-    """Measure, and print tables on `console`, or json. Raises UsageError, UserError and DataError, each a sentence."""
+    """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
     _check(settings)
     with ExitStack() as stack:
-        stack.enter_context(_told_to_end())
+        stack.enter_context(_sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
         if ranks.world_size > 1:
-            raise UsageError("bench measures one process; start it without torchrun")
+            raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(settings, ranks, ""), ranks.device.type)
         images = open_images(settings.data, settings.split, settings.seed)
         stack.callback(images.dataset.close)
         check_readable(chosen_backend(settings.loader), settings.data, images.dataset)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch, prefix="fastimg-bench-")))
-        found = _measure(settings, images, ranks, scratch, console, progress)
+        record = _measure(settings, images, ranks, scratch, console, progress)
     if settings.json:
-        print(json.dumps(found, allow_nan=False))
+        print(json.dumps(record, allow_nan=False))
 
 
 def _check(settings: Bench) -> None:
@@ -73,13 +74,11 @@ def _check(settings: Bench) -> None:
     check_backend(chosen_backend(settings.loader), {"decode": settings.decode})
     for arch in (settings.arch or "").split(","):
         if arch.strip().startswith(PREFIX):
-            raise UsageError(
-                f"--arch {arch.strip()}: reads texts, and bench measures images; give a model of timm's, say"
-            )
+            raise UsageError(f"--arch {arch.strip()}: reads texts, and bench measures images; give an image model")
     for name in _stages(settings.stages):
         if name not in NAMES:
             near = nearest(name, NAMES) or ";"
-            raise UsageError(f"--stages {name}: no such stage{near} there are {', '.join(NAMES)}, or all, or none")
+            raise UsageError(f"--stages {name}: no such stage{near} choose from {', '.join(NAMES)}, or all, or none")
     if settings.loaders is not None:
         loader_names(settings.loaders)
     _threads(settings.threads)
@@ -98,7 +97,7 @@ def _check(settings: Bench) -> None:
     if settings.tune:
         machine.target()
     if settings.scratch is not None and not settings.scratch.is_dir():
-        raise UsageError(f"--scratch {settings.scratch}: no such folder; make it, or leave it out")
+        raise UsageError(f"--scratch {settings.scratch}: no such folder; create it, or leave it out")
 
 
 def _stages(text: str) -> list[str]:
@@ -108,17 +107,17 @@ def _stages(text: str) -> list[str]:
 
 
 def _threads(text: str | None) -> tuple[int, ...]:
-    """`1,2,4` as numbers, each once."""
-    words = [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if not word.isdigit() or int(word) < 1:
-            raise UsageError(f"--threads {text}: {word} is no number of threads; write 1,2,4 for example")
-    return tuple(dict.fromkeys(int(word) for word in words))
+    """Parse `1,2,4` into numbers, without duplicates."""
+    counts = [] if text is None else [count.strip() for count in text.split(",") if count.strip()]
+    for count in counts:
+        if not count.isdigit() or int(count) < 1:
+            raise UsageError(f"--threads {text}: {count} is not a number of threads; write 1,2,4 for example")
+    return tuple(dict.fromkeys(int(count) for count in counts))
 
 
 def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
-    """What `train` would be told."""
-    augmenting = {one.name: getattr(settings, one.name) for one in fields(Augmenting)}
+    """The same settings as a configuration of `train`."""
+    augmenting = {flag.name: getattr(settings, flag.name) for flag in fields(Augmenting)}
     return Train(
         data=settings.data,
         arch=arch,
@@ -131,7 +130,7 @@ def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
         channels_last=settings.channels_last,
         device=settings.device,
         seed=settings.seed,
-        lr=1e-4,  # the weights shall stay numbers; what they are matters to nobody
+        lr=1e-4,  # small, so that the weights stay finite; their values do not matter
         val_fraction=0.0,
         **augmenting,
     )
@@ -167,8 +166,8 @@ def _measure(
     _head(out, found)
     if images.unreadable:
         name, reason = next(iter(images.unreadable.items()))
-        words = f"of the images that were looked at, {len(images.unreadable):,} cannot be read: {name}: {reason}"
-        out.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        warning = f"of the sampled images, {len(images.unreadable):,} cannot be read: {name}: {reason}"
+        out.print(printable(warning), style="yellow", highlight=False, markup=False, soft_wrap=True)
     stages: list[Stage] = []
     if names := _stages(settings.stages):
         with telling(progress, f"measuring stages: {', '.join(names)}"):
@@ -177,25 +176,25 @@ def _measure(
         show_stages(stages, threads, out)
     alone, noise = loader_alone(rig, settings.repeats, progress)
     found |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
-    line = f"loader alone  {alone.text()} img/s; measured against itself it differs by {noise['difference']:.1%}"
+    line = f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}"
     out.print(line, highlight=False, soft_wrap=True)
     trained = []
     for arch in archs:
-        here = (
+        arch_rig = (
             rig
             if arch == archs[0]
             else build(_config(settings, ranks, arch), images.dataset, images.epoch(count), ranks)
         )
         folder = scratch / arch.replace("/", "_")
-        one = measure_training(settings, images, here, count, stages, alone, folder, progress, watch)
-        trained.append(one)
-        show_training(out, one)
-        if here is not rig:
-            here.close()
+        result = measure_training(settings, images, arch_rig, count, stages, alone, folder, progress, watch)
+        trained.append(result)
+        show_training(out, result)
+        if arch_rig is not rig:
+            arch_rig.close()
     load = watch.load()
     found["load"] = load.record()
     out.print(f"load      {load.text()}", highlight=False, markup=False, soft_wrap=True)
-    found["training"] = [one.record() for one in trained]
+    found["training"] = [result.record() for result in trained]
     found["real_over_synthetic"] = found["training"][0]["real_over_synthetic"]
     found["verdict"] = trained[0].verdict.sentence()
     records: list[dict[str, Any]] = []
@@ -222,7 +221,7 @@ def _measure(
 
 
 def _decoder(rig: Rig) -> ImageDecoder:
-    """The native loader's, with which stages are taken apart."""
+    """The native loader's decoder, for timing its stages."""
     config, preprocessing = rig.run.config, rig.run.preprocessing
     if config.no_aug:
         return ImageDecoder(center_crop(preprocessing))
@@ -261,8 +260,8 @@ def _head(out: Console, found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _told_to_end() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does: what is in temporary folders goes with it."""
+def _sigterm_exits() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that temporary folders are deleted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

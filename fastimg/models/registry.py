@@ -117,7 +117,7 @@ def check_kwargs(kwargs: Mapping[str, Any], img_size: int | None, size_flag: str
         )
     for name, flag in (("num_classes", "--num-classes"), ("pretrained", "--pretrained")):
         if name in kwargs:
-            raise UsageError(f"--model-kwargs {name}={kwargs[name]}: use the flag {flag} instead")
+            raise UsageError(f"--model-kwargs {name}={kwargs[name]}: there is a flag for it; use {flag} instead")
     if img_size is not None and kwargs.get("img_size", img_size) not in (img_size, (img_size, img_size)):
         raise UsageError(
             f"--model-kwargs img_size={kwargs['img_size']} contradicts {size_flag} {img_size}; remove img_size"

@@ -178,17 +178,20 @@ def _answers(
         for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], probabilities, strict=False):
             name, reason = names[index], loader.unreadable.get(index)
             if reason is not None:
-                answers.append(Answer(name, [], [], _with_remedy(name, reason, remedies)))
+                answers.append(Answer(name, [], [], _reason(name, reason, remedies)))
                 continue
             best = np.argsort(-row, kind="stable")[:topk]
             answers.append(Answer(name, [classes[i] for i in best], [round(float(row[i]), 6) for i in best]))
     return answers
 
 
-def _with_remedy(name: str, reason: str, remedies: Mapping[str, str]) -> str:
-    """The decoder's reason, which depends on the content only, and a remedy for files with this extension."""
-    remedy = remedies.get(extension_of(name), "")
-    return f"{reason}: {remedy}" if remedy and remedy not in reason and os.path.isfile(name) else reason
+def _reason(name: str, reason: str, remedies: Mapping[str, str]) -> str:
+    """Why a file was not read: the format of its extension if that cannot be decoded here, else the decoder's reason.
+
+    The decoder knows the content only. Missing and empty files keep its reason.
+    """
+    remedy = remedies.get(extension_of(name))
+    return remedy if remedy and os.path.isfile(name) and os.path.getsize(name) else reason
 
 
 def _print(answers: list[Answer], out: Console) -> None:

@@ -516,7 +516,8 @@ def test_sets_of_torchvision_hand_on_no_such_advice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pair", "said"), [("checkpoint_path=w.pth", "use --weights FILE"), ("trust_remote_code=True", "does not execute code")]
+    ("pair", "said"),
+    [("checkpoint_path=w.pth", "use --weights FILE"), ("trust_remote_code=True", "does not execute code")],
 )
 def test_arguments_that_let_a_file_run_code_are_refused(pair, said, trained, fast, refuses, tmp_path):
     texts = [f"--model-kwargs {pair}", said]

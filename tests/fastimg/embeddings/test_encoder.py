@@ -352,13 +352,14 @@ def test_kornia_is_refused(train, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("kornia: [{RandomInvert: {p: 0.3}}]")
     assert (
-        "Kornia's augmentation depends on the whole batch" in train("run", "--config", file, "--cache-embeddings", "1", code=2).err
+        "Kornia's augmentation depends on the whole batch"
+        in train("run", "--config", file, "--cache-embeddings", "1", code=2).err
     )
 
 
 def test_without_being_asked_it_is_off_and_says_why(train):
     ran = train("tta", "--tta")
-    assert "not kept, the encoder runs in every epoch: --tta answers" in ran.out
+    assert "not kept, the encoder runs in every epoch: --tta also evaluates" in ran.out
     assert "has dropout before its classifier" in train("dropout", "--model-kwargs", "drop_rate=0.5").out
 
 

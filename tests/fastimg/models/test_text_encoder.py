@@ -294,7 +294,7 @@ def test_weights_that_are_missing_are_not_drawn(refused, train, bert, tmp_path):
         {name: value for name, value in kept.items() if name != gone}, part / "model.safetensors", {"format": "pt"}
     )
     words = refused(code=1, arch=f"hf:{part}")
-    assert f"its weights lack 1 of the encoder's {len(kept)} tensors ({gone}, say)" in words
+    assert f"its weights lack 1 of the encoder's {len(kept)} tensors ({gone}, for example)" in words
 
 
 def test_a_name_without_a_network_is_one_sentence(refused, monkeypatch):

@@ -309,7 +309,7 @@ def test_check(kind, trained, tmp_path, cli):
     assert told["preprocessing"]["normalisation"] == ("by the caller" if kind == "safetensors" else "inside")
     check = told["check"]
     assert check["agrees"] and (check["samples"], check["top1"], check["unreadable"]) == (12, 12, 0)
-    assert check["origin"] == f"images of {trained.shards} (val)"
+    assert check["origin"] == f"images from {trained.shards} (val)"
     assert check["probabilities"] < 1e-5 and check["logits"] < 1e-4
 
 
@@ -554,7 +554,7 @@ def test_texts(kind, text_run, tmp_path, cli):
     ran = cli(*arguments, "--check", "--check-data", tmp_path, "--json")
     assert (ran.code, ran.err) == (0, "")
     told = json.loads(ran.out)
-    assert told["check"]["origin"] == f"texts of {tmp_path}" and told["check"]["samples"] == 5
+    assert told["check"]["origin"] == f"texts from {tmp_path}" and told["check"]["samples"] == 5
     assert told["beside"] == [str(out / "tokenizer.json")] and told["preprocessing"]["length"] == 12
     assert sorted(path.name for path in out.iterdir()) == sorted(["tokenizer.json", f"run.{kind}"])
     if kind == "safetensors":
