@@ -1,16 +1,16 @@
-"""What the accounting of time costs, and whether a verdict's promise is kept.
+"""The cost of accounting for time, and whether advice gains what it promises.
 
-    python benchmarks/accounting.py --data FOLDER                # FOLDER has images by class
-    python benchmarks/accounting.py --data FOLDER --promise train    # what `train` promises, against what it then gives
-    python benchmarks/accounting.py --data FOLDER --promise bench    # the same of `fastimg bench`
+    python benchmarks/accounting.py --data FOLDER                # FOLDER has images by class python
+    benchmarks/accounting.py --data FOLDER --promise train    # the gain that `train` promises, and the actual one
+    python benchmarks/accounting.py --data FOLDER --promise bench    # the same for `fastimg bench`
 
-Cost: the processor's time for epochs of the native loader over tiled shards (where an image takes least), with its
-counters and without them, interleaved; the counters' own statements, and those of `Account`, in loops. `share` is what
-the counters take of an image's time, by the medians of both: the difference of epochs is smaller than their spread.
+Cost: CPU time for epochs of the native loader over tiled shards (where an image takes least), with and without its
+counters, interleaved; and the statements of the counters and of `Account`, timed in loops. `share` is the counters'
+share of an image's time, from the medians of both, since the difference between epochs is smaller than their spread.
 
-Promise: `fastimg train` with `--loader torch`, then with the first flag that its verdict (or that of `fastimg bench
---loader torch`) names, a process each, interleaved, from tiled shards; the promised factor against that of the images
-per second of whole epochs, medians of all but the first.
+Promise: `fastimg train` with `--loader torch`, then with the first flag that its advice (or that of `fastimg bench
+--loader torch`) names, a process each, interleaved, from tiled shards. The promised factor is compared with that of
+images per second over whole epochs, medians of all but the first.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _PROMISE = re.compile(r"; try (--\S+ \S+) \((?:tried|estimate): (?:at least )?([
 
 
 class Uncounted(Pool):
-    """The pool as it is without counters."""
+    """The pool, without its counters."""
 
     def _try_rows(self, number: int, chunk: Any, scratch: Any) -> BaseException | None:
         try:
@@ -70,13 +70,13 @@ class Uncounted(Pool):
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of images by class")
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--promise", choices=("train", "bench"), help="what is promised, and no costs")
+    parser.add_argument("--promise", choices=("train", "bench"), help="measure promises instead of costs")
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--img-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def _links(data: Path, folder: Path, count: int) -> Path:
-    """So many of the images, of every class alike."""
+    """Link about `count` of the images, evenly spread over the classes."""
     names = list_images(data)
     for name in names[:: max(1, len(names) // count)][:count]:
         link = folder / name
@@ -144,14 +144,14 @@ def loading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _each(call: Callable[[int], object], loops: int = _LOOPS) -> float:
-    """Microseconds of a turn of the loop that `call` makes."""
+    """Microseconds per iteration of the loop in `call`."""
     began = time.perf_counter()
     call(loops)
     return 1e6 * (time.perf_counter() - began) / loops
 
 
 def _sample(loops: int) -> None:
-    """What the pool adds for a sample, and for a chunk of one."""
+    """The statements that counting adds per sample, and per chunk of one sample."""
     tally, number = Tally(2), 1
     clock, reading = time.perf_counter, tally.read
     for _ in range(loops):
@@ -171,7 +171,7 @@ def _batch(loops: int) -> None:
 
 
 def account() -> dict[str, Any]:
-    """A step's and a progress line's cost of `Account`."""
+    """The cost of `Account` per step and per progress line."""
     tally, waits = Tally(16), 0.0
 
     from fastimg.loaders.runtime.times import Spent
@@ -202,7 +202,7 @@ def account() -> dict[str, Any]:
 
 
 def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, Any]:
-    """Runs with torch's loader, and runs with what their verdicts advise."""
+    """Compare runs with torch's loader and runs with what was advised for them."""
     slow, promises, fast, flags = [], [], [], set()
     for pair in range(args.pairs):
         before, said = _train(args, data, scratch / f"torch-{pair}", ["--loader", "torch", "--workers", "1"])
@@ -233,22 +233,22 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
 
 
 def _verdict(said: str) -> tuple[str, float]:
-    """(flag, factor) of the line that `train` printed."""
-    found = _PROMISE.search(said)
-    if found is None:
+    """(flag, factor) from the advice that `train` printed."""
+    match = _PROMISE.search(said)
+    if match is None:
         raise SystemExit(f"no promise in:\n{said}")
-    return found[1], float(found[2])
+    return match[1], float(match[2])
 
 
 def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
-    """(flag, factor) of the advice that `fastimg bench` tried."""
+    """(flag, factor) from the advice that `fastimg bench` tried."""
     flags = ["--loader", "torch", "--workers", "1", "--stages", "none", "--json"]
     done = _fastimg("bench", data, *_model(args), *flags)
     advice = json.loads(done.stdout)["training"][0]["verdict"]["advice"]
-    for one in advice:
-        if one["tried"] and one["change"].startswith("--"):
-            return one["change"], one["factor"]
-    raise SystemExit(f"bench advised nothing that it had tried: {advice}")
+    for item in advice:
+        if item["tried"] and item["change"].startswith("--"):
+            return item["change"], item["factor"]
+    raise SystemExit(f"bench gave no advice that it had tried: {advice}")
 
 
 def _model(args: argparse.Namespace) -> list[str]:
@@ -259,7 +259,7 @@ def _model(args: argparse.Namespace) -> list[str]:
 
 
 def _train(args: argparse.Namespace, data: Path, output: Path, flags: list[str]) -> tuple[float, str]:
-    """(images per second, what was said) of a run; its first epoch does not count."""
+    """(images per second, output) of a run; its first epoch does not count."""
     run = ["--duration", args.duration, "--val-fraction", "0", "--output", str(output), "--name", "run"]
     done = _fastimg("train", data, *_model(args), *run, *flags)
     lines = (output / "run" / "metrics.jsonl").read_text().splitlines()

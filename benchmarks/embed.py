@@ -1,11 +1,11 @@
-"""Seconds per epoch of one model on one dataset: all of it trained, its encoder frozen, and its embeddings kept.
+"""Seconds per epoch of one model on one dataset: fully trained, with a frozen encoder, and with cached embeddings.
 
     python benchmarks/embed.py --images FOLDER --weights mobilenetv2.safetensors --texts FOLDER --encoder hf:FOLDER
 
-Each variant is `fastimg train`, in a process of its own and over a cache of its own; variants are interleaved. An epoch
-is training, validation and saving, as metrics.jsonl has them: the median over the run's epochs. `command` is the whole
-command by the clock, and with kept embeddings holds the one pass that makes them, which `once` tells apart. A bar chart
-of the medians is drawn beside the results.
+Each variant is `fastimg train` in its own process with its own cache; variants are interleaved. An epoch is training,
+validation and saving, as recorded in metrics.jsonl: the median over the run's epochs. `command` is the wall time of the
+whole command; with cached embeddings it includes the single pass that computes them, which `once` gives separately. A
+bar chart of the medians is written next to the results.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Does a GPU do what the CPU does? Each check reports rows with `ok`."""
+"""Checks that a GPU computes what the CPU does. Each check reports rows with `ok`."""
 
 import os
 import tempfile

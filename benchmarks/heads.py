@@ -1,9 +1,9 @@
-"""How a new classifier on a frozen trunk should begin, and at which learning rate: features are taken once.
+"""The best initialisation and learning rate for a new classifier on a frozen trunk; features are computed once.
 
     python benchmarks/heads.py --weights FILE --data SHARDS [SHARDS ...]
 
-The head trains as `fastimg train --freeze backbone` has it: AdamW, label smoothing 0.1, a fifth of the steps to
-warm up, then a linear fall to 0. A row is the mean over seeds of the last validation's top-1.
+The head trains as in `fastimg train --freeze backbone`: AdamW, label smoothing 0.1, warm-up over a fifth of the steps,
+then linear decay to 0. A row is the mean over seeds of the last validation's top-1.
 """
 
 import argparse

@@ -35,7 +35,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 # find: the region of a window, its tiles' bits copied; decode does the copying once more, which is taken off
 STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")
 _ROOM = 64 << 20  # bytes of each buffer
-_MOST_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
+_MAX_PIXELS = 10_000_000  # of an image that fits the buffers
 
 
 def run(args: argparse.Namespace, sources: Sources, shared: dict[str, Any], console: Console) -> None:
@@ -105,7 +105,7 @@ def _tiled(data: Dataset) -> np.ndarray:
     def takes(index: int) -> bool:
         known = parse_header(view_of(data.read(index, scratch)), headers) and is_decodable(headers)
         header = headers[0]
-        return known and header["orientation"] == 1 and header["width"] * header["height"] < _MOST_PIXELS
+        return known and header["orientation"] == 1 and header["width"] * header["height"] < _MAX_PIXELS
 
     ids = np.flatnonzero([takes(i) for i in range(len(data))])
     if not len(ids):

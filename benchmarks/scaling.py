@@ -1,4 +1,4 @@
-"""DCT scaling: what it saves, and how far its pixels are from exact ones, on tiled JPEGs.
+"""DCT scaling: the time it saves, and the difference from exact pixels, on tiled JPEGs.
 
     python benchmarks/scaling.py --data FOLDER
 

@@ -1,4 +1,4 @@
-"""One training step as the trainer does it, without the trainer: augment, forward, loss, backward, optimiser."""
+"""One training step without the trainer: augment, forward, loss, backward, optimiser."""
 
 import torch
 import torch.nn.functional as F

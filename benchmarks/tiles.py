@@ -1,4 +1,4 @@
-"""Tiled JPEG: rewriting, cutting, and what a training crop costs with and without it. One thread unless said.
+"""Tiled JPEGs: rewriting, cutting, and the cost of a training crop with and without tiles. On one thread.
 
     python benchmarks/tiles.py --data FOLDER
 

@@ -1,4 +1,4 @@
-"""The loop that most people write: ImageFolder, DataLoader with Pillow, torchvision's transforms, a timm model."""
+"""A typical training loop: ImageFolder, DataLoader with Pillow, torchvision's transforms, a timm model."""
 
 import time
 from collections.abc import Iterator
