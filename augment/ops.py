@@ -113,7 +113,8 @@ def _magnitudes(name: str) -> torch.Tensor:
 def rotation(degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Inverse rotations [..., 4], counter-clockwise on the screen, as `PIL.Image.rotate` computes them."""
     angle = -np.radians(degrees % 360.0)
-    cos, sin = np.round(np.cos(angle), 15), np.round(np.sin(angle), 15)
+    cos = np.round(np.cos(angle), 15)
+    sin = np.round(np.sin(angle), 15)
     return np.stack([cos, sin, np.round(-np.sin(angle), 15), cos], axis=-1)
 
 

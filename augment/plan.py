@@ -14,7 +14,12 @@ import torch
 from .ops import BINS, MAX_SIDE, STATISTICS, TRIVIAL, Op, rotation, trivial_table
 from .policy import Policy, Range
 
-_FLIP_STAGE, _ROTATE_STAGE, _JITTER_STAGE, _TRIVIAL_STAGE, _ERASE_STAGE, _MIX_STAGE = 0xF1, 0xF2, 0xF3, 0xF4, 0xF5, 0xF6
+_FLIP_STAGE = 0xF1
+_ROTATE_STAGE = 0xF2
+_JITTER_STAGE = 0xF3
+_TRIVIAL_STAGE = 0xF4
+_ERASE_STAGE = 0xF5
+_MIX_STAGE = 0xF6
 _ERASE_TRIES = 10  # torchvision's
 _JITTER = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.COLOR}
 
@@ -105,7 +110,8 @@ class Plan:
         table = trivial_table()
         rows = self.trivial.numpy()
         centre = (width / 2, height / 2)
-        linear, centred = table.linear[rows], table.centred[rows]
+        linear = table.linear[rows]
+        centred = table.centred[rows]
         shift = np.where(centred[:, None], _about(centre, linear), table.shift[rows])
         angle = self.angle.numpy()
         if angle.any():

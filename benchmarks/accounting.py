@@ -53,7 +53,9 @@ class Uncounted(Pool):
         return None
 
     def _fill_rows(self, number: int, chunk: Any, scratch: Any) -> None:
-        slot, job, noted = chunk.slot, chunk.job, {}
+        slot = chunk.slot
+        job = chunk.job
+        noted = {}
         scratch.group.clear()
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         for row, index, draws in zip(range(chunk.start, chunk.stop), ids, chunk.draws.tolist(), strict=True):
@@ -121,7 +123,8 @@ def loading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         def run() -> float:
             native.Pool = pool  # type: ignore[misc]
-            began, count = time.process_time(), 0
+            began = time.process_time()
+            count = 0
             for batch in loader:
                 count += batch.samples
             return 1e6 * (time.process_time() - began) / count
@@ -152,8 +155,10 @@ def _each(call: Callable[[int], object], loops: int = _LOOPS) -> float:
 
 def _sample(loops: int) -> None:
     """The statements that counting adds per sample, and per chunk of one sample."""
-    tally, number = Tally(2), 1
-    clock, reading = time.perf_counter, tally.read
+    tally = Tally(2)
+    number = 1
+    clock = time.perf_counter
+    reading = tally.read
     for _ in range(loops):
         start = time.perf_counter()
         began = clock()
@@ -172,7 +177,8 @@ def _batch(loops: int) -> None:
 
 def account() -> dict[str, Any]:
     """The cost of `Account` per step and per progress line."""
-    tally, waits = Tally(16), 0.0
+    tally = Tally(16)
+    waits = 0.0
 
     from fastimg.loaders.runtime.times import Spent
 
@@ -203,7 +209,10 @@ def account() -> dict[str, Any]:
 
 def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, Any]:
     """Compare runs with torch's loader and runs with what was advised for them."""
-    slow, promises, fast, flags = [], [], [], set()
+    slow = []
+    promises = []
+    fast = []
+    flags = set()
     for pair in range(args.pairs):
         before, said = _train(args, data, scratch / f"torch-{pair}", ["--loader", "torch", "--workers", "1"])
         change, factor = _bench(args, data) if args.promise == "bench" else _verdict(said)
@@ -214,7 +223,8 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
         promises.append(factor)
         flags.add(change)
     gains = [after / before for after, before in zip(fast, slow, strict=True)]
-    gain, promise = measure.Spread.of(gains), measure.Spread.of(promises)
+    gain = measure.Spread.of(gains)
+    promise = measure.Spread.of(promises)
     each = measure.Spread.of([reached / said for reached, said in zip(gains, promises, strict=True)])
     return {
         "what": f"promise of {args.promise}",

@@ -28,7 +28,8 @@ from fastimg.augment import Policy, apply, draw
 
 TRIVIAL = Policy(hflip=0.5, trivial=True)
 FLIP = Policy(hflip=0.5)
-CPU_FLOOR, GPU_FLOOR = "floor: a conversion into kept memory", "floor: a copy of as many bytes"
+CPU_FLOOR = "floor: a conversion into kept memory"
+GPU_FLOOR = "floor: a copy of as many bytes"
 
 Call = Callable[[], object]
 
@@ -115,7 +116,8 @@ def on_gpu(images: torch.Tensor) -> dict[str, Call]:
 
 def fastimg(policy: Policy, images: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor | None = None) -> Call:
     """Draw and apply a plan; every call is a new epoch."""
-    ids, epochs = torch.arange(len(images)), itertools.count()
+    ids = torch.arange(len(images))
+    epochs = itertools.count()
     return lambda: apply(draw(policy, ids, 0, next(epochs)), images, policy, dtype, out=kept)
 
 
@@ -175,7 +177,8 @@ def report(out: Path, title: str, times: dict[str, measure.Spread], setting: dic
     """Write one record and one row per variant, with its time relative to fastimg's and to the floor."""
     floor = next(spread.median for name, spread in times.items() if name.startswith("floor"))
     ours = times["fastimg: trivial, flip, normalise"].median
-    environment, rows = measure.environment(), []
+    environment = measure.environment()
+    rows = []
     for name, spread in times.items():
         ratios = {"times_fastimg": round(spread.median / ours, 2), "times_floor": round(spread.median / floor, 2)}
         rows.append({"what": name, **spread.columns("ms"), **ratios})

@@ -1,4 +1,4 @@
-"""The loaders that `loaders.py` measures: those of `fastimg bench --loaders`, and our own copies of the images."""
+"""The loaders that `loaders.py` measures: those of `fastimg bench --loaders`, and more on converted images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,8 @@ def make_tiled(sources: Sources) -> None:
 
 def make_tiled_beton(sources: Sources) -> None:
     """FFCV's container, by `fastimg convert --format beton`."""
-    dst, workers = _tiled_beton(sources).parent, str(available_cpus())
+    dst = _tiled_beton(sources).parent
+    workers = str(available_cpus())
     convert(
         Convert(src=_links(sources), dst=dst, format="beton", no_shuffle=True, workers=workers), Console(quiet=True)
     )
@@ -41,7 +42,7 @@ def _tiled_beton(sources: Sources) -> Path:
 
 
 def _links(sources: Sources) -> Path:
-    """A class folder of links to the files, to be converted."""
+    """A class folder of links to the files, for conversion."""
     folder = sources.folder / "links"
     if not folder.exists():
         for index, file in enumerate(sources.files):
@@ -76,7 +77,7 @@ def torch_tensors(work: Workload) -> Batches:
     return data_loader(work, TensorFiles(work))
 
 
-# The first is what the others are compared with. A new peer is a function above and a line here.
+# The others are compared with the first one. A new peer takes a function above and a line here.
 PEERS: dict[str, Peer] = {
     "fastimg, tiled": Peer(open=native_tiled, make=make_tiled, about="tar shards by `fastimg convert`; threads"),
     "fastimg": replace(USUAL["native"], about="files; threads"),

@@ -3,9 +3,9 @@
     build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER            # CONTRIBUTING.md makes build/peers
     python benchmarks/loaders.py --data FOLDER --stages --gil                       # the native loader alone, in parts
 
-Every loader has the same photographs (page cache warm), draws RandomResizedCrop(0.08-1) and a flip per image, and has
-the same number of threads or processes. Each runs in a process of its own; epochs of all are interleaved; the median
-of n counts. First their centre crops and their boxes are compared. A loader that is not installed is named.
+Every loader reads the same photographs (from a warm page cache), draws RandomResizedCrop(0.08-1) and a flip per image,
+and has the same number of threads or processes. Each runs in its own process; epochs of all are interleaved; the median
+of n counts. Centre crops and boxes are compared first. Loaders that are not installed are reported.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BASE = next(iter(PEERS))  # ratios are of its speed to the others'
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of images, flat or with subfolders")
     parser.add_argument("--images", type=int, default=2000, help="images per epoch: the files over and over")

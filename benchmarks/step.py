@@ -13,9 +13,9 @@ from fastimg.train.optimisers import build_optimizer
 
 
 class Stepper:
-    """A model with random weights, and what trains it. `stepper(images, targets)` is a step; it returns the loss.
+    """A model with random weights and its optimiser. `stepper(images, targets)` does a step and returns the loss.
 
-    `channels_last` None is the trainer's choice: where the model is convolutional.
+    `channels_last` None follows the trainer: on for convolutional models.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Stepper:
         return loss
 
     def beside(self, batch: Batch, plan: Plan) -> torch.Tensor:
-        """A step on what the loader gave, its augmentation beside the step before, as the trainer has it."""
+        """A step on the loader's batches, with augmentation alongside the previous step, as in the trainer."""
         with self._beside.step(batch):
             inputs = self.augmented(batch.inputs, plan)
         self._beside.keep(batch, inputs)

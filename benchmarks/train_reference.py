@@ -14,7 +14,8 @@ from torchvision.transforms import v2
 
 from fastimg.loaders.runtime.cpus import available_cpus
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
 
 
 def train_plainly(arch: str, data: Path, batch_size: int, size: int, steps: int, warm_steps: int = 2) -> float:

@@ -222,7 +222,8 @@ def _measure(
 
 def _decoder(rig: Rig) -> ImageDecoder:
     """The native loader's decoder, for timing its stages."""
-    config, preprocessing = rig.run.config, rig.run.preprocessing
+    config = rig.run.config
+    preprocessing = rig.run.preprocessing
     if config.no_aug:
         return ImageDecoder(center_crop(preprocessing))
     crop = train_crop(preprocessing, config.scale, config.ratio)

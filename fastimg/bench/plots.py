@@ -32,7 +32,8 @@ def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
     """
     threads = sorted({record["threads"] for record in records})
     loaders = list(dict.fromkeys(record["name"] for record in records))
-    bars, curves = len(loaders) > 1 or len(threads) < 2, len(threads) > 1
+    bars = len(loaders) > 1 or len(threads) < 2
+    curves = len(threads) > 1
     height = max(2.6, 1.4 + 0.45 * len(loaders), 4.2 if curves else 0)
     figure = blank(7.5 * (bars + curves), height)
     axes = list(figure.subplots(1, bars + curves, squeeze=False)[0])
@@ -47,7 +48,8 @@ def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:
     rows = sorted(records, key=lambda record: float(record["images_per_second"]))
     end = 1.3 * _end(rows)  # room for the labels
     for place, row in enumerate(rows):
-        speed, colour = row["images_per_second"], "tab:blue" if row["name"] == BASE else "tab:gray"
+        speed = row["images_per_second"]
+        colour = "tab:blue" if row["name"] == BASE else "tab:gray"
         beyond = speed > end
         hatch = "//" if row["name"] == _CEILING else None
         axis.barh(place, min(speed, end), color=colour, alpha=0.75, hatch=hatch, height=0.65)

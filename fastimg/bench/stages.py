@@ -190,17 +190,22 @@ class _Thread:
 
     def _compiled(self, encoded: memoryview, draws: Sequence[float]) -> tuple[int, float, float, float] | None:
         """A tiled JPEG: (1, then seconds per stage). None for images that the compiled decoder does not take."""
-        decoder, header, region, clock = self.decoder, self.header, self.region, self.clock
+        decoder = self.decoder
+        header = self.header
+        region = self.region
+        clock = self.clock
         t0 = clock()
         if not decoder.compiled or bytes(encoded[:2]) != b"\xff\xd8":
             return None
-        view, crop = view_of(encoded), decoder.crop
+        view = view_of(encoded)
+        crop = decoder.crop
         if not parse_header(view, header) or not is_decodable(header) or header["orientation"][0] != 1:
             return None
         width, height = int(header["width"][0]), int(header["height"][0])
         if width * height > min(_MAX_PIXELS, decoder.max_pixels):
             return None
-        window, bicubic = crop.window(width, height, draws), crop.interpolation == "bicubic"
+        window = crop.window(width, height, draws)
+        bicubic = crop.interpolation == "bicubic"
         if not find_region(header, *window, shape_of(crop)[::-1], bicubic, decoder.dct_scaling, region):
             return None
         t1 = clock()

@@ -150,7 +150,8 @@ def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:
     """
     rates = {"storage": m.storage, "decode": m.decode, "copy": m.copy, "compute": m.synthetic}
     order = sorted((rate, name) for name, rate in rates.items() if rate is not None)
-    (rate, limit), (after, following) = order[0], order[1]
+    (rate, limit) = order[0]
+    (after, following) = order[1]
     kind: Kind
     costly = m.shared and limit == "compute" and m.real * NEAR < m.synthetic  # decoding takes its share of the cores
     if after < NEAR * rate or costly:

@@ -33,7 +33,9 @@ from fastimg.wording import plural
 from .digests import BYTES, DIGEST, NONE
 
 SHARD = 1024  # arrays
-_ABOUT, _JOURNAL, _LOCK = "about.json", "shards.jsonl", ".lock"
+_ABOUT = "about.json"
+_JOURNAL = "shards.jsonl"
+_LOCK = ".lock"
 
 Made = npt.NDArray[Any] | str  # a sample's array, or the reason why there is none
 

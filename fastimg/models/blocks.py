@@ -111,7 +111,8 @@ def _by_block(module: nn.Module, known: set[nn.Module]) -> list[list[str]]:
             groups[-1].append(name)
         else:
             groups += [[*loose, name]] if groups else [loose, [name]]
-            loose, current = [], owner
+            loose = []
+            current = owner
     return [*groups, loose]
 
 

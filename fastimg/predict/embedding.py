@@ -128,7 +128,8 @@ def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Prep
         max_length=config.max_length,
         text=stated.text,
     )
-    preprocessing, size = model.preprocessing, MULTIPLE
+    preprocessing = model.preprocessing
+    size = MULTIPLE
     if not texts:
         preprocessing = effective.preprocessing(Train(img_size=config.img_size), model.preprocessing)
         size = preprocessing.val_size

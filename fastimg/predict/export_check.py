@@ -125,12 +125,15 @@ def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iter
         elif form.whole:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             names = _write_noise(folder, engine.card.preprocessing.val_resize)
-            dataset, origin = FilesDataset(folder, names), "noise images of several sizes"
+            dataset = FilesDataset(folder, names)
+            origin = "noise images of several sizes"
         elif engine.model.text is None:
-            dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "noise images"
+            dataset = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)])
+            origin = "noise images"
         else:
             texts = _random_texts(engine.model.text.tokenizer.length)
-            dataset, origin = GivenTexts(texts), "texts of random letters"
+            dataset = GivenTexts(texts)
+            origin = "texts of random letters"
         stack.callback(dataset.close)
         indices = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(np.int64))
         settings = LoaderConfig(batch_size=min(_BATCH, len(indices)), order="sequential", workers=1)

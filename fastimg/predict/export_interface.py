@@ -79,7 +79,8 @@ class AnySize(nn.Module):
         super().__init__()
         self.pixels = pixels
         p = card.preprocessing
-        self.resize, self.crop = p.val_resize, p.val_size
+        self.resize = p.val_resize
+        self.crop = p.val_size
         self.kernel = _KERNELS[p.interpolation]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -181,7 +182,8 @@ def _steps(p: Preprocessing, where: Literal["inside", "by the caller"]) -> dict[
 
 
 def _texts(model: Model, card: Card, text: TextSide) -> Subject:
-    length, pad = text.tokenizer.length, int(text.settings["pad"])
+    length = text.tokenizer.length
+    pad = int(text.settings["pad"])
     size = min(_TOKENS, length)
     mask = torch.ones(2, size, dtype=torch.int64)
     mask[1, -1] = 0

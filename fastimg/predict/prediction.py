@@ -38,7 +38,8 @@ class GivenTexts:
     content: Content = "text"
     notes: Sequence[str] = ()
     classes: tuple[str, ...] = ()
-    name, fingerprint = "--text", ""
+    name = "--text"
+    fingerprint = ""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.labels: npt.NDArray[np.int64] = np.full(len(texts), -1, np.int64)
@@ -176,7 +177,8 @@ def _answers(
         engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
     ):
         for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], probabilities, strict=False):
-            name, reason = names[index], loader.unreadable.get(index)
+            name = names[index]
+            reason = loader.unreadable.get(index)
             if reason is not None:
                 answers.append(Answer(name, [], [], _reason(name, reason, remedies)))
                 continue

@@ -142,7 +142,8 @@ class _Sets:
 
 def _measure(opened: dict[str, Remote], sets: _Sets, found: Comparison, tell: Callable[[str], object]) -> None:
     """Check parity, then measure speed, into `found`."""
-    setting, faults = found.setting, found.faults
+    setting = found.setting
+    faults = found.faults
 
     def work(sources: Sources, crop: Literal["random", "centre"], threads: int) -> Workload:
         return Workload(sources=sources, crop=crop, batch_size=setting.batch_size, size=setting.size, workers=threads)

@@ -35,13 +35,16 @@ def check(remotes: Mapping[str, Remote], checks: Checks, base: str) -> tuple[dic
     upright = _stored_upright(checks.centre.sources)
     rows: dict[str, dict[str, Any]] = {}
     faults: dict[str, str] = {}
-    ours, our_boxes = remotes[base].images(checks.centre), remotes[base].boxes(checks.boxes)
+    ours = remotes[base].images(checks.centre)
+    our_boxes = remotes[base].boxes(checks.boxes)
     for name, remote in remotes.items():
         try:
             if name == base:
-                images, boxes = ours, our_boxes
+                images = ours
+                boxes = our_boxes
             else:
-                images, boxes = remote.images(checks.centre), remote.boxes(checks.boxes)
+                images = remote.images(checks.centre)
+                boxes = remote.boxes(checks.boxes)
             if images.shape != ours.shape or boxes.shape != our_boxes.shape:
                 counts = (
                     f"{len(images)} of {plural(len(ours), 'image')} and {len(boxes)} of {plural(len(our_boxes), 'box')}"

@@ -249,7 +249,8 @@ class PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """The equivalent of torchvision's ImageFolder: Pillow, then v2 transforms on the image."""
 
     def __init__(self, work: Workload) -> None:
-        self.sources, self.transform = work.sources, Transform(work)
+        self.sources = work.sources
+        self.transform = Transform(work)
 
     def __len__(self) -> int:
         return len(self.sources.files)

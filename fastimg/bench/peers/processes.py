@@ -55,7 +55,8 @@ class Remote:
     """A loader in a child process. All requests may raise PeerError."""
 
     def __init__(self, name: str, peer: Peer, threads: int) -> None:
-        self.name, self.peer = name, peer
+        self.name = name
+        self.peer = peer
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         method = multiprocessing.get_start_method()  # for its workers; a spawned process would spawn them, too
@@ -180,7 +181,8 @@ def _serve(pipe: connection.Connection, peer: Peer, start_method: str) -> None:
             what, argument = pipe.recv()
         except EOFError:
             return
-        answer, fault = None, None
+        answer = None
+        fault = None
         try:
             if isinstance(argument, Sources):
                 assert peer.make is not None

@@ -60,7 +60,8 @@ class Comparison:
         """
         records = []
         for row in self.rows:
-            speed, parity = row.speed.fields("median"), self.parity.get(row.name, {})
+            speed = row.speed.fields("median")
+            parity = self.parity.get(row.name, {})
             records.append(
                 {
                     "name": row.name,

@@ -94,7 +94,8 @@ class _Look:
     """Decodes a whole sample, as every other loader does, and writes it if it is not a separate file."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
-        self._dataset, self._folder = dataset, folder
+        self._dataset = dataset
+        self._folder = folder
         self.own: Sequence[Path] | None = dataset.files() if isinstance(dataset, FilesDataset) else None
         folder.mkdir(parents=True)
 
