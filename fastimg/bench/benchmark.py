@@ -150,7 +150,7 @@ def _measure(
         count = epoch_size(images, decoder, cores, settings.batch_size, settings.images)
     rig = with_loader(first, images.dataset, images.epoch(count))
     first.close()
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "data": images.path.name,
         "about": images.about(),
         "images": count,
@@ -163,7 +163,7 @@ def _measure(
         "precision": rig.run.precision.reason,
         "environment": environment(),
     }
-    _head(out, found)
+    _head(out, record)
     if images.unreadable:
         name, reason = next(iter(images.unreadable.items()))
         warning = f"of the sampled images, {len(images.unreadable):,} cannot be read: {name}: {reason}"
@@ -172,10 +172,10 @@ def _measure(
     if names := _stages(settings.stages):
         with telling(progress, f"measuring stages: {', '.join(names)}"):
             stages = measure(images, decoder, rig, names, count, threads, settings.repeats)
-        found["stages"] = [stage.record() for stage in stages]
+        record["stages"] = [stage.record() for stage in stages]
         show_stages(stages, threads, out)
     alone, noise = loader_alone(rig, settings.repeats, progress)
-    found |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
+    record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
     line = f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}"
     out.print(line, highlight=False, soft_wrap=True)
     trained = []
@@ -192,32 +192,32 @@ def _measure(
         if arch_rig is not rig:
             arch_rig.close()
     load = watch.load()
-    found["load"] = load.record()
+    record["load"] = load.record()
     out.print(f"load      {load.text()}", highlight=False, markup=False, soft_wrap=True)
-    found["training"] = [result.record() for result in trained]
-    found["real_over_synthetic"] = found["training"][0]["real_over_synthetic"]
-    found["verdict"] = trained[0].verdict.sentence()
+    record["training"] = [result.record() for result in trained]
+    record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
+    record["verdict"] = trained[0].verdict.sentence()
     records: list[dict[str, Any]] = []
     if several := _threads(settings.threads):
-        found["scaling"] = measure_scaling(rig, images, count, several, settings.repeats, out, progress)
+        record["scaling"] = measure_scaling(rig, images, count, several, settings.repeats, out, progress)
     if settings.loaders is not None:
         comparison = _compare(settings, images, count, several or (threads,), progress)
         comparison.show(out)
         records = comparison.records()
-        found |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
-        found["left_out"] = comparison.left_out
+        record |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
+        record["left_out"] = comparison.left_out
     if settings.plot is not None:
-        scaling = [{"name": rig.run.config.loader, **row} for row in found.get("scaling", [])]
+        scaling = [{"name": rig.run.config.loader, **row} for row in record.get("scaling", [])]
         plot_loaders(records or scaling, settings.plot)
         out.print(f"drawn in {settings.plot}", highlight=False, markup=False, soft_wrap=True)
     if settings.tune:
         with telling(progress, "tuning"):
             best = tuning.tune(rig, images, count, progress)
         file = machine.write(best.profile)
-        found["tuned"] = {**best.record(), "profile": str(file)}
+        record["tuned"] = {**best.record(), "profile": str(file)}
         tuning.show(best, file, out)
     rig.close()
-    return found
+    return record
 
 
 def _decoder(rig: Rig) -> ImageDecoder:
@@ -244,15 +244,15 @@ def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ..
     return compare(images.dataset, settings.data, wanted, setting, settings.scratch, progress, settings.split)
 
 
-def _head(out: Console, found: dict[str, Any]) -> None:
-    e = found["environment"]
+def _head(out: Console, record: dict[str, Any]) -> None:
+    e = record["environment"]
     rows = {
-        "data": f"{found['data']}: {found['about']}",
-        "measured": f"{plural(found['images'], 'image')} a repeat, {plural(found['repeats'], 'repeat')}, batch "
-        f"{found['batch_size']}, "
-        f"{found['img_size']} px",
-        "loader": found["loader"],
-        "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {plural(e['cores'], 'core')}",
+        "data": f"{record['data']}: {record['about']}",
+        "measured": f"{plural(record['images'], 'image')} a repeat, {plural(record['repeats'], 'repeat')}, batch "
+        f"{record['batch_size']}, "
+        f"{record['img_size']} px",
+        "loader": record["loader"],
+        "device": f"{record['device']} ({e['gpu'] or e['cpu']}), {record['precision']}; {plural(e['cores'], 'core')}",
         "load": f"load average {e['load']:.1f} on the machine's {plural(os.cpu_count() or 1, 'core')}, "
         "before measuring",
     }

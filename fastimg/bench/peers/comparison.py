@@ -88,7 +88,7 @@ def compare(
                 folder / "gradients", BOXES, parts
             ),
         )
-        found = Comparison(
+        comparison = Comparison(
             setting=setting,
             data=os.path.basename(os.path.abspath(source)) or "data",
             images=count,
@@ -100,12 +100,12 @@ def compare(
         try:
             opened = stack.enter_context(remotes(wanted, max(setting.threads)))
             with console.status("starting the loaders") as status:
-                _measure(opened, sets, found, lambda text: status.update(text))
+                _measure(opened, sets, comparison, lambda text: status.update(text))
         except PeerError as error:
             if error.of_data:
                 raise UserError(f"{BASE}: {error}") from error
             raise
-    return found
+    return comparison
 
 
 @contextmanager
@@ -140,10 +140,10 @@ class _Sets:
     gradients: Sources  # for comparing boxes
 
 
-def _measure(opened: dict[str, Remote], sets: _Sets, found: Comparison, tell: Callable[[str], object]) -> None:
-    """Check parity, then measure speed, into `found`."""
-    setting = found.setting
-    faults = found.faults
+def _measure(opened: dict[str, Remote], sets: _Sets, comparison: Comparison, tell: Callable[[str], object]) -> None:
+    """Check parity, then measure speed, into `comparison`."""
+    setting = comparison.setting
+    faults = comparison.faults
 
     def work(sources: Sources, crop: Literal["random", "centre"], threads: int) -> Workload:
         return Workload(sources=sources, crop=crop, batch_size=setting.batch_size, size=setting.size, workers=threads)
@@ -153,11 +153,13 @@ def _measure(opened: dict[str, Remote], sets: _Sets, found: Comparison, tell: Ca
     first = setting.threads[0]
     checks = Checks(centre=work(sets.each, "centre", first), boxes=work(sets.gradients, "random", first))
     decoding = {name: remote for name, remote in opened.items() if remote.peer.decodes}
-    found.parity, others = check(decoding, checks, BASE)
+    comparison.parity, others = check(decoding, checks, BASE)
     for name, fault in others.items():
         drop(opened, name, PeerError(fault), BASE, faults)
     for threads in setting.threads:
-        found.rows += in_turn(opened, work(sets.photographs, "random", threads), setting.repeats, BASE, faults, tell)
+        comparison.rows += in_turn(
+            opened, work(sets.photographs, "random", threads), setting.repeats, BASE, faults, tell
+        )
 
 
 def make(
