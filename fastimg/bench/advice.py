@@ -31,7 +31,7 @@ _ROUNDS = 2  # of a trial; the median of their ratios counts
 class Change:
     """A change to try: `open_` returns a rig with it and a rig without it, on the same images."""
 
-    words: str
+    description: str
     open_: Callable[[], tuple[Rig, Rig]]
     note: str = ""
 
@@ -42,14 +42,14 @@ def advise(
     """(advice worth giving, best first; everything that was tried), according to what limits in `measured`."""
     tried: list[Advice] = []
     for change in _changes(images, rig, count, judge(measured), scratch):
-        say(f"trying {change.words}")
+        say(f"trying {change.description}")
         with_it, without = change.open_()
         try:
             ratios = []
             for _ in range(_ROUNDS):
                 before = real_rate(without, warm)
                 ratios.append(real_rate(with_it, warm) / before)
-            tried.append(Advice(change=change.words, factor=median(ratios), tried=True, note=change.note))
+            tried.append(Advice(change=change.description, factor=median(ratios), tried=True, note=change.note))
         finally:
             with_it.close()
             if without is not rig:
@@ -69,27 +69,27 @@ def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Pa
 
     if verdict.kind in ("decode-bound", "balanced", "storage-bound") and config.loader != "native":
         yield Change(
-            words="--loader native", open_=other(loader="native", prefetch=None, decode="cpu", on_error="skip")
+            description="--loader native", open_=other(loader="native", prefetch=None, decode="cpu", on_error="skip")
         )
         return  # further advice depends on the native loader's own verdict
     if verdict.kind in ("decode-bound", "balanced"):
         cores = available_cpus()
         if rig.loader.workers < cores:
-            yield Change(words=f"--workers {cores}", open_=other(workers=str(cores)))
+            yield Change(description=f"--workers {cores}", open_=other(workers=str(cores)))
         if images.jpegs > 0 and images.tiled < images.jpegs / 2:
             yield Change(
-                words=f"fastimg convert {images.path.name} DST, which tiles JPEGs",
+                description=f"fastimg convert {images.path.name} DST, which tiles JPEGs",
                 open_=lambda: _converted(images, rig, scratch / "tiled", {}),
                 note="lossless",
             )
         if images.longer_side > 1.25 * MAX_SIZE:
             yield Change(
-                words=f"fastimg convert --max-size {MAX_SIZE}",
+                description=f"fastimg convert --max-size {MAX_SIZE}",
                 open_=lambda: _converted(images, rig, scratch / "small", {"max_size": MAX_SIZE}),
                 note="images are stored smaller",
             )
         if device.type == "cuda" and config.decode != "gpu" and nvcodec.installed():
-            yield Change(words="--decode gpu", open_=other(decode="gpu"), note="pixels differ slightly")
+            yield Change(description="--decode gpu", open_=other(decode="gpu"), note="pixels differ slightly")
 
 
 def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]:
