@@ -55,7 +55,7 @@ def apply(
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     if plan is not None and len(plan) != len(images):
-        raise ValueError(f"the plan is for {len(plan)} images, but the batch has {len(images)}")
+        raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
     table = _table(policy, dtype, images.device)

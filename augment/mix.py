@@ -37,7 +37,7 @@ def mix(
             f"targets must be integer class indices [{len(images)}]; got {targets.dtype} {list(targets.shape)}"
         )
     if plan is not None and len(plan) != len(images):
-        raise ValueError(f"the plan is for {len(plan)} images, but the batch has {len(images)}")
+        raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be at least 0 and below 1; got {smoothing}")
     if images.dtype == torch.uint8:

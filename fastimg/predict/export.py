@@ -19,7 +19,7 @@ from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import MODEL, Card
-from fastimg.wording import plural
+from fastimg.wording import agreeing, plural
 
 from . import export_interface as subjects
 from . import graph, inference
@@ -89,8 +89,8 @@ def _check_packages(config: Export) -> None:
         names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
         what = f"--format {config.format}{' --check' if missing == ['onnxruntime'] else ''}"
         raise UsageError(
-            f"{what}: needs {names}, which is not installed; `pip install onnx onnxscript onnxruntime`, or "
-            "`pip install '.[export]'` in a clone of fastimg"
+            f"{what}: needs {names}, which {agreeing(len(missing), 'is')} not installed; "
+            "`pip install onnx onnxscript onnxruntime`, or `pip install '.[export]'` in a clone of fastimg"
         )
 
 

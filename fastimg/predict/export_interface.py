@@ -201,7 +201,7 @@ def _texts(model: Model, card: Card, text: TextSide) -> Subject:
         feed=feed,
         metadata=_metadata(card, {"tokenizer": TOKENIZER, "length": length, "pad": pad}),
         files=text.tokenizer.files(),
-        caller=f"tokenise with {TOKENIZER}, at most {length} tokens with special ones; the mask is 0 for padding",
+        caller=f"tokenise with {TOKENIZER}, to at most {length} including special tokens; the mask is 0 for padding",
         inside=f"{text.settings['pooling']} pooling",
     )
 

@@ -136,7 +136,7 @@ def test_images_of_another_type_or_shape(batch):
 @pytest.mark.parametrize("size", [1, 5, 7])
 def test_a_plan_of_another_batch(size):
     plan = draw(Policy(hflip=0.5), np.arange(size), 0, 0)
-    with pytest.raises(ValueError, match=f"the plan is for {size} images, but the batch has 6"):
+    with pytest.raises(ValueError, match=f"the plan and the batch differ in size: {size} and 6"):
         apply(plan, images(), Policy())
 
 

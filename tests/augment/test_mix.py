@@ -157,7 +157,7 @@ def test_an_empty_batch():
             "images are mixed after normalisation, so dtype must be floating point; got torch.uint8",
         ),
         ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "a policy is required when there is no plan"),
-        ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan is for 5 images, but the batch has 8"),
+        ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan and the batch differ in size: 5 and 8"),
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1"),
     ],
 )

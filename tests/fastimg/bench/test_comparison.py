@@ -97,7 +97,7 @@ def test_names(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "give native, torch"), ("webdatset", "webdataset"), ("torch,tensorflowx", "tensorflowx")]
+    ("text", "said"), [("", "from native, torch"), ("webdatset", "webdataset"), ("torch,tensorflowx", "tensorflowx")]
 )
 def test_names_that_are_none(text, said):
     with pytest.raises(UsageError, match=said):
@@ -142,7 +142,13 @@ def test_a_comparison(make_image_folder, fakes, small, tmp_path):
     console = quiet()
     found.show(console)
     said = console.file.getvalue()
-    for text in ("1.000", "absent is not installed: pip install it", "broken failed: ValueError", "bad.jpg", "over"):
+    for text in (
+        "1.000",
+        "absent is not installed: pip install it",
+        "broken failed: ValueError",
+        "bad.jpg",
+        "repeated",
+    ):
         assert text in said
     assert list(scratch.iterdir()) == []
 
@@ -161,7 +167,7 @@ def test_one_image(encode, small, tmp_path):
     assert (found.images, found.samples, found.faults) == (4, 1, {})
     ours, ceiling = found.records()
     assert ours["parity"] == 0 and ceiling["parity"] is ceiling["boxes"] is None
-    assert "tar shards" in ours["about"] and "no images" in ceiling["about"]
+    assert "tar shards" in ours["about"] and "without images" in ceiling["about"]
     plot_loaders(found.records(), tmp_path / "one.png")
 
 

@@ -246,7 +246,7 @@ def test_a_full_disk_is_a_sentence(embed, monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(module._WRITERS, "shards", full)
-    assert "No space left on device; make room" in embed(code=1).err
+    assert "No space left on device; free some space" in embed(code=1).err
 
 
 def nearest(known, labels, asked, k, skip):

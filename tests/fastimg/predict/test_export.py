@@ -455,10 +455,15 @@ def test_missing_packages(trained, monkeypatch, tmp_path, written, cli):
     arguments = ("export", trained.run, "--format", "onnx", "-o", tmp_path)
     assert cli(*arguments).code == 0  # it is for --check alone
     ran = cli(*arguments, "--overwrite", "--check")
-    assert ran.code == 2 and "--format onnx --check: needs onnxruntime, not installed; `pip install onnx " in ran.err
+    assert (
+        ran.code == 2
+        and "--format onnx --check: needs onnxruntime, which is not installed; `pip install onnx " in ran.err
+    )
     lost |= {"onnx", "onnxscript"}
     ran = cli(*arguments, "--overwrite")
-    assert ran.code == 2 and "needs onnx and onnxscript, not installed" in ran.err and "Traceback" not in ran.err
+    assert (
+        ran.code == 2 and "needs onnx and onnxscript, which are not installed" in ran.err and "Traceback" not in ran.err
+    )
     assert cli("export", trained.run, "--format", "pt2", "-o", tmp_path).code == 0
 
 
