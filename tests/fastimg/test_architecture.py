@@ -90,6 +90,7 @@ SHARED_NAMES = {
         "Field",
         "Layout",
         "Part",
+        "Probe",
         "Reading",
         "Sample",
         "Spent",
