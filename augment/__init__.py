@@ -1,4 +1,4 @@
-"""A uint8 batch on the device -> the model's input.
+"""Augmentation and normalisation: a uint8 batch on the device -> the model's input.
 
 In: a batch, a policy, ids, a seed. Out: augmented and normalised images. Must not know: loaders, the application.
 """

@@ -1,4 +1,4 @@
-"""Carry out a plan on a batch, on the device that the batch is on."""
+"""Apply a plan to a batch, on the batch's own device."""
 
 import functools
 import importlib
@@ -27,14 +27,15 @@ def apply(
     backend: Backend | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] of any strides, or [B, H, W, 3] -> the model's input [B, 3, H, W], channels-last.
+    """uint8 images [B, 3, H, W] with any strides, or [B, H, W, 3] -> the model's input [B, 3, H, W], channels-last.
 
-    In `dtype`: float32, bfloat16 and float16 are normalised; uint8 is not. `policy` is the plan's own where none is
-    given. `plan` None is evaluation: normalisation alone, by `policy`. Every backend gives the same bits; `backend_of`
-    tells which is taken where none is named. `out` takes the result where given: it saves the memory's first touch.
+    The result has type `dtype`; float32, bfloat16 and float16 are normalised, uint8 is not. `policy` defaults to the
+    plan's own. With `plan` None, for evaluation, images are only normalised, by `policy`. Every backend returns the
+    same bits; `backend_of` gives the default. If `out` is given, the result is written into it, which avoids the cost
+    of touching new memory.
 
-    Raises ValueError for a plan with mixup or cutmix, which change the targets too: `mix` carries out all of it. Raises
-    ValueError for images (none, too), a plan, a type, a backend or an `out` that do not fit.
+    Raises ValueError for a plan with mixup or cutmix, which also change the targets (use `mix`), and for images (an
+    empty batch included), a plan, a type, a backend or an `out` that do not fit.
     """
     if plan is not None and plan.mixing is not None:
         raise ValueError(
@@ -45,22 +46,22 @@ def apply(
         images = images.permute(0, 3, 1, 2)
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:
         raise ValueError(
-            "images must be uint8 [B, 3, H, W] or [B, H, W, 3], with one image and one pixel at least; "
-            f"they are {images.dtype} {list(images.shape)}"
+            "images must be uint8 [B, 3, H, W] or [B, H, W, 3], with at least one image and one pixel; "
+            f"got {images.dtype} {list(images.shape)}"
         )
     policy = policy or (None if plan is None else plan.policy)
     if policy is None:
-        raise ValueError("without a plan there is no policy to normalise by: give one")
+        raise ValueError("a policy is required when there is no plan: it holds the normalisation")
     if dtype not in DTYPES:
-        raise ValueError(f"images become {', '.join(map(str, DTYPES))}; {dtype} was asked for")
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}; got {dtype}")
     if plan is not None and len(plan) != len(images):
-        raise ValueError(f"the plan and the images differ in number: {len(plan)} and {len(images)}")
+        raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
     table = _table(policy, dtype, images.device)
     match backend or backend_of(images.device):
         case "cpu" if images.device.type == "cpu":
-            from . import cpu  # numba takes its time to import, for nothing where there is a GPU
+            from . import cpu  # numba is slow to import, and not needed on a GPU
 
             return cpu.augment(plan, images, table, out)
         case "fused" if (fused := _fused()) is not None:
@@ -73,7 +74,7 @@ def apply(
 
 
 def backend_of(device: torch.device) -> Backend:
-    """What `apply` takes for images on a device: compiled code on the CPU, Triton on a GPU where it is installed."""
+    """The default backend for images on a device: compiled code on a CPU, Triton on a GPU if it is installed."""
     if device.type == "cpu":
         return "cpu"
     return "fused" if device.type == "cuda" and _fused() is not None else "reference"
@@ -90,20 +91,20 @@ def _fused() -> _Fused | None:
 
 def _no_backend(name: str, device: torch.device) -> str:
     if name not in get_args(Backend):
-        return f"backend is one of {', '.join(get_args(Backend))}; it was {name!r}"
+        return f"backend must be one of {', '.join(get_args(Backend))}; got {name!r}"
     if name == "fused":
         return "the fused backend needs Triton, which is not installed: pip install triton, or leave backend out"
-    return f"the cpu backend takes images on the CPU; they are on {device}: leave backend out"
+    return f"the cpu backend needs images on the CPU; they are on {device}: leave backend out"
 
 
 def _check_out(out: torch.Tensor, images: torch.Tensor, dtype: torch.dtype) -> None:
     if out.shape != images.shape or out.dtype != dtype or out.device != images.device:
         raise ValueError(
             f"out must be {dtype} {list(images.shape)} on {images.device}; "
-            f"it is {out.dtype} {list(out.shape)} on {out.device}"
+            f"got {out.dtype} {list(out.shape)} on {out.device}"
         )
     if not out.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError("out must be channels-last: make it with memory_format=torch.channels_last")
+        raise ValueError("out must be channels-last: allocate it with memory_format=torch.channels_last")
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""Machine code without a compiler on the user's machine: numba, kept on disk where there is a place for it."""
+"""Machine code without a compiler on the user's machine: numba, cached on disk where possible."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,25 +7,25 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
-# numpy's scalar types as compiled code uses them, where mixing them is exact, which type checkers do not know.
+# NumPy's scalar types for compiled code. Typed as Any, since type checkers do not know that mixing them is exact there.
 int32: Any = np.int32
 int64: Any = np.int64
 uint8: Any = np.uint8
 float32: Any = np.float32
 float64: Any = np.float64
-position: Any = np.uint64  # unsigned, an index needs no check for one that counts from the end
+position: Any = np.uint64  # an unsigned index needs no check for negative values, which would count from the end
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """`function` compiled at its first call, run without the GIL; multiplications and additions are never fused.
+    """Compile `function` at its first call; it runs without the GIL, and never fuses multiplications and additions.
 
-    The code is kept beside the source or in the user's cache directory (NUMBA_CACHE_DIR decides). Where neither can be
-    written, or the disk is full, every process compiles for itself: slower to start, no error.
+    The code is cached next to the source or in the user's cache directory (see NUMBA_CACHE_DIR). If neither is
+    writable, or the disk is full, every process compiles for itself: a slower start, but not an error.
 
-    On one core of a shared server (numba 0.68) the first normalisation takes 1 s, the first plan 6 s; with the kept
-    code 0.7 s, once per process, most of it numba's own.
+    On one core of a shared server (numba 0.68), the first normalisation takes 1 s and the first plan 6 s; with cached
+    code 0.7 s, once per process, most of it spent in numba itself.
     """
     try:
         dispatcher: Any = njit(nogil=True, cache=True)(function)

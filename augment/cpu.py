@@ -1,9 +1,9 @@
-"""A plan on the CPU: what `reference.augment` says, compiled, one image at a time, in as many threads as torch has.
+"""Plans on the CPU: `reference.augment`, compiled, one image at a time, on as many threads as torch uses.
 
-Look-up operations are composed into one table with the normalisation, so that most images are read once and written
-once. A pass of its own costs only what needs the whole image first (the mean of contrast, the histograms of
-autocontrast and equalize) or more than a level (colour, sharpness, and a warp before any of these). These passes write
-into a thread's scratch, two images that fit its cache and are kept.
+Look-up operations are composed with the normalisation into one table, so most images are read once and written once.
+Only operations that need statistics of the whole image (the mean for contrast, histograms for autocontrast and
+equalize) or more than one level (colour, sharpness, and a warp before any of these) cost an extra pass. These passes
+write to per-thread scratch memory, two images that fit the cache and are reused.
 """
 
 import itertools
@@ -25,59 +25,59 @@ from .plan import Plan, Sized
 
 Bytes = npt.NDArray[np.uint8]
 
-_LINE = 64  # bytes of a cache line, to which results are aligned
+_LINE = 64  # bytes of a cache line; results are aligned to it
 
-# The operations' numbers (ops.Op), as compiled code sees them.
+# The values of ops.Op, for compiled code.
 BRIGHTNESS, COLOR, CONTRAST, SHARPNESS, POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE = range(1, 9)
 
 
-class Results:
-    """Memory for results, taken again once nobody holds a tensor in it: at most `most` pieces are kept.
+class ResultPool:
+    """Memory for results, reused once no tensor refers to it. At most `capacity` buffers are kept.
 
-    The system hands out memory page by page as it is first written, which takes longer than the augmentation itself,
-    even with huge pages, for which NumPy asks. A training loop holds one batch while it makes the next, hence two.
+    The system maps new memory page by page at the first write, which takes longer than the augmentation itself, even
+    with the huge pages that NumPy asks for. A training loop holds one batch while it makes the next, hence two buffers.
     """
 
-    def __init__(self, most: int = 2) -> None:
-        self._most = most
-        self._pieces: list[Bytes] = []  # the most recently made last
-        self._nobodys = [np.empty(0, np.uint8)]  # to compare with
+    def __init__(self, capacity: int = 2) -> None:
+        self._capacity = capacity
+        self._buffers: list[Bytes] = []  # newest last
+        self._unreferenced = [np.empty(0, np.uint8)]  # gives the reference count of a free buffer
         self._lock = threading.Lock()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor of any content."""
+        """A contiguous tensor with arbitrary content."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
-            number = next((n for n in range(len(self._pieces)) if self._is_free(n) and self._fits(n, size)), None)
+            number = next((n for n in range(len(self._buffers)) if self._is_free(n) and self._fits(n, size)), None)
             if number is None:
-                self._pieces = [*self._pieces, np.empty(size + _LINE, np.uint8)][-self._most :]
-                number = len(self._pieces) - 1
-            piece = self._pieces[number]
-            start = -piece.ctypes.data % _LINE
-            # The tensor, and whatever shares its storage, holds this view, and the view holds the piece.
-            return torch.from_numpy(piece[start : start + size]).view(dtype).view(shape)
+                self._buffers = [*self._buffers, np.empty(size + _LINE, np.uint8)][-self._capacity :]
+                number = len(self._buffers) - 1
+            buffer = self._buffers[number]
+            start = -buffer.ctypes.data % _LINE
+            # The tensor, and whatever shares its storage, references this view, and the view references the buffer.
+            return torch.from_numpy(buffer[start : start + size]).view(dtype).view(shape)
 
     def _fits(self, number: int, size: int) -> bool:
-        """Large enough, and not so large that a small result would hold a large piece."""
-        return size + _LINE <= self._pieces[number].size <= 4 * (size + _LINE)
+        """Large enough, but not so large that a small result would keep a large buffer alive."""
+        return size + _LINE <= self._buffers[number].size <= 4 * (size + _LINE)
 
     def _is_free(self, number: int) -> bool:
-        return sys.getrefcount(self._pieces[number]) == sys.getrefcount(self._nobodys[0])
+        return sys.getrefcount(self._buffers[number]) == sys.getrefcount(self._unreferenced[0])
 
 
-results = Results()
+results = ResultPool()
 
 
 def augment(
     plan: Plan | None, images: torch.Tensor, table: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] -> [B, 3, H, W] of the table's type, channels-last: the bits of `reference.augment`.
+    """uint8 images [B, 3, H, W] -> [B, 3, H, W] in the table's type, channels-last: the same bits as the reference.
 
-    Images that are not channels-last are copied first; otherwise nothing is allocated but the result, and that neither
-    where `out` takes it or the memory of an earlier result is free again.
+    Images that are not channels-last are copied first. Otherwise only the result is allocated, unless `out` is given or
+    the memory of an earlier result is free again.
     """
     batch, _, height, width = images.shape
-    assert plan is None or len(plan) == batch  # compiled code checks no index
+    assert plan is None or len(plan) == batch  # compiled code does not check bounds
     if not batch:
         return torch.empty_like(images, dtype=table.dtype, memory_format=torch.channels_last) if out is None else out
     if out is None:
@@ -87,8 +87,8 @@ def augment(
     job = _Job(source, sized, _words(table), _words(out.permute(0, 2, 3, 1)))
     threads = min(torch.get_num_threads(), batch)
     chunk = -(-batch // (8 * threads)) if threads > 1 else batch
-    starts = itertools.count(0, chunk)  # `next` of it is atomic
-    others = [_crew(os.getpid(), threads - 1).submit(_work, job, starts, chunk) for _ in range(threads - 1)]
+    starts = itertools.count(0, chunk)  # its `next` is atomic
+    others = [_thread_pool(os.getpid(), threads - 1).submit(_work, job, starts, chunk) for _ in range(threads - 1)]
     try:
         _work(job, starts, chunk)
     finally:
@@ -105,7 +105,7 @@ class _Job(NamedTuple):
 
 
 def _work(job: _Job, starts: Iterator[int], chunk: int) -> None:
-    """Take chunks of the batch until none is left."""
+    """Process chunks of the batch until none are left."""
     source, plan, table, target = job
     while (first := next(starts)) < len(source):
         last = min(first + chunk, len(source))
@@ -118,37 +118,37 @@ def _work(job: _Job, starts: Iterator[int], chunk: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _crew(process: int, threads: int) -> ThreadPoolExecutor:
-    """The threads beside the caller; a forked process starts its own."""
+def _thread_pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """The threads besides the caller's; a forked process starts its own."""
     return ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"augment-{process}")
 
 
-_kept = threading.local()
+_local = threading.local()
 
 
 def _scratch(shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Any, Any, Any, Any, Any]:
     """This thread's images [2, H, W, 3], line [W * 3], tables [3, 768], counts [2, 768] and joint table [768]."""
     size = math.prod(shape)
-    pixels = getattr(_kept, "pixels", None)
+    pixels = getattr(_local, "pixels", None)
     if pixels is None or len(pixels) < 2 * size:  # a row is not longer than the image
-        pixels = _kept.pixels = np.empty(2 * size, np.uint8)
-        _kept.line = np.empty(size, np.int16)
-        _kept.tables = np.arange(3 * 768).astype(np.uint8).reshape(3, 768)  # the last one changes nothing, and stays
-        _kept.counts = np.empty((2, 768), np.int64)
-        _kept.joint = {np.dtype(t): np.empty(768, t) for t in (np.int32, np.int16, np.uint8)}
+        pixels = _local.pixels = np.empty(2 * size, np.uint8)
+        _local.line = np.empty(size, np.int16)
+        _local.tables = np.arange(3 * 768).astype(np.uint8).reshape(3, 768)  # the last stays the identity
+        _local.counts = np.empty((2, 768), np.int64)
+        _local.joint = {np.dtype(t): np.empty(768, t) for t in (np.int32, np.int16, np.uint8)}
     images = pixels[: 2 * size].reshape(2, *shape)
-    return images, _kept.line[: shape[1] * 3], _kept.tables, _kept.counts, _kept.joint[np.dtype(dtype)]
+    return images, _local.line[: shape[1] * 3], _local.tables, _local.counts, _local.joint[np.dtype(dtype)]
 
 
 def _words(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """A tensor's memory as whole numbers: values are only looked up here."""
+    """A tensor's memory as integers: values are only copied here, never computed with."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     return tensor.view(kinds[tensor.element_size()]).numpy()
 
 
 @compiled
 def _normalise(source: Any, table: Any, target: Any, first: int, last: int) -> None:
-    """Images `first` to `last`, as they are. A function of its own, so that evaluation compiles little."""
+    """Normalise images `first` to `last`. A separate function, so that evaluation compiles little."""
     for i in range(first, last):
         _emit(source[i], False, False, table[:768], target[i])
 
@@ -168,16 +168,16 @@ def _images(
     counts: Any,
     joint: Any,
 ) -> None:
-    """Images `first` to `last`: source uint8 [B, H, W, 3], words int32 [B, 10 + 2 K], target [B, H, W, 3]."""
+    """Augment images `first` to `last`: source uint8 [B, H, W, 3], words int32 [B, 10 + 2 K], target [B, H, W, 3]."""
     height, width = source.shape[1], source.shape[2]
-    lut, step = tables[0], tables[1]  # what has happened to levels since `current`, and the next operation
+    lut, step = tables[0], tables[1]  # the look-ups composed since `current`, and the next operation's
     unchanged = tables[2]
     for i in range(first, last):
-        current, free = source[i], 0  # `free` is the scratch image that `current` is not
+        current, free = source[i], 0  # `free` is the index of the unused scratch image
         a0, a1, a2, a3, a4, a5 = words[i, 0], words[i, 1], words[i, 2], words[i, 3], words[i, 4], words[i, 5]
         warped = not (_is_straight(a0, a1, a2, width) and _is_straight(a4, a3, a5, height))
         mapped = False
-        if warped or a0 < 0:  # memory is fast only where it is read forwards
+        if warped or a0 < 0:  # memory is fast only when read forwards
             _copy(current, scratch[free])
             current, free = scratch[free], 1 - free
         for k in range(magnitudes.shape[1]):
@@ -229,7 +229,7 @@ def _copy(current: Any, moved: Any) -> None:
 
 @compiled
 def _is_straight(scale: int, across: int, shift: int, side: int) -> bool:
-    """Whether an axis is taken as it is, or mirrored."""
+    """Whether an axis is unchanged or just mirrored."""
     return across == 0 and (
         (scale == 65536 and shift == 32768) or (scale == -65536 and shift == side * 65536 - 1 - 32768)
     )
@@ -237,7 +237,7 @@ def _is_straight(scale: int, across: int, shift: int, side: int) -> bool:
 
 @compiled
 def _emit(current: Any, mirrored: bool, upside_down: bool, joint: Any, target: Any) -> None:
-    """Look up an image [H, W, 3] in a table [768]."""
+    """Look up the levels of an image [H, W, 3] in a table [768]."""
     height, width, _ = current.shape
     red, green, blue = joint[:256], joint[256:512], joint[512:]
     for y in range(height):
@@ -258,7 +258,7 @@ def _emit(current: Any, mirrored: bool, upside_down: bool, joint: Any, target: A
 
 @compiled
 def _emit_warped(current: Any, a0: int, a1: int, a2: int, a3: int, a4: int, a5: int, joint: Any, target: Any) -> None:
-    """Look up an image [H, W, 3] in a table [768] while it is warped; zeros outside."""
+    """Warp an image [H, W, 3], with zeros outside, and look up its levels in a table [768]."""
     height, width, _ = current.shape
     red, green, blue = joint[:256], joint[256:512], joint[512:]
     source = current.ravel()
@@ -271,12 +271,12 @@ def _emit_warped(current: Any, a0: int, a1: int, a2: int, a3: int, a4: int, a5: 
         line += int64(a3) * first
         put = target[y, first:last]
         for x in range(last - first):
-            at = position(3) * (position(line >> 16) * position(width) + position(column >> 16))
+            offset = position(3) * (position(line >> 16) * position(width) + position(column >> 16))
             column += a0
             line += a3
-            put[x, 0] = red[source[at]]
-            put[x, 1] = green[source[at + position(1)]]
-            put[x, 2] = blue[source[at + position(2)]]
+            put[x, 0] = red[source[offset]]
+            put[x, 1] = green[source[offset + position(1)]]
+            put[x, 2] = blue[source[offset + position(2)]]
         for put in (target[y, :first], target[y, last:]):
             for x in range(len(put)):
                 put[x, 0] = red[0]
@@ -286,11 +286,11 @@ def _emit_warped(current: Any, a0: int, a1: int, a2: int, a3: int, a4: int, a5: 
 
 @compiled
 def _inside(start: int, step: int, side: int, count: int) -> tuple[int, int]:
-    """The x (first, last + 1) in range(count) at which 0 <= (start + step * x) >> 16 < side."""
+    """(first, last + 1) of the x in range(count) for which 0 <= (start + step * x) >> 16 < side."""
     end = side * 65536
     if step == 0:
         return (0, count) if 0 <= start < end else (0, 0)
-    if step < 0:  # the same from the other end
+    if step < 0:  # the same, from the other end
         start, step = end - 1 - start, -step
     first = max(-(start // step), 0)
     last = min((end - 1 - start) // step + 1, count)
@@ -312,7 +312,7 @@ def _luma(red: int, green: int, blue: int) -> Any:
 
 @compiled
 def _color(current: Any, factor: float, line: Any, changed: Any) -> None:
-    """`line` int16 [W * 3] holds a row's grays."""
+    """`ops.Op.COLOR`. `line` int16 [W * 3] holds the grey levels of a row."""
     height, width, _ = current.shape
     for y in range(height):
         taken, put = current[y].ravel(), changed[y].ravel()
@@ -325,7 +325,7 @@ def _color(current: Any, factor: float, line: Any, changed: Any) -> None:
 
 @compiled
 def _sharpen(current: Any, factor: float, line: Any, changed: Any) -> None:
-    """The outermost pixels stay. `line` int16 [W * 3] holds sums of three rows."""
+    """`ops.Op.SHARPNESS`. The outermost pixels are unchanged. `line` int16 [W * 3] holds sums over three rows."""
     height, width, _ = current.shape
     for y in range(height):
         taken, put = current[y].ravel(), changed[y].ravel()
@@ -351,7 +351,7 @@ def _smooth(total: int) -> Any:
 
 @compiled
 def _mean_luma(current: Any, lut: Any, mapped: bool) -> Any:
-    """`ops.mean_level` of an image [H, W, 3] as the tables lut [768] make it."""
+    """`ops.mean_level` of an image [H, W, 3] after the look-up tables lut [768]."""
     height, width, _ = current.shape
     total = 0
     for y in range(height):
@@ -370,7 +370,7 @@ def _mean_luma(current: Any, lut: Any, mapped: bool) -> Any:
 
 @compiled
 def _count(current: Any, counts: Any) -> None:
-    """How often each level occurs in each channel, into counts[0] [768]. Two sets: neighbours are often alike."""
+    """Histograms of the three channels, in counts[0] [768]. Two sets avoid stalls, as neighbours are often equal."""
     height, width, _ = current.shape
     counts[:] = 0
     for y in range(height):
@@ -385,7 +385,7 @@ def _count(current: Any, counts: Any) -> None:
 
 @compiled
 def _point_table(op: int, magnitude: float, step: Any) -> None:
-    """`ops.lookup` without statistics."""
+    """`ops.lookup` for operations without statistics."""
     for level in range(256):
         if op == BRIGHTNESS:
             value = _blend(0, level, magnitude)
@@ -405,7 +405,7 @@ def _contrast_table(mean: int, magnitude: float, step: Any) -> None:
 
 @compiled
 def _statistics_tables(op: int, counts: Any, lut: Any, mapped: bool, step: Any) -> None:
-    """`ops.lookup` from the histograms counts[0] [768] of levels that go through lut [768] first."""
+    """`ops.lookup` from the histograms counts[0] [768]; levels go through lut [768] first."""
     if mapped:
         counts[1] = counts[0]
         counts[0] = 0

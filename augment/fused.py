@@ -1,21 +1,21 @@
-"""A plan on a GPU: what `reference.augment` says, in Triton, bit for bit; pixels are read once and written once.
+"""Plans on a GPU: `reference.augment` in Triton, bit for bit; pixels are read once and written once.
 
-Pointwise operations become look-up tables [3, 256] per image, made on the device and composed up to the next colour or
-sharpness; what follows the last of these is composed with the normalisation. So the pass over the pixels warps, blends
-where an image drew colour or sharpness, and looks up once. Before it, one statistics pass for each column that needs
-them (at most 2 in what a policy draws, `Plan.passes`) reads the images that drew contrast, autocontrast or equalize,
-and no others, through the same warp and operations. Nothing waits for the device: the plan is one small tensor, sent
-once. Memory beside the result, which PyTorch's allocator keeps: per image 768 bytes for each column, 771 values of the
-result's type, and 6.2 kB for each statistics pass.
+Pointwise operations become look-up tables [3, 256] per image, built on the device and composed up to the next colour or
+sharpness; those after the last of these are composed with the normalisation. So the pass over the pixels warps, blends
+if an image drew colour or sharpness, and looks up once. Before it, one statistics pass for each column that needs one
+(a policy draws at most 2, see `Plan.passes`) reads only the images that drew contrast, autocontrast or equalize,
+through the same warp and operations. There is no synchronisation: the plan is one small tensor, sent once. Temporary
+memory, from PyTorch's allocator: per image 768 bytes for each column, 771 values of the result's type, and 6.2 kB for
+each statistics pass.
 
-All is integers but blends (float32) and autocontrast (float64): one multiplication and one addition, which
-`enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` holds it equal to the reference under Triton's
-interpreter on the CPU, every operation, type and odd size; compiles for an H200 (sm_90) what would be launched, without
-spills or fused multiplications; and, with `-m gpu`, holds it equal on a device, which has not been done yet.
+Everything is integer arithmetic except blends (float32) and autocontrast (float64): one multiplication and one
+addition, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference under
+Triton's interpreter on the CPU, for every operation, type and odd size; compiles the launched kernels for an H200
+(sm_90), without spills or fused multiplications; and, with `-m gpu`, compares on a device, which has not been done yet.
 
 Not measured. The floor of 1024 x 3 x 224 x 224, uint8 to bfloat16, is 462 MB: 0.108 ms at 4.3 TB/s. By the machine code
 of the pass over the pixels (Triton 3.9), a value takes 21 instructions with flips and 27 with warps: 0.11 and 0.14 ms
-at the rate at which an H200 issues them (132 SMs x 4 at 1.75 GHz). Statistics of all images would read 154 MB more.
+at the issue rate of an H200 (132 SMs x 4 at 1.75 GHz). Statistics of all images would read 154 MB more.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -32,13 +32,13 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from .ops import STATISTICS, Op
-from .plan import Plan, Sized, sent
+from .plan import Plan, Sized, to_device
 from .policy import Policy
 from .reference import normalisation_table
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.uint8: torch.uint8}
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
-# Pixels of a program. Those that count share more: each ends with 768 atomic additions.
+# Pixels per program. Statistics programs take more, since each ends with 768 atomic additions.
 BLOCK, COUNTED_BLOCK = (4096, 4096) if _INTERPRETED else (1024, 4096)
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 
@@ -47,8 +47,8 @@ def _kernel(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
-# As kernels see them. An image's statistics are int64 [770]: how often each level occurs in each channel, the sum of L,
-# and one for alignment. A normalisation table has 771 entries: 3 * 256, and three for what is erased.
+# Constants for the kernels. The statistics of an image are int64 [770]: a histogram for each channel, the sum of L, and
+# one value of padding. A normalisation table has 771 entries: 3 * 256, and three for erased pixels.
 COUNTS, ENTRIES = tl.constexpr(770), tl.constexpr(771)
 FIXED = tl.constexpr(Sized.FIXED)
 STILL, FLIPPED, WARPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -72,13 +72,14 @@ def fused(
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] of any strides -> [B, 3, H, W], channels-last: the bits of `reference.augment`.
+    """uint8 images [B, 3, H, W] with any strides -> [B, 3, H, W], channels-last: the same bits as `reference.augment`.
 
-    `plan` None is normalisation alone. `table` is `normalisation_table` in `dtype`, on the images' device; `out` takes
-    the result where given. Raises ValueError for images that are not on a GPU, unless Triton interprets.
+    With `plan` None images are only normalised. `table` is `normalisation_table` in `dtype`, on the images' device; the
+    result is written to `out` if given. Raises ValueError for images that are not on a GPU, unless Triton's interpreter
+    is on.
     """
     if not (images.is_cuda or _INTERPRETED):
-        raise ValueError(f"the fused backend takes images on a GPU; they are on {images.device}: leave backend out")
+        raise ValueError(f"the fused backend needs images on a GPU; they are on {images.device}: leave backend out")
     if out is None:
         out = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
     if not len(images):
@@ -87,21 +88,21 @@ def fused(
         first, plan = _cut(plan, early)
         images = fused(first, images, _levels(images.device), torch.uint8)
     if sum((n - 1) * step for n, step in zip(images.shape[1:], images.stride()[1:], strict=True)) >= 2**31:
-        images = images.contiguous(memory_format=torch.channels_last)  # positions within an image are 32 bits
+        images = images.contiguous(memory_format=torch.channels_last)  # offsets within an image are 32 bits
     with torch.cuda.device_of(images):  # type: ignore[no-untyped-call]
         _launch(plan, images, table.view(_BITS[dtype]), out)
     return out
 
 
 def _launch(plan: Plan | None, images: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
-    """Tables and statistics by turns, up to the last column; then the pixels."""
+    """Launch tables and statistics in turn, up to the last column, then the pass over the pixels."""
     (batch, _, height, width), strides, columns = images.shape, images.stride(), _columns(plan)
-    words = before = final = table  # what is not there is not looked at
+    words = before = final = table  # placeholders, never read
     shape = {"WORDS": 0, "COUNT": columns.count, "HEIGHT": height, "WIDTH": width}
     image = {"WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
     if plan is not None:
         rows = [np.flatnonzero(np.isin(plan.ops.numpy()[:, k], list(STATISTICS))) for k in columns.statistics]
-        words = sent(_words(plan.sized(height, width), rows), images.device)
+        words = to_device(_words(plan.sized(height, width), rows), images.device)
         shape["WORDS"] = words.shape[1]
     if columns.count:
         before = torch.empty(batch, columns.count, 768, dtype=torch.uint8, device=images.device)
@@ -126,21 +127,22 @@ def _launch(plan: Plan | None, images: torch.Tensor, table: torch.Tensor, out: t
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """What the kernels are compiled for, so that a policy has few of them; sets of columns are bit masks.
+    """What the kernels are specialised for. Sets of columns are bit masks.
 
-    A column of several operations, which is TrivialAugment's, may hold any, whatever a batch drew.
+    A column with several operations, TrivialAugment's, counts as holding any of them, whatever a batch drew: so a
+    policy needs few kernels.
     """
 
     count: int
-    colors: int  # where COLOR may be
-    mapped: int  # before which there may be a look-up
-    statistics: tuple[int, ...]  # where statistics may be needed
-    sharpens: bool  # whether SHARPNESS may be in the last one
+    colors: int  # columns that may hold COLOR
+    mapped: int  # columns that a look-up may precede
+    statistics: tuple[int, ...]  # columns that may need statistics
+    sharpens: bool  # whether the last column may hold SHARPNESS
 
 
 def _columns(plan: Plan | None) -> _Columns:
     any_of = [] if plan is None else [ops if len(ops) == 1 else frozenset(Op) for ops in plan.columns]
-    if plan is not None and any_of and plan.trivial.any():  # of a batch of one image, too
+    if plan is not None and any_of and plan.trivial.any():  # even if the batch has one image only
         any_of[-1] = frozenset(Op)
     return _Columns(
         count=len(any_of),
@@ -158,20 +160,20 @@ def _warp(plan: Plan | None) -> int:
 
 
 def _words(sized: Sized, rows: Sequence[npt.NDArray[np.int64]]) -> torch.Tensor:
-    """The plan's words int32 [B, 10 + 2 K + P]: the last columns begin with the rows of each statistics pass."""
+    """The plan's words int32 [B, 10 + 2 K + P]: the last P columns begin with the rows of each statistics pass."""
     lists = torch.zeros(len(sized.words), len(rows), dtype=torch.int32)
-    for number, found in enumerate(rows):
-        lists[: len(found), number] = torch.from_numpy(found)
+    for number, selected in enumerate(rows):
+        lists[: len(selected), number] = torch.from_numpy(selected)
     return torch.cat([sized.words, lists], dim=1)
 
 
 def _early_sharpness(plan: Plan) -> int:
-    """How many columns there are up to the first with sharpness, if others follow: no policy draws that. 0 for none."""
+    """The number of columns up to the first with sharpness, if others follow, else 0. No policy draws such a plan."""
     return next((k + 1 for k, ops in enumerate(plan.columns[:-1]) if Op.SHARPNESS in ops), 0)
 
 
 def _cut(plan: Plan, count: int) -> tuple[Plan, Plan]:
-    """The plan of the warp and the first `count` columns, and that of the rest."""
+    """Split a plan: the warp and the first `count` columns, then the rest."""
     replaced, still = dataclasses.replace, torch.zeros_like(plan.hflip)
     first = replaced(plan, ops=plan.ops[:, :count], magnitudes=plan.magnitudes[:, :count], erasing=None)
     rest = replaced(plan, ops=plan.ops[:, count:], magnitudes=plan.magnitudes[:, count:], hflip=still, vflip=still)
@@ -198,10 +200,10 @@ def _tables(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The look-ups of columns START to STOP of one image: before [B, COUNT, 768] and, at the end, final [B, 771].
+    """Look-up tables for columns START to STOP of one image: before [B, COUNT, 768] and, at the end, final [B, 771].
 
-    `before` each column: the composition of the look-ups since the last colour, sharpness or the warp. `final`: the
-    same after the last column, and normalised. COUNTED: counts [B, 770] are the statistics for column START.
+    `before` a column: the look-ups composed since the last colour, sharpness or the warp. `final`: the same after the
+    last column, normalised. If COUNTED, counts [B, 770] holds the statistics for column START.
     """
     b = tl.program_id(0)
     row, before, final = words + b * WORDS, before + b * (COUNT * 768), final + b * ENTRIES
@@ -242,7 +244,7 @@ def _tables(
 
 @_kernel
 def _autocontrast(histogram, level, lut):
-    """`ops.lookup` of levels lut [4, 256] in float64."""
+    """`ops.lookup` for levels lut [4, 256], in float64."""
     present = histogram > 0
     low = tl.min(tl.where(present, level, 255), axis=1)[:, None]
     high = tl.max(tl.where(present, level, 0), axis=1)[:, None]
@@ -256,7 +258,7 @@ def _autocontrast(histogram, level, lut):
 
 @_kernel
 def _equalize(histogram, level, lut):
-    """`ops.lookup` of levels lut [4, 256]; 8,192 x 8,192 pixels fit 32 bits."""
+    """`ops.lookup` for levels lut [4, 256]; counts of 8,192 x 8,192 pixels fit 32 bits."""
     below = tl.cumsum(histogram, axis=1) - histogram
     total = tl.sum(histogram, axis=1)[:, None]
     top = tl.max(tl.where(histogram > 0, level, 0), axis=1)[:, None]
@@ -287,7 +289,7 @@ def _statistics(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Add a block of pixels to the statistics that column COLUMN of the image needs: counts int64 [B, 770]."""
+    """Add a block of pixels to the statistics that the image's column COLUMN needs: counts int64 [B, 770]."""
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
     b = tl.load(words + (tl.program_id(0) // BLOCKS) * WORDS + (FIXED + 2 * COUNT + LIST))
     row, before, counts = words + b * WORDS, before + b * (COUNT * 768), counts + b * COUNTS
@@ -311,8 +313,8 @@ def _statistics(
 
 @_kernel
 def _count(counts, level, valid):
-    found = tl.histogram(level, 256, mask=valid)
-    tl.atomic_add(counts + tl.arange(0, 256), found.to(tl.int64), mask=found > 0)
+    histogram = tl.histogram(level, 256, mask=valid)
+    tl.atomic_add(counts + tl.arange(0, 256), histogram.to(tl.int64), mask=histogram > 0)
 
 
 @_kernel
@@ -338,7 +340,7 @@ def _pixels(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A block of one image's pixels, of out [B, H, W, 3]."""
+    """Compute one block of one image's pixels in out [B, H, W, 3]."""
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
     b = tl.program_id(0) // BLOCKS
     row, before = words + b * WORDS, before + b * (COUNT * 768)
@@ -379,10 +381,10 @@ def _pixels(
 
 @_kernel
 def _store(out, red, green, blue, count, TOGETHER: tl.constexpr, BLOCK: tl.constexpr):
-    """The first `count` values of [BLOCK, 3], in the order in which they lie, so that neighbours store neighbours.
+    """Store the first `count` values of [BLOCK, 3] in memory order, so that adjacent lanes store adjacent values.
 
-    Blocks are powers of two: a fourth value goes with each pixel as far as shared memory. A thread stores TOGETHER
-    values, 4 bytes: with 16, which the compiler would choose, five lanes of a warp would read the same bank.
+    Blocks are powers of two, so each pixel carries a fourth value up to shared memory. A thread stores TOGETHER values,
+    4 bytes: with 16, the compiler's choice, five lanes of a warp would read the same bank.
     """
     four = tl.reshape(tl.join(tl.join(red, blue), tl.join(green, blue)), [4 * BLOCK])  # red, green, blue, blue
     value = tl.arange(0, 4 * BLOCK)
@@ -406,7 +408,7 @@ def _sharpened(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The last column as SHARPNESS: neighbours are warped and operated on again. The outermost pixels stay."""
+    """SHARPNESS as the last column: recomputes each pixel's neighbours. The outermost pixels are unchanged."""
     LAST: tl.constexpr = COUNT - 1
     red, green, blue = x * 0, x * 0, x * 0  # sums of nine pixels
     red_here, green_here, blue_here = red, green, blue
@@ -443,7 +445,7 @@ def _pixel(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Red, green and blue after the warp and the colours before column END; look-ups since the last are still to do."""
+    """Red, green and blue after the warp and the colours before column END; look-ups since then are still pending."""
     red, green, blue = _warped(image, row, x, y, valid, WARP, HEIGHT, WIDTH)
     for column in tl.static_range(END):
         if (COLORS >> column) & 1:
@@ -469,16 +471,16 @@ def _warped(image, row, x, y, valid, WARP: tl.constexpr, HEIGHT: tl.constexpr, W
         u = (tl.load(row) * x + tl.load(row + 1) * y + tl.load(row + 2)) >> 16
         v = (tl.load(row + 3) * x + tl.load(row + 4) * y + tl.load(row + 5)) >> 16
         valid = valid & (u >= 0) & (u < WIDTH) & (v >= 0) & (v < HEIGHT)
-    at = levels + (v * s_h + u * s_w)
-    red = tl.load(at, mask=valid, other=0).to(tl.int32)
-    green = tl.load(at + s_c, mask=valid, other=0).to(tl.int32)
-    blue = tl.load(at + 2 * s_c, mask=valid, other=0).to(tl.int32)
+    pixel = levels + (v * s_h + u * s_w)
+    red = tl.load(pixel, mask=valid, other=0).to(tl.int32)
+    green = tl.load(pixel + s_c, mask=valid, other=0).to(tl.int32)
+    blue = tl.load(pixel + 2 * s_c, mask=valid, other=0).to(tl.int32)
     return red, green, blue
 
 
 @_kernel
 def _mapped(tables, red, green, blue):
-    """Levels looked up in tables uint8 [3, 256]."""
+    """Look up levels in tables uint8 [3, 256]."""
     red = tl.load(tables + red).to(tl.int32)
     green = tl.load(tables + 256 + green).to(tl.int32)
     blue = tl.load(tables + 512 + blue).to(tl.int32)
@@ -487,7 +489,7 @@ def _mapped(tables, red, green, blue):
 
 @_kernel
 def _operation(row, column: tl.constexpr, COUNT: tl.constexpr):
-    """What an image's words say of a column: Op, and its magnitude float32."""
+    """The Op of a column and its magnitude float32, from an image's words."""
     return tl.load(row + (FIXED + column)), tl.load(row + (FIXED + COUNT + column)).to(tl.float32, bitcast=True)
 
 
@@ -499,12 +501,12 @@ def _luma(red, green, blue):
 
 @_kernel
 def _smooth(total, centre):
-    """`ops.smooth` of the sum of nine levels, and the one in their middle."""
+    """`ops.smooth` from the sum of nine levels and the one in the centre."""
     return (2 * (total + 4 * centre) + 13) // 26
 
 
 @_kernel
 def _blend(degenerate, level, factor):
-    """`ops.blend` of int32 levels."""
+    """`ops.blend` for int32 levels."""
     product = factor * (level - degenerate).to(tl.float32)
     return tl.minimum(tl.maximum(degenerate.to(tl.float32) + product, 0.0), 255.0).to(tl.int32)

@@ -1,9 +1,9 @@
-"""Mixup and cutmix: images of a batch mixed with their partners, and targets that say so."""
+"""Mixup and cutmix: mixes the images of a batch with their partners, and the targets alike."""
 
 import torch
 
 from .backends import apply
-from .plan import Mixing, Plan, sent
+from .plan import Mixing, Plan, to_device
 from .policy import Policy
 
 
@@ -20,40 +20,44 @@ def mix(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """uint8 images [B, 3, H, W] and classes int64 [B] -> (the model's input, soft targets float32 [B, num_classes]).
 
-    The images are augmented and normalised as `apply` does it, to `dtype` and by `policy` where one is given, and then
-    mixed. Images [B, 3, H, W] that are floating point are taken to be normalised already, and are mixed only.
+    Images are augmented and normalised as in `apply`, to `dtype` and with `policy` if given, and then mixed. Floating
+    point images [B, 3, H, W] are taken to be normalised already and are only mixed.
 
-    Each image keeps lambda of itself and takes 1 - lambda of its partner: as levels (mixup, Zhang et al. 2018) or as a
-    rectangle (cutmix, Yun et al. 2019, torchvision's box; lambda is then what the box leaves). Targets are smoothed
-    first: 1 - smoothing for the class, and smoothing / num_classes for every class. Partners of weight 0 (padding,
-    images that could not be read), where `weight` [B] is given, are not mixed in. With a plan that does not mix, the
-    targets become soft and the images are what `apply` returns.
+    Each image keeps a share lambda of itself and takes 1 - lambda from its partner: as levels (mixup, Zhang et al.
+    2018) or as a rectangle (cutmix, Yun et al. 2019, with torchvision's box; lambda is then the area outside it).
+    Targets are smoothed first: 1 - smoothing for the class, plus smoothing / num_classes for every class. If `weight`
+    [B] is given, partners of weight 0 (padding, unreadable images) are not mixed in. With a plan that does not mix,
+    targets become soft and images are as `apply` returns them.
 
-    Images are mixed in float32 and rounded once to their type. Raises ValueError for what does not fit together.
+    Images are mixed in float32 and rounded once to their type. Raises ValueError for arguments that do not fit
+    together.
     """
     if targets.shape != images.shape[:1] or targets.is_floating_point():
-        raise ValueError(f"targets must be classes [{len(images)}]; they are {targets.dtype} {list(targets.shape)}")
+        raise ValueError(
+            f"targets must be integer class indices [{len(images)}]; got {targets.dtype} {list(targets.shape)}"
+        )
     if plan is not None and len(plan) != len(images):
-        raise ValueError(f"the plan and the images differ in number: {len(plan)} and {len(images)}")
+        raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if not 0.0 <= smoothing < 1.0:
-        raise ValueError(f"smoothing is a share, from 0 to below 1; it was {smoothing}")
+        raise ValueError(f"smoothing must be at least 0 and below 1; got {smoothing}")
     if images.dtype == torch.uint8:
         if not dtype.is_floating_point:
-            raise ValueError(f"images are mixed after normalisation, as floating point; {dtype} was asked for")
+            raise ValueError(f"images are mixed after normalisation, so dtype must be floating point; got {dtype}")
         images = apply(None if plan is None else plan.unmixed, images, policy, dtype)
     elif not images.is_floating_point():
-        raise ValueError(f"images must be uint8, or floating point and normalised; they are {images.dtype}")
+        raise ValueError(f"images must be uint8, or normalised and floating point; got {images.dtype}")
     classes = torch.arange(num_classes, device=targets.device)
     soft = (targets[:, None] == classes).to(torch.float32) * (1.0 - smoothing) + smoothing / num_classes
     if plan is None or plan.mixing is None or not len(images):
         return images, soft
     device = images.device
     height, width = images.shape[2:]
-    partner = sent(plan.mixing.partner, device)
+    partner = to_device(plan.mixing.partner, device)
     box = boxes(plan.mixing, height, width)  # [B, 4]
     kept = 1.0 - (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) / (height * width)
-    share = sent(torch.where(plan.mixing.cut, kept.to(torch.float32), plan.mixing.share), device)  # [B]
-    cut, box = sent(plan.mixing.cut, device), sent(box, device)
+    share = to_device(torch.where(plan.mixing.cut, kept.to(torch.float32), plan.mixing.share), device)  # [B]
+    cut = to_device(plan.mixing.cut, device)
+    box = to_device(box, device)
     if weight is not None:
         share = torch.where(weight[partner] > 0, share, 1.0)
         cut = cut & (weight[partner] > 0)
@@ -70,9 +74,9 @@ def _blend(share: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch
 
 
 def boxes(mixing: Mixing, height: int, width: int) -> torch.Tensor:
-    """Cutmix's rectangles int64 [B, 4] (top, left, bottom, right), as torchvision: sides sqrt(1 - lambda), cut off.
+    """Cutmix's rectangles int64 [B, 4] (top, left, bottom, right), as in torchvision: sides sqrt(1 - lambda), clipped.
 
-    They are empty for images that draw mixup.
+    Images that drew mixup have empty rectangles.
     """
     sides = torch.tensor([height, width], dtype=torch.float64)
     centre = (mixing.centre * sides).to(torch.int64)  # [B, 2]
@@ -82,7 +86,7 @@ def boxes(mixing: Mixing, height: int, width: int) -> torch.Tensor:
 
 
 def _inside(box: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """bool [B, 1, H, W]: the pixels in boxes [B, 4]."""
+    """bool [B, 1, H, W]: which pixels lie inside boxes [B, 4]."""
     top, left, bottom, right = box.T[:, :, None, None]
     y = torch.arange(height, device=box.device)[:, None]
     x = torch.arange(width, device=box.device)

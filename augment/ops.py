@@ -1,8 +1,9 @@
-"""The operations: TrivialAugmentWide's table, and what each does to pixels, in Pillow's arithmetic.
+"""The operations: TrivialAugmentWide's table, and each one's effect on pixels, in Pillow's arithmetic.
 
-Everything is integers, or single IEEE operations on float32 or float64 in a stated order, each rounded for itself (no
-fused multiply-add): the same bits on every device. Pillow on x86-64 is the judge (`tests/augment/test_pillow.py`);
-where a compiler fused the multiplication and the addition of its blends, Pillow itself may differ by one level.
+Everything is integer arithmetic, or single IEEE operations on float32 or float64 in a fixed order, each rounded
+separately (no fused multiply-add), so every device gives the same bits. Pillow on x86-64 is the judge
+(`tests/augment/test_pillow.py`); a Pillow whose compiler fused the multiplication and the addition of a blend may
+differ by one level.
 """
 
 import functools
@@ -15,18 +16,18 @@ import numpy.typing as npt
 import torch
 
 BINS = 31
-LARGEST = 8192  # pixels a side: every coordinate that a warp can reach then fits Q16 in 32 bits, as in Pillow
+MAX_SIDE = 8192  # pixels: up to here every coordinate that a warp can reach fits Q16 in 32 bits, as in Pillow
 
 
 class Op(IntEnum):
-    """What happens to pixels after the warp. `magnitude` is what a plan says beside it."""
+    """Pixel operations, applied after the warp. Comments say what a plan's `magnitude` means."""
 
     IDENTITY = 0
     BRIGHTNESS = 1  # factor
     COLOR = 2  # factor
     CONTRAST = 3  # factor
     SHARPNESS = 4  # factor
-    POSTERIZE = 5  # bits that are kept
+    POSTERIZE = 5  # number of bits kept
     SOLARIZE = 6  # the smallest level that is inverted
     AUTOCONTRAST = 7
     EQUALIZE = 8
@@ -55,13 +56,13 @@ class TrivialTable(NamedTuple):
     ops: npt.NDArray[np.int32]  # [868] Op
     magnitudes: npt.NDArray[np.float32]  # [868]
     linear: npt.NDArray[np.float64]  # [868, 4] inverse warp: x' = l0 x + l1 y + ..., y' = l2 x + l3 y + ...
-    shift: npt.NDArray[np.float64]  # [868, 2] its translation, where it is not centred
-    centred: npt.NDArray[np.bool_]  # [868] the warp turns about the image's centre
+    shift: npt.NDArray[np.float64]  # [868, 2] its translation, if it is not centred
+    centred: npt.NDArray[np.bool_]  # [868] whether the warp turns about the image's centre
 
 
 @functools.cache
 def trivial_table() -> TrivialTable:
-    """torchvision 0.26's `TrivialAugmentWide._AUGMENTATION_SPACE` with 31 bins, as it is applied to a Pillow image."""
+    """torchvision 0.26's `TrivialAugmentWide._AUGMENTATION_SPACE` with 31 bins, as applied to Pillow images."""
     rows = len(TRIVIAL) * BINS * 2
     table = TrivialTable(
         np.zeros(rows, np.int32),
@@ -81,7 +82,7 @@ def trivial_table() -> TrivialTable:
         elif name == "Posterize":
             table.magnitudes[row] = abs(magnitude)
         elif name == "Solarize":
-            table.magnitudes[row] = math.ceil(255.0 * abs(magnitude))  # level < threshold, for whole levels
+            table.magnitudes[row] = math.ceil(255.0 * abs(magnitude))  # level < threshold, for integer levels
         elif name == "ShearX":
             table.linear[row, 1] = math.tan(math.radians(math.degrees(math.atan(magnitude))))
         elif name == "ShearY":
@@ -112,12 +113,13 @@ def _magnitudes(name: str) -> torch.Tensor:
 def rotation(degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Inverse rotations [..., 4], counter-clockwise on the screen, as `PIL.Image.rotate` computes them."""
     angle = -np.radians(degrees % 360.0)
-    cos, sin = np.round(np.cos(angle), 15), np.round(np.sin(angle), 15)
+    cos = np.round(np.cos(angle), 15)
+    sin = np.round(np.sin(angle), 15)
     return np.stack([cos, sin, np.round(-np.sin(angle), 15), cos], axis=-1)
 
 
 def blend(degenerate: torch.Tensor, image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Pillow's ImagingBlend of levels: degenerate + factor * (image - degenerate), cut off at 0 and 255, and truncated.
+    """Pillow's ImagingBlend: degenerate + factor * (image - degenerate), clamped to 0..255 and truncated.
 
     One float32 multiplication and one addition, each rounded. `factor` is float32; the result has the type of `image`.
     """
@@ -127,25 +129,25 @@ def blend(degenerate: torch.Tensor, image: torch.Tensor, factor: torch.Tensor) -
 
 
 def luma(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> torch.Tensor:
-    """Pillow's L of int32 levels: ITU-R 601-2 in Q16, rounded."""
+    """Pillow's L (ITU-R 601-2) from int32 levels, in Q16, rounded."""
     return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
 
 
 def smooth(around: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """Pillow's SMOOTH of int32 levels: (the eight neighbours + 5 * centre) / 13, rounded. There are no ties."""
+    """Pillow's SMOOTH of int32 levels: (sum of the eight neighbours + 5 * centre) / 13, rounded. There are no ties."""
     return (2 * (around + 5 * centre) + 13) // 26
 
 
 def mean_level(total: torch.Tensor, pixels: int) -> torch.Tensor:
-    """The mean of int64 sums of levels, rounded half up, as ImageEnhance.Contrast takes it."""
+    """The mean from int64 sums of levels, rounded half up, as in ImageEnhance.Contrast."""
     return (2 * total + pixels) // (2 * pixels)
 
 
 def lookup(op: Op, magnitude: torch.Tensor, mean: torch.Tensor, histogram: torch.Tensor) -> torch.Tensor:
-    """The look-up tables uint8 [B, 3, 256] of one of LOOKUPS.
+    """The look-up tables uint8 [B, 3, 256] of `op`, one of LOOKUPS.
 
-    `magnitude` float32 [B]; `mean` int64 [B], the mean L, for contrast; `histogram` int64 [B, 3, 256], for autocontrast
-    and equalize. What an operation does not need is not looked at.
+    `magnitude` is float32 [B]; `mean` int64 [B], the mean L, for contrast; `histogram` int64 [B, 3, 256], for
+    autocontrast and equalize. Arguments that an operation does not need are ignored.
     """
     device = magnitude.device
     levels = torch.arange(256, dtype=torch.int32, device=device)  # [256]
@@ -169,7 +171,7 @@ def lookup(op: Op, magnitude: torch.Tensor, mean: torch.Tensor, histogram: torch
 
 
 def _autocontrast(histogram: torch.Tensor) -> torch.Tensor:
-    """ImageOps.autocontrast: float64, since its products fall short of whole numbers here and there."""
+    """ImageOps.autocontrast: in float64, since some of its products fall just short of an integer."""
     levels = torch.arange(256, dtype=torch.int64, device=histogram.device)
     present = histogram > 0  # [B, 3, 256]
     low = torch.where(present, levels, 255).amin(dim=2, keepdim=True)
@@ -188,6 +190,6 @@ def _equalize(histogram: torch.Tensor) -> torch.Tensor:
     below = histogram.cumsum(dim=2) - histogram  # pixels darker than a level
     total = histogram.sum(dim=2, keepdim=True)
     top = torch.where(histogram > 0, levels, 0).amax(dim=2, keepdim=True)
-    step = (total - histogram.gather(2, top)) // 255  # 0 where there is one level alone
+    step = (total - histogram.gather(2, top)) // 255  # 0 if there is only one level
     spread = (step // 2 + below) // step.clamp(min=1)
     return torch.where(step == 0, levels, spread.clamp(max=255)).to(torch.uint8)

@@ -1,7 +1,7 @@
-"""What happens to each image of a batch: drawn once on the host, a value that can be replayed anywhere.
+"""Plans: what happens to each image of a batch, drawn once on the host as a value that can be replayed anywhere.
 
-The draw of an image is keyed by (seed, epoch, sample id, stage): the same whatever the batch, the rank or the device.
-The generator is SplitMix64's finaliser (Steele, Lea, Flood 2014) chained over the key.
+An image's draw is keyed by (seed, epoch, sample id, stage), and independent of the batch, the rank and the device. The
+generator is SplitMix64's finaliser (Steele, Lea, Flood 2014), chained over the key.
 """
 
 import functools
@@ -11,10 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .ops import BINS, LARGEST, STATISTICS, TRIVIAL, Op, rotation, trivial_table
+from .ops import BINS, MAX_SIDE, STATISTICS, TRIVIAL, Op, rotation, trivial_table
 from .policy import Policy, Range
 
-_FLIP_STAGE, _ROTATE_STAGE, _JITTER_STAGE, _TRIVIAL_STAGE, _ERASE_STAGE, _MIX_STAGE = 0xF1, 0xF2, 0xF3, 0xF4, 0xF5, 0xF6
+_FLIP_STAGE = 0xF1
+_ROTATE_STAGE = 0xF2
+_JITTER_STAGE = 0xF3
+_TRIVIAL_STAGE = 0xF4
+_ERASE_STAGE = 0xF5
+_MIX_STAGE = 0xF6
 _ERASE_TRIES = 10  # torchvision's
 _JITTER = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.COLOR}
 
@@ -23,48 +28,48 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Erasing:
-    """The rectangles of the images that are erased [E]. Sides follow the image's size, so they are drawn as shares."""
+    """Rectangles to erase in E of the images. Sides depend on the image's size, so they are drawn as fractions."""
 
     rows: torch.Tensor  # int64 [E], positions in the batch
-    area: torch.Tensor  # float64 [E, 10], share of the image, of ten tries
+    area: torch.Tensor  # float64 [E, 10], fraction of the image's area, for ten tries
     ratio: torch.Tensor  # float64 [E, 10], height over width
-    corner: torch.Tensor  # float64 [E, 10, 2], where between top and bottom, left and right, in [0, 1)
+    corner: torch.Tensor  # float64 [E, 10, 2], position between top and bottom, left and right, in [0, 1)
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """With whom each image of the batch is mixed [B]."""
+    """How each image of the batch is mixed with a partner [B]."""
 
     partner: torch.Tensor  # int64 [B], a position in the same batch
-    share: torch.Tensor  # float32 [B], lambda: what is kept of the image itself; a whole number of 2^-16
+    share: torch.Tensor  # float32 [B], lambda: the share kept of the image itself, a multiple of 2^-16
     cut: torch.Tensor  # bool [B], cutmix; else mixup
     centre: torch.Tensor  # float64 [B, 2], of cutmix's box, y and x, in [0, 1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Struct of arrays over the batch [B], on the host. What depends on an image's size is in `sized`."""
+    """A struct of arrays over the batch [B], on the host. `sized` adds what depends on the size of the images.
+
+    `trivial` is a row of `ops.trivial_table()`: ((operation * 31) + bin) * 2 + negative, 0 for no operation. `ops` are
+    executed from left to right, after the warp; K, from 0 to 4, is a property of the policy.
+    """
 
     hflip: torch.Tensor  # bool [B]
     vflip: torch.Tensor  # bool [B]
     angle: torch.Tensor  # float64 [B], degrees, counter-clockwise
-    trivial: (
-        torch.Tensor
-    )  # int64 [B], row of ops.trivial_table(): ((operation * 31) + bin) * 2 + negative; 0 is nothing
-    ops: (
-        torch.Tensor
-    )  # int32 [B, K], Op; executed from left to right after the warp; K is 0 to 4, a property of the policy
+    trivial: torch.Tensor  # int64 [B]
+    ops: torch.Tensor  # int32 [B, K], Op
     magnitudes: torch.Tensor  # float32 [B, K]
     erasing: Erasing | None = None
     mixing: Mixing | None = None
-    policy: Policy | None = None  # that it was drawn from
+    policy: Policy | None = None  # it was drawn from this policy
 
     def __len__(self) -> int:
         return len(self.hflip)
 
     @property
     def unmixed(self) -> "Plan":
-        """The plan without mixup and cutmix, for callers of `apply` who call `mix` themselves afterwards."""
+        """The plan without mixup and cutmix, for callers of `apply` that call `mix` themselves afterwards."""
         return self if self.mixing is None else replace(self, mixing=None)
 
     @property
@@ -74,19 +79,19 @@ class Plan:
 
     @property
     def columns(self) -> tuple[frozenset[Op], ...]:
-        """Which operations are in each of the K columns."""
+        """The operations in each of the K columns."""
         return tuple(frozenset(map(Op, np.unique(column))) for column in self.ops.numpy().T)
 
     @property
     def passes(self) -> int:
-        """How many of the K columns need statistics of the images: at most 2, contrast jitter and TrivialAugment."""
-        return sum(bool(found & STATISTICS) for found in self.columns)
+        """The number of columns that need statistics of the images: at most 2, contrast jitter and TrivialAugment."""
+        return sum(bool(ops & STATISTICS) for ops in self.columns)
 
     def sized(self, height: int, width: int) -> "Sized":
-        """The plan for images of a size, in whole numbers. Raises ValueError above 8,192 pixels a side."""
-        if max(height, width) > LARGEST:
+        """The plan for images of this size, in integers. Raises ValueError for sides above 8,192 pixels."""
+        if max(height, width) > MAX_SIDE:
             raise ValueError(
-                f"images are augmented up to {LARGEST} pixels a side; they are {width} x {height}: resize them"
+                f"images of {width} x {height} pixels are too large to augment; sides may have up to {MAX_SIDE} pixels"
             )
         batch, count = self.ops.shape
         words = np.empty((batch, Sized.FIXED + 2 * count), np.int32)
@@ -99,11 +104,14 @@ class Plan:
     def _affine(self, height: int, width: int) -> npt.NDArray[np.int32]:
         """Inverse affines [B, 6] in Q16: flips, then the rotation, then TrivialAugment's warp, as one resampling.
 
-        Pillow's `affine_fixed`: the source of pixel (x, y) is ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
+        As in Pillow's `affine_fixed`, the source of pixel (x, y) is
+        ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
         """
-        table, rows = trivial_table(), self.trivial.numpy()
+        table = trivial_table()
+        rows = self.trivial.numpy()
         centre = (width / 2, height / 2)
-        linear, centred = table.linear[rows], table.centred[rows]
+        linear = table.linear[rows]
+        centred = table.centred[rows]
         shift = np.where(centred[:, None], _about(centre, linear), table.shift[rows])
         angle = self.angle.numpy()
         if angle.any():
@@ -122,7 +130,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sized:
-    """A plan for images of one size: int32 [B, 10 + 2 K], one small tensor to send to a device."""
+    """A plan for images of one size: int32 [B, 10 + 2 K], one small tensor to copy to a device."""
 
     words: torch.Tensor
     FIXED = 10
@@ -131,13 +139,13 @@ class Sized:
     def affine(self) -> torch.Tensor:
         """int32 [B, 6], Q16: the source of pixel (x, y) is ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
 
-        Outside the image it is a pixel of zeros. No sum leaves 32 bits.
+        Sources outside the image are zeros. No sum overflows 32 bits.
         """
         return self.words[:, :6]
 
     @property
     def box(self) -> torch.Tensor:
-        """int32 [B, 4]: top, left, bottom, right of what is erased, the last two excluded; empty boxes are zeros."""
+        """int32 [B, 4]: top, left, bottom and right of the erased box, the last two exclusive; zeros for none."""
         return self.words[:, 6:10]
 
     @property
@@ -155,17 +163,17 @@ class Sized:
         return (self.words.shape[1] - Sized.FIXED) // 2
 
     def to(self, device: torch.device) -> "Sized":
-        """On the device, without waiting for what is enqueued there."""
-        return Sized(sent(self.words, device))
+        """Copy to a device, without waiting for work enqueued there."""
+        return Sized(to_device(self.words, device))
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on the device, without waiting for what is enqueued there."""
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a host tensor to a device, without waiting for work enqueued there."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, epoch: int) -> Plan:
-    """The plan of a batch of sample `ids` [B], on the host."""
+    """Draw the plan, on the host, for a batch of samples with these `ids` [B]."""
     keys = np.asarray(ids, dtype=np.int64)
     uniforms = functools.partial(_uniforms, seed, epoch, keys)
     flips = uniforms(_FLIP_STAGE, 2) < (policy.hflip, policy.vflip)
@@ -198,21 +206,21 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
 
 
 def _trivial_rows(chances: Doubles) -> npt.NDArray[np.int64]:
-    """Rows of the table [B] from three numbers each [B, 3]: operation, bin, sign."""
+    """Rows of the table [B] from uniform numbers [B, 3] for operation, bin and sign."""
     numbers = (chances * (len(TRIVIAL), BINS, 2)).astype(np.int64)
     rows: npt.NDArray[np.int64] = (numbers[:, 0] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
     return rows
 
 
 def _about(centre: tuple[float, float], linear: Doubles) -> Doubles:
-    """The translations [B, 2] with which linear maps [B, 4] leave a centre (x, y) where it is, in Pillow's order."""
+    """Translations [B, 2] that make linear maps [B, 4] keep a centre (x, y) fixed, computed in Pillow's order."""
     x, y = centre
     a, b, d, e = linear.T
     return np.stack([(a * -x + b * -y + 0.0) + x, (d * -x + e * -y + 0.0) + y], axis=1)
 
 
 def _composed(outer: Doubles, outer_shift: Doubles, inner: Doubles, inner_shift: Doubles) -> tuple[Doubles, Doubles]:
-    """`outer` of `inner` of a point: (linear [B, 4], shift [B, 2]). Exactly the one where the other does nothing."""
+    """`outer` after `inner`: (linear [B, 4], shift [B, 2]). Exact where one of them is the identity."""
     a, b, d, e = outer.T
     p, q, r, s = inner.T
     u, v = inner_shift.T
@@ -238,7 +246,7 @@ def _between(limits: Range, chances: Doubles) -> Doubles:
 
 
 def _boxes(erasing: Erasing | None, batch: int, height: int, width: int) -> npt.NDArray[np.int32]:
-    """int32 [B, 4], as torchvision's RandomErasing: the first of ten tries that is smaller than the image, or none."""
+    """int32 [B, 4], as torchvision's RandomErasing: the first of ten tries that fits into the image, or none."""
     boxes = np.zeros((batch, 4), np.int32)
     if erasing is None or not len(erasing.rows):
         return boxes
@@ -250,16 +258,16 @@ def _boxes(erasing: Erasing | None, batch: int, height: int, width: int) -> npt.
     each = np.arange(len(first))
     side = sides[each, first]
     corner = (erasing.corner.numpy()[each, first] * ((height, width) - side + 1)).astype(np.int64)
-    found = np.concatenate([corner, corner + side], axis=1)
-    boxes[erasing.rows.numpy()] = np.where((fits.any(axis=1) & side.all(axis=1))[:, None], found, 0)
+    erased = np.concatenate([corner, corner + side], axis=1)
+    boxes[erasing.rows.numpy()] = np.where((fits.any(axis=1) & side.all(axis=1))[:, None], erased, 0)
     return boxes
 
 
 def _mixing(policy: Policy, chances: Doubles) -> Mixing:
-    """Neighbours are partners, positions 2 k and 2 k + 1 of a batch; the last of an odd batch takes the one before it.
+    """Pair positions 2 k and 2 k + 1 of a batch; the last of an odd batch is paired with the one before it.
 
-    The order of an epoch is random, so neighbours are random pairs; they are the same for every even batch size and
-    number of ranks.
+    The order of an epoch is random, so neighbours are random pairs. They are the same for every even batch size and
+    every number of ranks.
     """
     batch = len(chances)
     partner = np.arange(batch) ^ 1
@@ -278,16 +286,16 @@ def _mixing(policy: Policy, chances: Doubles) -> Mixing:
 
 
 def beta_quantile(alpha: float, chances: Doubles) -> Doubles:
-    """Numbers distributed as Beta(alpha, alpha) from uniform ones in [0, 1)."""
-    at, cumulative, power = _half_beta(alpha)
+    """Turn uniform numbers in [0, 1) into numbers distributed as Beta(alpha, alpha)."""
+    knots, cumulative, power = _half_beta(alpha)
     lower = np.minimum(chances, 1.0 - chances)
-    x = np.interp(lower, cumulative, at) ** power
+    x = np.interp(lower, cumulative, knots) ** power
     return np.where(chances < 0.5, x, 1.0 - x)
 
 
 @functools.lru_cache(maxsize=16)
 def _half_beta(alpha: float) -> tuple[Doubles, Doubles, float]:
-    """Knots w and the distribution at x = w ** power up to the median, where the density is finite in w."""
+    """Knots w up to the median and the distribution function at x = w ** power; in w the density is finite."""
     power = max(1.0 / alpha, 1.0)
     w = np.linspace(0.0, 0.5 ** (1.0 / power), 8193)
     x = w**power
@@ -304,7 +312,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
-    """[B, count] numbers in [0, 1)."""
+    """Uniform numbers in [0, 1), [B, count]."""
     key = np.zeros(1, np.uint64)
     for part in (seed, epoch, stage):
         key = _mix(key ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF))

@@ -1,4 +1,4 @@
-"""What may happen to an image, as the user states it."""
+"""Augmentation policies: what may happen to an image, as the user specifies it."""
 
 import difflib
 import math
@@ -24,19 +24,19 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What each image of a batch draws for itself, in the order in which it happens to the image.
+    """What each image of a batch draws, in the order in which it is applied.
 
-    Flips and erasing are probabilities. `rotate` is in degrees, uniform in [-rotate, rotate]. `brightness`, `contrast`
-    and `saturation` are ranges of factors, uniform; 1 leaves an image as it is. `trivial` is TrivialAugmentWide
-    (Mueller and Hutter 2021, torchvision's table). Mixup (Zhang et al. 2018) and cutmix (Yun et al. 2019) are the
-    alphas of their Beta(alpha, alpha), 0 for off; where both are given, each image takes one or the other with
-    probability a half.
+    `hflip`, `vflip` and `erase` are probabilities. `rotate` is in degrees, uniform in [-rotate, rotate]. `brightness`,
+    `contrast` and `saturation` are ranges of uniform factors; 1 leaves an image unchanged. `trivial` is
+    TrivialAugmentWide (Mueller and Hutter 2021, with torchvision's table). `mixup` (Zhang et al. 2018) and `cutmix`
+    (Yun et al. 2019) are the alphas of Beta(alpha, alpha), 0 for off; if both are given, each image takes one or the
+    other with equal probability.
 
-    The normalisation is part of the policy: (x / 255 - mean) / std per channel. Erasing (Zhong et al. 2020) comes after
-    it, as in torchvision: an area of `erase_scale` of the image, with sides in `erase_ratio`, becomes `erase_value`.
-    Mixing comes last.
+    Normalisation is part of the policy: (x / 255 - mean) / std per channel. Erasing (Zhong et al. 2020) follows it, as
+    in torchvision: a rectangle with a fraction `erase_scale` of the image's area and sides in `erase_ratio` becomes
+    `erase_value`. Mixing comes last.
 
-    Raises ValueError, naming the field, for what cannot be.
+    Raises ValueError, naming the field, for invalid values.
     """
 
     hflip: float = 0.0
@@ -58,29 +58,29 @@ class Policy:
     def __post_init__(self) -> None:
         for name, p in (("hflip", self.hflip), ("vflip", self.vflip), ("erase", self.erase)):
             if not 0.0 <= p <= 1.0:
-                raise ValueError(f"{name} is a probability, from 0 to 1; it was {p}")
+                raise ValueError(f"{name} must be a probability, from 0 to 1; got {p}")
         if not 0.0 <= self.rotate <= 180.0:
-            raise ValueError(f"rotate is in degrees to either side, from 0 to 180; it was {self.rotate}")
+            raise ValueError(f"rotate must be an angle in degrees, from 0 to 180; got {self.rotate}")
         factors = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
         for name, limits in factors.items():
-            _check_range(name, limits, "factors from 0 up, of which 1 changes nothing", 0.0, math.inf)
-        _check_range("erase_scale", self.erase_scale, "shares of an image's area, from 0 to 1", 0.0, 1.0)
-        _check_range("erase_ratio", self.erase_ratio, "height over width, above 0", math.ulp(0.0), math.inf)
+            _check_range(name, limits, "factors, at least 0 (1 changes nothing)", 0.0, math.inf)
+        _check_range("erase_scale", self.erase_scale, "fractions of an image's area, from 0 to 1", 0.0, 1.0)
+        _check_range("erase_ratio", self.erase_ratio, "ratios of height to width, above 0", math.ulp(0.0), math.inf)
         for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
             if not (alpha >= 0.0 and math.isfinite(alpha)):
-                raise ValueError(f"{name} is the alpha of a Beta distribution, above 0, or 0 for none; it was {alpha}")
+                raise ValueError(f"{name} must be the alpha of a Beta distribution, or 0 to turn it off; got {alpha}")
         if isinstance(self.erase_value, str) or not all(math.isfinite(v) for v in self.erase_values):
             raise ValueError(
-                "erase_value is a number, or three, of the normalised image, where 0 is the mean colour; "
-                f"it was {self.erase_value!r}"
+                "erase_value must be one number, or three, in the normalised image, where 0 is the mean colour; "
+                f"got {self.erase_value!r}"
             )
         for name, values in (("mean", self.mean), ("std", self.std), ("erase_value", self.erase_values)):
             if len(values) != 3:
-                raise ValueError(f"{name} has three numbers, red, green and blue; it was {values}")
+                raise ValueError(f"{name} must be three numbers, for red, green and blue; got {values}")
         if not all(math.isfinite(m) for m in self.mean):
-            raise ValueError(f"mean must be finite; it was {self.mean}")
-        if not all(s > 0.0 for s in self.std):  # nan neither
-            raise ValueError(f"std must be above 0; it was {self.std}")
+            raise ValueError(f"mean must be finite; got {self.mean}")
+        if not all(s > 0.0 for s in self.std):  # false for nan, too
+            raise ValueError(f"std must be above 0; got {self.std}")
 
     @property
     def erase_values(self) -> Triple:
@@ -90,14 +90,14 @@ class Policy:
 
     @property
     def mixes(self) -> bool:
-        """Whether images are mixed with others of their batch."""
+        """Whether images are mixed with others in their batch."""
         return self.mixup > 0.0 or self.cutmix > 0.0
 
 
 def operation(name: str) -> str:
-    """The field of Policy that `name`, as people write it, means: `h-flip`, `RandomErasing` and `reprob` are known.
+    """The field of Policy that `name` refers to, in any common spelling, such as `h-flip`, `RandomErasing`, `reprob`.
 
-    Raises ValueError with the nearest name for one that means nothing here.
+    Raises ValueError, with the closest known name, for an unknown one.
     """
     plain = name.strip().replace("-", "_").replace(" ", "_").lower()
     known = {**{field: field for field in OPERATIONS}, **_OTHER_NAMES}
@@ -105,16 +105,16 @@ def operation(name: str) -> str:
     for spelling in (plain.replace("_", ""), plain.replace("_", "").removeprefix("random")):
         if spelling in squeezed:
             return squeezed[spelling]
-    raise ValueError(f"no augmentation is called {name!r}{_nearest(plain, known)}; there are {', '.join(OPERATIONS)}")
+    raise ValueError(f"unknown augmentation {name!r}{_nearest(plain, known)}; choose from {', '.join(OPERATIONS)}")
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f": did you mean {_OTHER_NAMES.get(found[0], found[0])!r}?" if found else ""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" (did you mean {_OTHER_NAMES.get(matches[0], matches[0])!r}?)" if matches else ""
 
 
 def _check_range(name: str, values: Range, meaning: str, least: float, most: float) -> None:
     if len(values) != 2 or not all(least <= v <= most and math.isfinite(v) for v in values):
-        raise ValueError(f"{name} has two numbers, {meaning}; it was {values}")
+        raise ValueError(f"{name} must be two numbers, {meaning}; got {values}")
     if values[0] > values[1]:
-        raise ValueError(f"{name} is (smallest, largest); it was {values}: exchange them")
+        raise ValueError(f"{name} must be (smallest, largest); got {values}: swap them")

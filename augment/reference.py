@@ -1,32 +1,32 @@
-"""The specification of what a plan does, in plain torch, for any device: slow, and meant to be read."""
+"""The specification of what a plan does, in plain torch on any device: slow, but written to be read."""
 
 import torch
 
 from .ops import LOOKUPS, Op, blend, lookup, luma, mean_level, smooth
-from .plan import Plan, sent
+from .plan import Plan, to_device
 from .policy import Policy
 
 
 def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """uint8 images [B, 3, H, W] -> [B, 3, H, W] of the table's type, channels-last.
+    """uint8 images [B, 3, H, W] -> [B, 3, H, W] in the table's type, channels-last.
 
-    One nearest resampling of the source, at most four pixel operations, normalisation and erasing. `table` is
-    `normalisation_table`. Statistics are taken of the image as it is when their operation's turn comes, fill included.
-    `plan` None is normalisation alone.
+    One nearest-neighbour resampling of the source, at most four pixel operations, normalisation and erasing. `table` is
+    `normalisation_table`. An operation that needs statistics takes them from its input, zeros from the warp included.
+    With `plan` None images are only normalised.
     """
     if plan is None:
         return normalise(images, table)
     sized = plan.sized(images.shape[2], images.shape[3]).to(images.device)
     images = warp(sized.affine, images)
-    for number, found in enumerate(plan.columns):
-        for op in found - {Op.IDENTITY}:
-            rows = sent(torch.nonzero(plan.ops[:, number] == op)[:, 0], images.device)
+    for number, ops in enumerate(plan.columns):
+        for op in ops - {Op.IDENTITY}:
+            rows = to_device(torch.nonzero(plan.ops[:, number] == op)[:, 0], images.device)
             images = images.index_copy(0, rows, operate(op, sized.magnitudes[rows, number], images[rows]))
     return erase(sized.box, normalise(images, table), table)
 
 
 def warp(affine: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, zeros outside, Pillow's arithmetic."""
+    """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, zeros outside, as in Pillow."""
     height, width = images.shape[2:]
     y, x = torch.meshgrid(
         *(torch.arange(n, dtype=torch.int32, device=images.device) for n in (height, width)), indexing="ij"
@@ -41,7 +41,7 @@ def warp(affine: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
 
 
 def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """One pixel operation on uint8 images [N, 3, H, W] with magnitudes float32 [N], as Pillow does it."""
+    """Apply one pixel operation to uint8 images [N, 3, H, W], with magnitudes float32 [N], as Pillow does."""
     factor = magnitude[:, None, None, None]
     levels = images.to(torch.int32)
     if op in LOOKUPS:
@@ -56,26 +56,26 @@ def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tens
 
 
 def mean_luma(levels: torch.Tensor) -> torch.Tensor:
-    """The mean L int64 [N] of int32 images [N, 3, H, W]."""
+    """The mean L, int64 [N], of int32 images [N, 3, H, W]."""
     gray = luma(*levels.unbind(1))
     return mean_level(gray.sum(dim=(1, 2), dtype=torch.int64), gray[0].numel() if len(gray) else 1)
 
 
 def histogram(levels: torch.Tensor) -> torch.Tensor:
-    """How often each level occurs in each channel, int64 [N, 3, 256], of int32 images [N, 3, H, W]."""
+    """Histograms of the channels, int64 [N, 3, 256], of int32 images [N, 3, H, W]."""
     counts = torch.zeros(len(levels), 768, dtype=torch.int64, device=levels.device)
     entries = _entries(levels)
     return counts.scatter_add_(1, entries, torch.ones_like(entries)).view(-1, 3, 256)
 
 
 def _entries(levels: torch.Tensor) -> torch.Tensor:
-    """Positions in tables [3 * 256] of int32 images: int64 [N, 3 * H * W]."""
+    """Indices into tables [3 * 256] for int32 images: int64 [N, 3 * H * W]."""
     channels = torch.arange(3, dtype=torch.int64, device=levels.device).view(3, 1, 1) * 256
     return (levels + channels).flatten(1)
 
 
 def _smoothed(levels: torch.Tensor) -> torch.Tensor:
-    """ImageFilter.SMOOTH; the outermost pixels, and images below 3 pixels a side, stay."""
+    """ImageFilter.SMOOTH; the outermost pixels, and images with sides below 3 pixels, are unchanged."""
     height, width = levels.shape[2:]
     result = levels.clone()
     if height < 3 or width < 3:
@@ -87,23 +87,23 @@ def _smoothed(levels: torch.Tensor) -> torch.Tensor:
 
 
 def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:
-    """What becomes of every channel and level, and of erased pixels: [3 * 256 + 3], rounded once to `dtype`.
+    """The output value for every channel and level, and for erased pixels: [3 * 256 + 3], rounded once to `dtype`.
 
-    (x / 255 - mean) / std in float64, and the policy's `erase_value` per channel. For uint8 the levels themselves, and
-    the levels that are nearest to the erasing values before normalisation.
+    (x / 255 - mean) / std in float64, then the policy's `erase_value` per channel. For uint8, the levels themselves,
+    then the levels closest to the erase values before normalisation.
     """
     levels = torch.arange(256, dtype=torch.float64) / 255
     mean = torch.tensor(policy.mean, dtype=torch.float64)[:, None]
     std = torch.tensor(policy.std, dtype=torch.float64)[:, None]
     erased = torch.tensor(policy.erase_values, dtype=torch.float64)
     if dtype == torch.uint8:
-        undone = ((erased * std[:, 0] + mean[:, 0]) * 255).round().clamp(0, 255)
-        return torch.cat([torch.arange(256).repeat(3), undone]).to(dtype)
+        denormalised = ((erased * std[:, 0] + mean[:, 0]) * 255).round().clamp(0, 255)
+        return torch.cat([torch.arange(256).repeat(3), denormalised]).to(dtype)
     return torch.cat([((levels - mean) / std).flatten(), erased]).to(dtype)
 
 
 def normalise(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Look up uint8 images [B, 3, H, W] in a table [768 and more]; channels-last, in the table's dtype."""
+    """Look up uint8 images [B, 3, H, W] in a table of at least 768 entries; channels-last, in the table's dtype."""
     levels = images.permute(0, 2, 3, 1).to(torch.int32)  # [B, H, W, 3]
     offsets = torch.arange(3, dtype=torch.int32, device=images.device) * 256
     values = table.index_select(0, (levels + offsets).reshape(-1))
@@ -111,7 +111,7 @@ def normalise(images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Put the table's last three entries into the boxes int32 [B, 4] of images [B, 3, H, W]."""
+    """Fill the boxes int32 [B, 4] of images [B, 3, H, W] with the table's last three entries."""
     top, left, bottom, right = box.T[:, :, None, None]  # [B, 1, 1] each
     y = torch.arange(images.shape[2], dtype=torch.int32, device=images.device)[:, None]
     x = torch.arange(images.shape[3], dtype=torch.int32, device=images.device)
@@ -120,8 +120,8 @@ def erase(box: torch.Tensor, images: torch.Tensor, table: torch.Tensor) -> torch
 
 
 def flip(plan: Plan, images: torch.Tensor) -> torch.Tensor:
-    """Mirror the images [B, 3, H, W] that the plan names: what `warp` does with a plan that has flips alone."""
+    """Flip the images [B, 3, H, W] that the plan names: the same as `warp` for a plan with flips only."""
     for chosen, axis in ((plan.hflip, 3), (plan.vflip, 2)):
-        mask = sent(chosen, images.device)[:, None, None, None]
+        mask = to_device(chosen, images.device)[:, None, None, None]
         images = torch.where(mask, images.flip(axis), images)
     return images

@@ -1,11 +1,11 @@
-"""What the accounting of time costs, and whether a verdict's promise is kept.
+"""The cost of accounting for time, and whether advice gains what it promises.
 
     python benchmarks/accounting.py --data FOLDER              # FOLDER has images by class
     python benchmarks/accounting.py --data FOLDER --promise    # what `fastimg bench` promises, against what comes of it
 
-Cost: the processor's time for epochs of the native loader over tiled shards (where an image takes least), with its
-counters and without them, interleaved; the counters' own statements, and those of `Account`, in loops. `share` is what
-the counters take of an image's time, by the medians of both: the difference of epochs is smaller than their spread.
+Cost: CPU time for epochs of the native loader over tiled shards (where an image takes least), with and without its
+counters, interleaved; and the statements of the counters and of `Account`, timed in loops. `share` is the counters'
+share of an image's time, from the medians of both, since the difference between epochs is smaller than their spread.
 
 Promise: `fastimg train` with `--loader torch`, then with the first flag that the verdict of `fastimg bench --loader
 torch` names, a process each, interleaved, from tiled shards; the promised factor against that of the images per second
@@ -63,7 +63,7 @@ class UncountedReader(Reader):
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of images by class")
     parser.add_argument("--images", type=int, default=400)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _links(data: Path, folder: Path, count: int) -> Path:
-    """So many of the images, of every class alike."""
+    """Link about `count` of the images, evenly spread over the classes."""
     names = list_images(data)
     for name in names[:: max(1, len(names) // count)][:count]:
         link = folder / name
@@ -114,7 +114,8 @@ def loading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         def run() -> float:
             native.Pool = pool  # type: ignore[misc]
-            began, count = time.process_time(), 0
+            began = time.process_time()
+            count = 0
             for batch in loader:
                 count += batch.samples
             return 1e6 * (time.process_time() - began) / count
@@ -137,16 +138,18 @@ def loading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _each(call: Callable[[int], object], loops: int = _LOOPS) -> float:
-    """Microseconds of a turn of the loop that `call` makes."""
+    """Microseconds per iteration of the loop in `call`."""
     began = time.perf_counter()
     call(loops)
     return 1e6 * (time.perf_counter() - began) / loops
 
 
 def _sample(loops: int) -> None:
-    """What the pool adds for a sample, and for a chunk of one."""
-    tally, number = Tally(2), 1
-    clock, reading = time.perf_counter, tally.read
+    """The statements that counting adds per sample, and per chunk of one sample."""
+    tally = Tally(2)
+    number = 1
+    clock = time.perf_counter
+    reading = tally.read
     for _ in range(loops):
         start = time.perf_counter()
         began = clock()
@@ -164,8 +167,9 @@ def _batch(loops: int) -> None:
 
 
 def account() -> dict[str, Any]:
-    """A step's and a progress line's cost of `Account`."""
-    tally, waits = Tally(16), 0.0
+    """The cost of `Account` per step and per progress line."""
+    tally = Tally(16)
+    waits = 0.0
 
     from fastimg.loaders.runtime.times import LoaderTimes
 
@@ -195,8 +199,11 @@ def account() -> dict[str, Any]:
 
 
 def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, Any]:
-    """Runs with torch's loader, and runs with what their verdicts advise."""
-    slow, promises, fast, flags = [], [], [], set()
+    """Compare runs with torch's loader and runs with what was advised for them."""
+    slow = []
+    promises = []
+    fast = []
+    flags = set()
     for pair in range(args.pairs):
         before = _train(args, data, scratch / f"torch-{pair}", ["--loader", "torch", "--workers", "1"])
         change, factor = _bench(args, data)
@@ -207,7 +214,8 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
         promises.append(factor)
         flags.add(change)
     gains = [after / before for after, before in zip(fast, slow, strict=True)]
-    gain, promise = measure.Spread.of(gains), measure.Spread.of(promises)
+    gain = measure.Spread.of(gains)
+    promise = measure.Spread.of(promises)
     each = measure.Spread.of([reached / said for reached, said in zip(gains, promises, strict=True)])
     return {
         "what": "promise of bench",
@@ -226,14 +234,14 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
 
 
 def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
-    """(flag, factor) of the advice that `fastimg bench` tried."""
+    """(flag, factor) from the advice that `fastimg bench` tried."""
     flags = ["--loader", "torch", "--workers", "1", "--stages", "none", "--json"]
     done = _fastimg("bench", data, *_model(args), *flags)
     advice = json.loads(done.stdout)["training"][0]["verdict"]["advice"]
-    for one in advice:
-        if one["tried"] and one["change"].startswith("--"):
-            return one["change"], one["factor"]
-    raise SystemExit(f"bench advised nothing that it had tried: {advice}")
+    for item in advice:
+        if item["tried"] and item["change"].startswith("--"):
+            return item["change"], item["factor"]
+    raise SystemExit(f"bench gave no advice that it had tried: {advice}")
 
 
 def _model(args: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""TrivialAugment, flip and normalisation of a batch: fastimg against torchvision v2, Kornia and the memory's speed.
+"""TrivialAugment, flip and normalisation of a batch: fastimg against torchvision v2, Kornia and memory bandwidth.
 
     python benchmarks/augment.py                    # on the CPU: 256 x 224 x 224, uint8 -> float32
     python benchmarks/augment.py --device cuda      # on a GPU: 1024 x 224 x 224, uint8 -> bfloat16
@@ -28,13 +28,14 @@ from fastimg.augment import Policy, apply, draw
 
 TRIVIAL = Policy(hflip=0.5, trivial=True)
 FLIP = Policy(hflip=0.5)
-CPU_FLOOR, GPU_FLOOR = "floor: a conversion into kept memory", "floor: a copy of as many bytes"
+CPU_FLOOR = "floor: a conversion into kept memory"
+GPU_FLOOR = "floor: a copy of as many bytes"
 
 Call = Callable[[], object]
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--batch-size", type=int, help="256 on a CPU, 1024 on a GPU")
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def pictures(batch: int, size: int) -> torch.Tensor:
-    """uint8 [B, 3, H, W], channels-last: smooth in the large, noisy in the small, as photographs are."""
+    """uint8 [B, 3, H, W], channels-last: smooth at large scales and noisy at small ones, like photographs."""
     random = torch.Generator().manual_seed(0)
     coarse = torch.rand(batch, 3, 7, 7, generator=random) * 220
     smooth = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
@@ -114,13 +115,14 @@ def on_gpu(images: torch.Tensor) -> dict[str, Call]:
 
 
 def fastimg(policy: Policy, images: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor | None = None) -> Call:
-    """Draw and apply, an epoch a call."""
-    ids, epochs = torch.arange(len(images)), itertools.count()
+    """Draw and apply a plan; every call is a new epoch."""
+    ids = torch.arange(len(images))
+    epochs = itertools.count()
     return lambda: apply(draw(policy, ids, 0, next(epochs)), images, policy, dtype, out=kept)
 
 
 def kornias(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
-    """Kornia's TrivialAugment, where it is installed: one operation for the whole batch, on floats."""
+    """Kornia's TrivialAugment, if installed: one operation for the whole batch, on floats."""
     try:
         import kornia.augmentation as K
         from kornia.augmentation.auto import TrivialAugment
@@ -136,7 +138,7 @@ def kornias(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
 
 
 def dalis(images: torch.Tensor) -> dict[str, Call]:
-    """DALI's TrivialAugmentWide, where it is installed: per image, to float16, since it has no bfloat16."""
+    """DALI's TrivialAugmentWide, if installed: per image, to float16, since it has no bfloat16."""
     try:
         from nvidia.dali import fn, pipeline_def, types
         from nvidia.dali.auto_aug import trivial_augment
@@ -162,7 +164,7 @@ def dalis(images: torch.Tensor) -> dict[str, Call]:
         def run() -> object:
             pipeline.feed_input("images", rows if gpu else rows.numpy())
             made = pipeline.run()
-            if gpu:  # it works on a stream of its own
+            if gpu:  # it uses its own stream
                 torch.cuda.synchronize()
             return made
 
@@ -172,10 +174,11 @@ def dalis(images: torch.Tensor) -> dict[str, Call]:
 
 
 def report(out: Path, title: str, times: dict[str, measure.Spread], setting: dict[str, Any]) -> None:
-    """One record and one row per variant, with what it takes in fastimg's time and in the floor's."""
+    """Write one record and one row per variant, with its time relative to fastimg's and to the floor."""
     floor = next(spread.median for name, spread in times.items() if name.startswith("floor"))
     ours = times["fastimg: trivial, flip, normalise"].median
-    environment, rows = measure.environment(), []
+    environment = measure.environment()
+    rows = []
     for name, spread in times.items():
         ratios = {"times_fastimg": round(spread.median / ours, 2), "times_floor": round(spread.median / floor, 2)}
         rows.append({"what": name, **spread.columns("ms"), **ratios})

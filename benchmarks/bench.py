@@ -1,4 +1,4 @@
-"""What a section of `gpu.py` is given: the machine, the sizes, the images, and where its rows go."""
+"""The context of a section of `gpu.py`: the machine, the sizes, the images, and where its results go."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ class SkippedError(Exception):
 class Sizes:
     """How much is measured."""
 
-    images: int  # JPEGs made where no folder is given
+    images: int  # number of generated JPEGs if no folder is given
     photograph: tuple[int, int]  # width, height
     crop: int
     batch: int
@@ -49,7 +49,7 @@ class Sizes:
 
     @classmethod
     def choose(cls, device: torch.device, quick: bool) -> "Sizes":
-        """For a GPU, for a CPU, or so small that only the code is tried."""
+        """The sizes for a GPU, for a CPU, or, with `quick`, just large enough to try the code."""
         threads = tuple(n for n in (1, 2, 4, 8, 16) if n <= available_cpus())
         if quick:
             return replace(QUICK, threads=threads[:2])
@@ -113,7 +113,7 @@ class Bench:
             raise SkippedError("needs CUDA")
 
     def report(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Show rows and keep them. A row whose `ok` is False fails the section."""
+        """Print rows and append them to the results. A row whose `ok` is False fails the section."""
         cells = [{k: v.text() if isinstance(v, measure.Spread) else v for k, v in row.items()} for row in rows]
         measure.show(self.console, f"{self.section}: {title}", cells)
         for row in rows:
@@ -122,12 +122,12 @@ class Bench:
                 self.failed.append(self.section)
 
     def keep(self, record: Mapping[str, Any]) -> None:
-        """Write a record with what every record has."""
+        """Append a record, with the fields that all records share."""
         common = {"benchmark": "gpu", "section": self.section, "device": self.device.type, "data": self.data_name}
         measure.append(self.out, {**common, **record, "environment": self.environment})
 
     def modes(self, device: torch.device) -> list[Mode]:
-        """How the loader can make batches for a device here."""
+        """The ways in which the loader can make batches for a device here."""
         if device.type != "cuda":
             return ["cpu"]
         return ["cpu", "resize", "gpu"] if nvcodec.installed() else ["cpu", "resize"]
@@ -135,7 +135,7 @@ class Bench:
     def loader(
         self, count: int, batch: int, device: torch.device, workers: int | None = None, mode: Mode = "cpu"
     ) -> Loader:
-        """The native loader over `count` samples (the images over and over), random crops."""
+        """The native loader on `count` samples (repeating the images), with random crops."""
         data = dataset(self.folder, count)
         images = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
         decoder: Decoder = images

@@ -1,12 +1,13 @@
-"""Converting: fastimg against FFCV's DatasetWriter, and the memory that it takes.
+"""Conversion: fastimg against FFCV's DatasetWriter, and its peak memory.
 
-    python benchmarks/convert.py --data FOLDER            # needs ffcv for the comparison; says so where it is missing
-    python benchmarks/convert.py --memory 1000 100000     # peak memory by number of images, made here
+    python benchmarks/convert.py --data FOLDER            # the comparison needs ffcv, and is skipped without it
+    python benchmarks/convert.py --memory 1000 100000     # peak memory by number of generated images
 
-The same image files, repeated to --images, go from a folder into shards on the same file system, two threads or worker
-processes each, interleaved, median of n. fastimg reads, tiles without loss, hashes, writes and syncs to disk; `compare`
-also decodes each tiled JPEG and its source; `beton` writes FFCV's container. FFCV decodes with Pillow and encodes at
-its default quality, `write_mode="jpg"`. Importing and compiling are not timed. `tile` is tiling alone, in memory.
+The same image files, repeated up to --images, are converted from a folder to shards on the same file system, with two
+threads or worker processes each, interleaved, median of n. fastimg reads, tiles losslessly, hashes, writes and syncs to
+disk; `compare` also decodes each tiled JPEG and its source; `beton` writes FFCV's container. FFCV decodes with Pillow
+and encodes at its default quality, `write_mode="jpg"`. Imports and compilation are not timed. `tile` is tiling alone,
+in memory.
 """
 
 import argparse
@@ -40,7 +41,7 @@ QUIET = Console(quiet=True)
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders")
     parser.add_argument("--images", type=int, default=2000)
@@ -87,7 +88,7 @@ def _speed(args: argparse.Namespace, scratch: Path) -> None:
             {"images": str(images), "out": str(scratch / "peer.beton"), "threads": args.threads}
         )
     else:
-        print("ffcv is not installed: no comparison; CONTRIBUTING.md tells how")
+        print("ffcv is not installed, so there is no comparison; CONTRIBUTING.md says how to install it")
     rates = {name: (lambda call=call: args.images / call()) for name, call in seconds.items()}
     spread = measure.interleaved(rates, args.repeats)
     environment = measure.environment() | {
@@ -166,7 +167,8 @@ class _Files:
 def _memory(args: argparse.Namespace, scratch: Path) -> None:
     """Peak resident memory of `fastimg convert` by the number of images."""
     images = scratch / "small"
-    made, rows = 0, []
+    made = 0
+    rows = []
     for count in sorted(args.memory):
         while made < count:
             file = images / f"{made % CLASSES}" / f"{made:07d}.jpg"

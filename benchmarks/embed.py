@@ -1,11 +1,11 @@
-"""Seconds per epoch of one model on one dataset: all of it trained, its encoder frozen, and its embeddings kept.
+"""Seconds per epoch of one model on one dataset: fully trained, with a frozen encoder, and with cached embeddings.
 
     python benchmarks/embed.py --images FOLDER --weights mobilenetv2.safetensors --texts FOLDER --encoder hf:FOLDER
 
-Each variant is `fastimg train`, in a process of its own and over a cache of its own; variants are interleaved. An epoch
-is training, validation and saving, as metrics.jsonl has them: the median over the run's epochs. `command` is the whole
-command by the clock, and with kept embeddings holds the one pass that makes them, which `once` tells apart. A bar chart
-of the medians is drawn beside the results.
+Each variant is `fastimg train` in its own process with its own cache; variants are interleaved. An epoch is training,
+validation and saving, as recorded in metrics.jsonl: the median over the run's epochs. `command` is the wall time of the
+whole command; with cached embeddings it includes the single pass that computes them, which `once` gives separately. A
+bar chart of the medians is written next to the results.
 """
 
 import argparse
@@ -34,7 +34,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Measure and keep. Returns the exit status."""
+    """Measure, print, and append the results. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, help="a converted dataset, or a folder of images by class")
     parser.add_argument("--arch", default="mobilenetv2_100")
@@ -61,7 +61,8 @@ def main() -> int:
     if not tasks:
         parser.error("give --images, or --texts and --encoder, or both")
 
-    console, environment = Console(width=None if sys.stdout.isatty() else 120), measure.environment()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    environment = measure.environment()
     found = {task: _measure(flags, args) for task, flags in tasks.items()}
     for task, variants in found.items():
         frozen = variants["frozen"]["epoch"].median
@@ -105,7 +106,7 @@ def _run(flags: list[str]) -> dict[str, float]:
         )
         whole = time.perf_counter() - began
         if done.returncode:
-            sys.exit(f"{' '.join(command)}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+            sys.exit(f"{' '.join(command)}: {(done.stderr.strip().splitlines() or ['no error message'])[-1]}")
         records = rundir.read_log(Path(folder) / "runs" / "run")
     epochs = [r["train_seconds"] + r["val_seconds"] + r["save_seconds"] for r in records if r["kind"] == "epoch"]
     once = [r["seconds"] for r in records if r["kind"] == "cache"]

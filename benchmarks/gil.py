@@ -1,10 +1,10 @@
-"""How long the interpreter's lock (GIL) is held, measured from outside: a thread without it samples the lock itself.
+"""How long the interpreter's lock (GIL) is held, measured from outside: a thread without the GIL samples the lock.
 
-CPython keeps a word that is 1 while some thread holds the lock, at a fixed distance behind the switch interval (3.11 to
-3.13: ceval_gil.h, `struct _gil_runtime_state`: interval, last_holder, locked). The interval can be set, so its place in
-the exported `_PyRuntime` is found by setting it to two odd values. A compiled thread then reads the word every 50 us or
-so. `Sampler` refuses to measure where two programs of known shares are not read as what they are. A thread that the
-system puts aside while it holds the lock goes on holding it: measure on an idle machine.
+CPython has a word that is 1 while a thread holds the lock, at a fixed offset after the switch interval (3.11 to 3.13:
+ceval_gil.h, `struct _gil_runtime_state`: interval, last_holder, locked). The interval can be set, so its address in the
+exported `_PyRuntime` is found by setting it to two unusual values. A compiled thread then reads the word about every
+50 us. `Sampler` refuses to measure if it does not read the right shares for two programs with known ones. A thread that
+is preempted while it holds the lock keeps it, so measure on an idle machine.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _PAUSE = 20  # microseconds asked for between two samples; the kernel adds about
 
 
 class Sampler:
-    """Samples the lock while a function runs. Raises RuntimeError where this interpreter cannot be read so."""
+    """Samples the lock while a function runs. Raises RuntimeError if this is not possible with this interpreter."""
 
     def __init__(self) -> None:
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -33,7 +33,8 @@ class Sampler:
         self._counts = np.zeros(2, np.int64)
         libc = ctypes.CDLL(None)
         pause = libc.usleep
-        pause.argtypes, pause.restype = (ctypes.c_uint,), ctypes.c_int
+        pause.argtypes = (ctypes.c_uint,)
+        pause.restype = ctypes.c_int
 
         @njit(nogil=True)
         def sample(word: Any, end: Any, counts: Any) -> None:
@@ -50,7 +51,8 @@ class Sampler:
 
     def share(self, work: Callable[[], object]) -> tuple[float, int, float]:
         """(share of the time with the lock held, samples, seconds) while `work` runs in this thread."""
-        self._end[0], self._counts[:] = 0, 0
+        self._end[0] = 0
+        self._counts[:] = 0
         thread = threading.Thread(target=self._sample, args=(self._word, self._end, self._counts))
         thread.start()
         began = time.perf_counter()

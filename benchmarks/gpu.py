@@ -1,10 +1,10 @@
-"""All that needs a GPU to be known, in one command: correctness, then speed. No network and no dataset needed.
+"""Everything that needs a GPU, in one command: correctness first, then speed. Needs no network and no dataset.
 
-    python benchmarks/gpu.py                          a CUDA machine, under ten minutes
+    python benchmarks/gpu.py                          on a CUDA machine, under ten minutes
     python benchmarks/gpu.py --only checks            or sections by name: --only loader,overlap
-    python benchmarks/gpu.py --device cpu --quick     tries the code, measures nothing of worth
+    python benchmarks/gpu.py --device cpu --quick     only tries the code; the numbers mean nothing
 
-A section that fails says why and the rest goes on; the exit status is then 1.
+If a section fails, the error is printed and the other sections run; the exit status is then 1.
 """
 
 import argparse

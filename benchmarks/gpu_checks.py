@@ -1,4 +1,4 @@
-"""Does a GPU do what the CPU does? Each check reports rows with `ok`."""
+"""Checks that a GPU computes what the CPU does. Each check reports rows with `ok`."""
 
 import os
 import tempfile
@@ -33,7 +33,8 @@ def loader_parity(bench: Bench) -> None:
 
     Where the GPU decodes, twice the same bits: its pixels are not the CPU's (see `gpu_decode`).
     """
-    cpu, rows = torch.device("cpu"), []
+    cpu = torch.device("cpu")
+    rows = []
     for mode in bench.modes(bench.device):
         expected = _epochs(bench, bench.device, None, mode) if mode == "gpu" else _epochs(bench, cpu, 1, "cpu")
         found = _epochs(bench, bench.device, None, mode)
@@ -69,14 +70,17 @@ def ragged_parity(bench: Bench) -> None:
     bench.need_cuda()
     from fastimg.loaders.backends.ragged import fill_table, place, resize, table_words
 
-    rng, size, taps = np.random.default_rng(0), bench.sizes.crop, 400
+    rng = np.random.default_rng(0)
+    size = bench.sizes.crop
+    taps = 400
     rows = []
     for interpolation in ("bilinear", "bicubic"):
         shapes = [(1, 1), (1, 900), (900, 1), (size, size), (3000, 2000)]
         shapes += [(int(w), int(h)) for w, h in rng.integers(1, 800, (59, 2))]
         tables = np.zeros((len(shapes), table_words(size, taps)), np.int32)
         expected = np.zeros((len(shapes), size, size, 3), np.uint8)
-        images, places = [], []
+        images = []
+        places = []
         for row, (width, height) in enumerate(shapes):
             pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
             side = size if row % 2 else size + 32  # half of them with a window of the output
@@ -169,7 +173,8 @@ def _gradient(stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> 
 @contextmanager
 def _full_float32() -> Iterator[None]:
     """No TF32, which the trainer allows."""
-    precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    precision = torch.get_float32_matmul_precision()
+    allowed = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -217,7 +222,8 @@ def compiled(bench: Bench) -> None:
         stepper.module = torch.compile(stepper.module, backend=bench.sizes.compile_backend)  # type: ignore[assignment]
         expected = torch.stack([eager(images, targets) for _ in range(3)])
         found = torch.stack([stepper(images, targets) for _ in range(3)])
-        graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+        graphs = counters["stats"]["unique_graphs"]
+        breaks = sum(counters["graph_break"].values())
         difference = float(((found - expected).abs() / expected.abs()).max())
         row = {"arch": arch, "backend": bench.sizes.compile_backend, "graphs": graphs, "graph_breaks": breaks}
         rows.append({**row, "loss_difference": round(difference, 6), "ok": graphs >= 1 and difference < 0.02})
@@ -275,7 +281,8 @@ def gpu_decode(bench: Bench) -> None:
             [(a.permute(1, 2, 0).cpu().int() - b.int()).abs().flatten() for a, b in zip(found, expected, strict=True)]
         )
         row = {"decoder": f"torchvision, {device}", "images": len(encoded)}
-        mean, largest = float(absolute.float().mean()), int(absolute.max())
+        mean = float(absolute.float().mean())
+        largest = int(absolute.max())
         differ = float((absolute > 0).float().mean())
         rows.append({**row, "mean_difference": round(mean, 4), "largest": largest, "share_unequal": round(differ, 4)})
     if "gpu" in bench.modes(bench.device):
@@ -288,7 +295,9 @@ def gpu_decode(bench: Bench) -> None:
 
 def _codec_against_cpu(bench: Bench) -> dict[str, Any]:
     """Whole batches, crops resized, of the loader with --decode gpu and of the one with --decode cpu."""
-    batch, sums, refused = bench.sizes.check_batch, [0.0, 0.0, 0.0], 0
+    batch = bench.sizes.check_batch
+    sums = [0.0, 0.0, 0.0]
+    refused = 0
     pair = [bench.loader(4 * batch, batch, bench.device, None, mode) for mode in ("gpu", "cpu")]
     for ours, theirs in zip(*pair, strict=True):
         difference = (ours.inputs.int() - theirs.inputs.int()).abs()
@@ -298,7 +307,8 @@ def _codec_against_cpu(bench: Bench) -> dict[str, Any]:
     refused = len(pair[0].rerouted)
     for one in pair:
         one.close()
-    mean, differ = sums[0] / 4, sums[2] / 4
+    mean = sums[0] / 4
+    differ = sums[2] / 4
     return {
         "decoder": "nvImageCodec in the loader, crops",
         "images": 4 * batch,

@@ -1,4 +1,4 @@
-"""How fast: the loader, the copy, the two beside a training step, augmentation, and training from real files."""
+"""Speed: the loader, the copy, both alongside a training step, augmentation, and training from real files."""
 
 import importlib.util
 import io
@@ -26,9 +26,11 @@ from fastimg.loaders.backends import nvcodec
 
 
 def loader(bench: Bench) -> None:
-    """Images per second by threads, to host memory and to the device, by who decodes. Interleaved over all of them."""
-    sizes, cpu = bench.sizes, torch.device("cpu")
-    variants, loaders = {}, []
+    """Images per second by number of threads, destination (host or device) and decoder, all interleaved."""
+    sizes = bench.sizes
+    cpu = torch.device("cpu")
+    variants = {}
+    loaders = []
     for threads in sizes.threads:
         batches = max(4, -(-threads * sizes.images_per_thread // sizes.batch))
         count = batches * sizes.batch  # whole ones: padding is decoded and does not count
@@ -57,7 +59,7 @@ def _epoch_speed(loader: Loader) -> Callable[[], float]:
 
 
 def overlap(bench: Bench) -> None:
-    """Loader and step together against the slower alone; on a GPU, how much of copies and augmentation ran under it."""
+    """Loader and step together against the slower of them; on a GPU, how much of copies and augmentation was hidden."""
     sizes = bench.sizes
     stepper = Stepper(sizes.archs[0], bench.device, size=sizes.crop)
     images, targets = bench.random_batch(sizes.batch)
@@ -102,7 +104,8 @@ _AUGMENTATION = frozenset({"_tables", "_statistics", "_pixels"})  # kernels of a
 
 def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dict[str, Any]:
     """Of a profiler's trace: the copies to the device of `least` bytes or more, and how far kernels ran beside them."""
-    copies, kernels = [], []
+    copies = []
+    kernels = []
     for event in events:
         if event.get("cat") == "kernel":
             kernels.append(_span(event))
@@ -143,12 +146,16 @@ def _beside(spans: list[_Span], kernels: list[_Span]) -> dict[str, Any]:
 
 
 def augment(bench: Bench) -> None:
-    """Augmentation, uint8 -> bf16, against a copy of as many bytes, and against others."""
-    sizes, device, dtype = bench.sizes, bench.device, torch.bfloat16
+    """Augmentation, uint8 -> bf16, against a copy of as many bytes, and against other libraries."""
+    sizes = bench.sizes
+    device = bench.device
+    dtype = torch.bfloat16
     images, _ = bench.random_batch(sizes.augment_batch)
-    flips, trivial = Policy(hflip=0.5), Policy(hflip=0.5, trivial=True)
+    flips = Policy(hflip=0.5)
+    trivial = Policy(hflip=0.5, trivial=True)
     ids = torch.arange(sizes.augment_batch)
-    flip_plan, trivial_plan = draw(flips, ids, 0, 0), draw(trivial, ids, 0, 0)
+    flip_plan = draw(flips, ids, 0, 0)
+    trivial_plan = draw(trivial, ids, 0, 0)
     moved = images.numel() * 3  # a byte read, two written
     a, b = (torch.zeros(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
     calls: dict[str, Callable[[], object]] = {
@@ -175,7 +182,7 @@ def augment(bench: Bench) -> None:
 
 
 def augment_share(bench: Bench) -> None:
-    """What TrivialAugment, flip and normalisation take of a training step of the first model."""
+    """The share of TrivialAugment, flip and normalisation in a training step of the first model."""
     arch = bench.sizes.archs[0]
     stepper = Stepper(arch, bench.device, size=bench.sizes.crop)
     stepper.policy = replace(stepper.policy, trivial=True)
@@ -219,7 +226,7 @@ def _kornia(policy: Policy, images: torch.Tensor, dtype: torch.dtype) -> Callabl
 
 
 def train(bench: Bench) -> None:
-    """`fastimg bench`: every stage, training on data that lies on the device and from files, and the verdict."""
+    """`fastimg bench`: every stage, training on data on the device and from files, and the verdict."""
     sizes = bench.sizes
     flags = [str(bench.folder), "--device", bench.device.type, "--arch", ",".join(sizes.archs), "--json"]
     flags += ["-b", str(sizes.batch), "--img-size", str(sizes.crop), "--repeats", str(sizes.repeats)]
@@ -256,9 +263,11 @@ def _synthetic_speed(bench: Bench, stepper: Stepper, images: torch.Tensor, targe
 
 
 def _real_speed(bench: Bench, stepper: Stepper | None, loader: Loader, steps: int | None = None) -> float:
-    """Images per second in the steady state, after what was read ahead is used up. Without a step: reading alone."""
-    warm, steps = bench.sizes.warm_steps, steps or bench.sizes.steps
-    count, began = 0, 0.0
+    """Images per second in the steady state, once batches read ahead are used up; without a step, of reading alone."""
+    warm = bench.sizes.warm_steps
+    steps = steps or bench.sizes.steps
+    count = 0
+    began = 0.0
     for number, batch in enumerate(loader, start=1):
         if stepper is not None:
             stepper.beside(batch, draw(stepper.policy, batch.ids, 0, loader.epoch))

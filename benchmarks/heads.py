@@ -1,9 +1,9 @@
-"""How a new classifier on a frozen trunk should begin, and at which learning rate: features are taken once.
+"""The best initialisation and learning rate for a new classifier on a frozen trunk; features are computed once.
 
     python benchmarks/heads.py --weights FILE --data SHARDS [SHARDS ...]
 
-The head trains as `fastimg train --freeze backbone` has it: AdamW, label smoothing 0.1, a fifth of the steps to
-warm up, then a linear fall to 0. A row is the mean over seeds of the last validation's top-1.
+The head trains as in `fastimg train --freeze backbone`: AdamW, label smoothing 0.1, warm-up over a fifth of the steps,
+then linear decay to 0. A row is the mean over seeds of the last validation's top-1.
 """
 
 import argparse
@@ -27,7 +27,7 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="shards with train and val")
     parser.add_argument("--weights", type=Path, required=True, help="of timm's mobilenetv2_100 with pad_type=same")
@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "heads.jsonl")
     args = parser.parse_args()
-    environment, console = measure.environment(), Console(width=100)
+    environment = measure.environment()
+    console = Console(width=100)
     for data in args.data:
         train, val = (_features(data, split, args) for split in ("train", "val"))
         rows = []
@@ -59,7 +60,9 @@ def _features(data: Path, split: str, args: argparse.Namespace) -> tuple[torch.T
     p = model.preprocessing
     net: Any = model.module.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     crop = CenterCrop(size=args.size, resize=round(args.size / 0.875), interpolation=p.interpolation)
-    policy, features, targets = Policy(mean=p.mean, std=p.std), [], []
+    policy = Policy(mean=p.mean, std=p.std)
+    features = []
+    targets = []
     with torch.inference_mode(), Loader(data, batch_size=64, split=split, order="sequential", crop=crop) as loader:
         for batch in loader:
             kept = batch.weight > 0
@@ -77,7 +80,8 @@ def _accuracy(
     seed: int,
     args: argparse.Namespace,
 ) -> float:
-    (features, targets), torch_seed = train, torch.manual_seed(seed)
+    (features, targets) = train
+    torch_seed = torch.manual_seed(seed)
     head = torch.nn.Sequential(torch.nn.Linear(features.shape[1], int(targets.max()) + 1))
     init_head(head, "0", init)
     optimizer = build_optimizer(head, "adamw", rate, 0.05, None)

@@ -1,4 +1,4 @@
-"""Images to measure with: a folder of one's own, or JPEGs made here that cost what photographs cost."""
+"""Images to measure with: a given folder, or generated JPEGs that cost as much to decode as photographs."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The loaders that `loaders.py` measures: those of `fastimg bench --loaders`, and our own copies of the images."""
+"""The loaders that `loaders.py` measures: those of `fastimg bench --loaders`, and more on converted images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fastimg.bench.peers.data import Sources
 from fastimg.bench.peers.pipelines import PEERS as USUAL
-from fastimg.bench.peers.pipelines import Batches, Peer, PillowFiles, Work, batches_of, data_loader, ffcv_batches
+from fastimg.bench.peers.pipelines import Batches, Peer, PillowFiles, Workload, batches_of, data_loader, ffcv_batches
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import open_dataset
@@ -30,7 +30,8 @@ def make_tiled(sources: Sources) -> None:
 
 def make_tiled_beton(sources: Sources) -> None:
     """FFCV's container, by `fastimg convert --format beton`."""
-    dst, workers = _tiled_beton(sources).parent, str(available_cpus())
+    dst = _tiled_beton(sources).parent
+    workers = str(available_cpus())
     convert(
         Convert(src=_links(sources), dst=dst, format="beton", no_shuffle=True, workers=workers), Console(quiet=True)
     )
@@ -41,7 +42,7 @@ def _tiled_beton(sources: Sources) -> Path:
 
 
 def _links(sources: Sources) -> Path:
-    """A class folder of links to the files, to be converted."""
+    """A class folder of links to the files, for conversion."""
     folder = sources.folder / "links"
     if not folder.exists():
         for index, file in enumerate(sources.files):
@@ -51,12 +52,12 @@ def _links(sources: Sources) -> Path:
     return folder
 
 
-def native_tiled(work: Work) -> Batches:
+def native_tiled(work: Workload) -> Batches:
     """fastimg's loader over tiled tar shards."""
     return batches_of(work, open_dataset(tiled(work.sources)))
 
 
-def ffcv_tiled(work: Work) -> Batches:
+def ffcv_tiled(work: Workload) -> Batches:
     """FFCV's loader over our beton of tiled originals."""
     return ffcv_batches(work, _tiled_beton(work.sources))
 
@@ -71,12 +72,12 @@ class TensorFiles(PillowFiles):
         return self.transform.transform(image).permute(1, 2, 0), self.sources.label(index)
 
 
-def torch_tensors(work: Work) -> Batches:
+def torch_tensors(work: Workload) -> Batches:
     """torch's DataLoader with torchvision.io and torchvision v2."""
     return data_loader(work, TensorFiles(work))
 
 
-# The first is what the others are compared with. A new peer is a function above and a line here.
+# The others are compared with the first one. A new peer takes a function above and a line here.
 PEERS: dict[str, Peer] = {
     "fastimg, tiled": Peer(open=native_tiled, make=make_tiled, about="tar shards by `fastimg convert`; threads"),
     "fastimg": replace(USUAL["native"], about="files; threads"),

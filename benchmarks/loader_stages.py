@@ -1,8 +1,8 @@
-"""The native loader in parts: what each stage of a sample costs on one thread, the floor, and the time with the GIL.
+"""The parts of the native loader: the cost of each stage of a sample on one thread, the floor, and time with the GIL.
 
-`tiled.crop_tiled` does the last four stages in one call; here they are called one by one, on the samples of an epoch in
-its order, and their pixels must be those of `ImageDecoder`. `others` is what the loader takes beyond their sum, by the
-clock, with one thread. Rounds of all measurements are interleaved, and the median of n counts.
+`tiled.crop_tiled` does the last four stages in one call. Here they are called one by one, on the samples of an epoch in
+order, and their pixels must be those of `ImageDecoder`. `others` is the wall time that the loader takes beyond their
+sum, with one thread. Rounds of all measurements are interleaved, and the median of n counts.
 """
 
 import argparse
@@ -56,7 +56,8 @@ def _stages(
     args: argparse.Namespace, data: Dataset, decoder: ImageDecoder, shared: dict[str, Any], console: Console
 ) -> None:
     ids = _tiled(data)
-    parts, encoded = _parts(data, decoder, ids), [bytes(data.read(i, Scratch())) for i in ids.tolist()]
+    parts = _parts(data, decoder, ids)
+    encoded = [bytes(data.read(i, Scratch())) for i in ids.tolist()]
     loader = Loader(data, decoder, LoaderConfig(batch_size=args.batch_size, workers=1), indices=ids)
     turbo = replace(decoder, compiled=False)
     bench = _Bench(decoder)
@@ -99,8 +100,9 @@ def _stages(
 
 
 def _tiled(data: Dataset) -> np.ndarray:
-    """Ids of what the compiled decoder takes, in random order: the others have other stages."""
-    scratch, headers = Scratch(), new_header()
+    """Ids of samples that the compiled decoder takes, in random order; other samples have other stages."""
+    scratch = Scratch()
+    headers = new_header()
 
     def takes(index: int) -> bool:
         known = parse_header(view_of(data.read(index, scratch)), headers) and is_decodable(headers)
@@ -117,17 +119,24 @@ class _Bench:
     """What one thread holds."""
 
     def __init__(self, decoder: ImageDecoder) -> None:
-        self.decoder, self.scratch = decoder, Scratch()
-        self.header, self.region = new_header(), new_region()
+        self.decoder = decoder
+        self.scratch = Scratch()
+        self.header = new_header()
+        self.region = new_region()
         self.bits, self.planes, self.columns, self.work = (np.empty(_ROOM, np.uint8) for _ in range(4))
-        self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(baseline.SCRATCH, np.int64)
+        self.bounds = np.empty(1 << 20, np.int64)
+        self.tables = np.empty(baseline.SCRATCH, np.int64)
         self.sums = np.empty(_ROOM // 2, np.uint16)
         self.out = np.empty(decoder.fields[0].shape, np.uint8)
 
     def one_by_one(self, data: Dataset, ids: np.ndarray, epoch: int, check: bool) -> dict[str, float]:
         """Seconds of each stage, over all images. Raises RuntimeError where `check` finds other pixels."""
-        decoder, crop, clock = self.decoder, self.decoder.crop, time.perf_counter
-        header, region, bicubic = self.header, self.region, crop.interpolation == "bicubic"
+        decoder = self.decoder
+        crop = self.decoder.crop
+        clock = time.perf_counter
+        header = self.header
+        region = self.region
+        bicubic = crop.interpolation == "bicubic"
         spent = dict.fromkeys(STAGES, 0.0)
         for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
             t0 = clock()
@@ -160,7 +169,7 @@ class _Bench:
 
 
 def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> None:
-    """What a loader's thread does, without the loader."""
+    """The work of a loader's thread, without the loader."""
     scratch = Scratch()
     row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
     for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
@@ -178,8 +187,9 @@ def _turbo() -> Callable[[Any], object]:
 
 
 def _parts(data: Dataset, decoder: ImageDecoder, ids: np.ndarray) -> list[bytes]:
-    """The spliced JPEGs of an epoch: what a loader on libjpeg-turbo would have to decode at least."""
-    scratch, parts = Scratch(), []
+    """The spliced JPEGs of an epoch: the least that a loader on libjpeg-turbo would have to decode."""
+    scratch = Scratch()
+    parts = []
     for index, draws in zip(ids.tolist(), decoder.draw(0, 0, ids).tolist(), strict=True):
         encoded = data.read(index, scratch)
         header = read_header(encoded)
@@ -189,7 +199,7 @@ def _parts(data: Dataset, decoder: ImageDecoder, ids: np.ndarray) -> list[bytes]
 
 
 def _on_threads(workers: int, items: Sequence[Any], make: Callable[[], Callable[[Any], object]]) -> float:
-    """Seconds that so many threads take for all items, each with memory of its own."""
+    """Seconds that this number of threads takes for all items, each with its own memory."""
     ready = threading.Barrier(workers + 1)
 
     def each(some: Sequence[Any]) -> None:
@@ -226,7 +236,8 @@ def _gil(
                 found[workers].append((share * seconds / len(data) * 1e6, len(data) / seconds, looks))
     for workers, values in found.items():
         loaders[workers].close()
-        held, speed = Spread.of([v[0] for v in values]), Spread.of([v[1] for v in values])
+        held = Spread.of([v[0] for v in values])
+        speed = Spread.of([v[1] for v in values])
         row: dict[str, Any] = {"benchmark": "loader gil", "workers": workers}
         counted = {"looks": sum(v[2] for v in values)}
         fields = {**held.fields("gil_microseconds"), **speed.fields("images_per_second")}

@@ -3,9 +3,9 @@
     build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER            # CONTRIBUTING.md makes build/peers
     python benchmarks/loaders.py --data FOLDER --stages --gil                       # the native loader alone, in parts
 
-Every loader has the same photographs (page cache warm), draws RandomResizedCrop(0.08-1) and a flip per image, and has
-the same number of threads or processes. Each runs in a process of its own; epochs of all are interleaved; the median
-of n counts. First their centre crops and their boxes are compared. A loader that is not installed is named.
+Every loader reads the same photographs (from a warm page cache), draws RandomResizedCrop(0.08-1) and a flip per image,
+and has the same number of threads or processes. Each runs in its own process; epochs of all are interleaved; the median
+of n counts. Centre crops and boxes are compared first. Loaders that are not installed are reported.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from rich.console import Console
 from fastimg.bench.peers.comparison import drop, in_turn, make
 from fastimg.bench.peers.data import Sources, write_gradients
 from fastimg.bench.peers.parity import Checks, check
-from fastimg.bench.peers.pipelines import Work
+from fastimg.bench.peers.pipelines import Workload
 from fastimg.bench.peers.processes import PeerError, remotes
 
 BASE = next(iter(PEERS))  # ratios are of its speed to the others'
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of images, flat or with subfolders")
     parser.add_argument("--images", type=int, default=2000, help="images per epoch: the files over and over")
@@ -91,8 +91,8 @@ def _against_peers(
     shared: dict[str, Any],
     console: Console,
 ) -> None:
-    def work(data: Sources, crop: Literal["random", "centre"], workers: int) -> Work:
-        return Work(sources=data, crop=crop, batch_size=args.batch_size, size=args.size, workers=workers)
+    def work(data: Sources, crop: Literal["random", "centre"], workers: int) -> Workload:
+        return Workload(sources=data, crop=crop, batch_size=args.batch_size, size=args.size, workers=workers)
 
     each = _sources(scratch / "each", files, len(files))
     gradients = _sources(scratch / "gradients", write_gradients(scratch / "drawn"), len(sources.files))

@@ -1,9 +1,10 @@
-"""Processor time of passes on a CPU, with glibc as it is and keeping freed memory (`system.memory.keep_freed`).
+"""CPU time of forward and backward passes, with glibc's defaults and keeping freed memory (`memory.keep_freed`).
 
     python benchmarks/malloc.py
 
-A process for each repeat, since what was set stays; interleaved. User and system seconds of four passes after one: time
-that other processes take does not count. Written to benchmarks/results/malloc.jsonl.
+Every repeat has its own process, since the setting is permanent; variants are interleaved. User and system seconds of
+four passes, after one to warm up; time used by other processes does not count. Results:
+benchmarks/results/malloc.jsonl.
 """
 
 import argparse
@@ -24,7 +25,7 @@ PASSES = {"forward": ("mobilenetv2_100", 64, 224), "training": ("resnet18", 32, 
 
 
 def main() -> int:
-    """Measure and keep. Returns the exit status."""
+    """Measure, print, and append the results. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "malloc.jsonl")
@@ -33,7 +34,8 @@ def main() -> int:
     if args.worker:
         print(json.dumps(_work(args.worker[0], args.worker[1] == "kept")))
         return 0
-    rows, environment = [], measure.environment()
+    rows = []
+    environment = measure.environment()
     for kind, (arch, batch, size) in PASSES.items():
         found: dict[str, list[list[float]]] = {"as it is": [], "kept": []}
         for _ in range(args.repeats):

@@ -1,4 +1,4 @@
-"""`fastimg.system.measurement`, and where the results of benchmarks are kept."""
+"""The names of `fastimg.system.measurement`, and the folder for results of benchmarks."""
 
 from pathlib import Path
 

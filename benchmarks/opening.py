@@ -1,13 +1,13 @@
-"""How long a large dataset takes to open, and to give its first batch.
+"""How long a large dataset takes to open, and to return its first batch.
 
     python benchmarks/opening.py --data FOLDER [--samples 1000000]
 
-A shard of 256 MB is made of the folder's JPEGs, tiled, and linked until the dataset has so many samples: their bytes
-are shared (and in the page cache), their records and indexes are not. `first open` derives the compact index; then
-every open is a process of its own, timed from `open_dataset` to the first batch of a Loader, crops and all, with
-compiled code on disk. `cpu` is the processor's time for that (batches that are read ahead included), which other
-programs do not lengthen; `process` all of it, from the interpreter's start to its end. Foreign tars, which have no
-dataset.json, are scanned on the first open. The .beton holds raw images of 8 x 8 pixels.
+A shard of 256 MB is made from the folder's JPEGs, tiled, and hard-linked until the dataset has this number of samples:
+their bytes are shared (and in the page cache), but their records and indexes are not. `first open` derives the compact
+index; then every open runs in its own process, and is timed from `open_dataset` to the first batch of a Loader,
+including crops, with compiled code cached on disk. `cpu` is the CPU time for that (including batches read ahead), which
+does not depend on other programs; `process` is the whole process, from the interpreter's start to its end. Foreign
+tars, without dataset.json, are scanned on the first open. The .beton holds raw images of 8 x 8 pixels.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _FOREIGN = 20  # a scan's time grows with the members: it is measured on one sam
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders")
     parser.add_argument("--samples", type=int, default=1_000_000)
@@ -109,7 +109,8 @@ def in_a_process(path: Path, args: argparse.Namespace, order: str, part: bool) -
 
 def opened(path: Path, order: str, part: bool, batch_size: int, workers: int) -> dict[str, float]:
     """Seconds of each stage up to the first batch, and in all without the imports."""
-    times, cpu = [time.perf_counter()], time.process_time()
+    times = [time.perf_counter()]
+    cpu = time.process_time()
     dataset = open_dataset(path)
     times.append(time.perf_counter())
     indices = np.flatnonzero(np.arange(len(dataset)) % 10) if part else None

@@ -1,15 +1,15 @@
-"""What the orders of an epoch cost, how well they mix, what they read from the disk, and what 20 epochs hold.
+"""The orders of an epoch: their cost, how well they mix, what they read from disk, and the memory of 20 epochs.
 
     python benchmarks/order.py [--data FOLDER] [--only orders,mixing,reads,epochs]
 
-`orders`: time and memory of making one. `mixing`: classes in a batch of class-sorted data, against `random`. `reads`:
-tar shards of the folder's JPEGs, tiled, repeated to --samples, are read by the native loader while pages that it asked
-for or read are taken out of the page cache, the oldest first, so that it never holds more than one and a half windows;
-bytes are those that the process caused to be read from the disk (/proc/self/io), as a share of the images'. The system
-is told to fetch nothing on its own. `request_kb`: bytes that are asked for at once, side by side and not in the cache.
-`block_reads`: how often a block is fetched where a cache of that size holds whole blocks, the last used, as one of
-remote objects does. Ranks ask each for its own samples of a block. `epochs`: at the end of each, resident memory,
-threads, open files, and the threads' scratch, which follows the largest crop so far.
+`orders`: time and memory to create one. `mixing`: classes in a batch of class-sorted data, compared with `random`.
+`reads`: the native loader reads tar shards of the folder's JPEGs, tiled, repeated up to --samples, while the oldest
+pages that it requested or read are dropped from the page cache, so that it never holds more than one and a half
+windows; bytes are those that the process caused to be read from disk (/proc/self/io), as a share of the images' bytes,
+with the system's own read-ahead turned off. `request_kb`: adjacent uncached bytes requested at once. `block_reads`: how
+often a block is fetched if a cache of that size holds whole blocks, the most recently used ones, like a cache of remote
+objects. Each rank requests its own samples of a block. `epochs`: resident memory, threads, open files, and the
+threads' scratch, which follows the largest crop so far, at the end of each epoch.
 """
 
 import argparse
@@ -50,7 +50,7 @@ _EPOCHS = 20
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders: for reads and epochs")
     parser.add_argument("--only", default="orders,mixing,reads,epochs")
@@ -158,7 +158,8 @@ def reads(folder: Path, window: int) -> list[Record]:
             for batches in zip(*loaders, strict=True):  # ranks of one machine go in step
                 assert all(batch.samples for batch in batches)
             shares.append((_read_bytes() - before) / images)
-            blocks, request = small.fetched / -(-len(dataset) // BLOCK), small.asked / small.requests
+            blocks = small.fetched / -(-len(dataset) // BLOCK)
+            request = small.asked / small.requests
         for loader in loaders:
             loader.close()
         kept = small.most / images
@@ -173,13 +174,16 @@ def reads(folder: Path, window: int) -> list[Record]:
 
 
 class SmallCache:
-    """A dataset of tars whose pages leave the page cache, the oldest first, when there are more than `limit` bytes.
+    """A dataset of tars whose oldest pages are dropped from the page cache when it has more than `limit` bytes of them.
 
-    Beside it a cache of `held` whole blocks is counted.
+    Also simulates a cache of `held` whole blocks.
     """
 
     def __init__(self, dataset: Any, limit: int, held: int) -> None:
-        self.name, self.classes, self.labels, self.notes = dataset.name, dataset.classes, dataset.labels, ()
+        self.name = dataset.name
+        self.classes = dataset.classes
+        self.labels = dataset.labels
+        self.notes = ()
         self.fingerprint = dataset.fingerprint
         self.most = 0  # bytes of the files that were in the page cache when somebody looked
         self._dataset: Dataset = dataset
@@ -200,17 +204,17 @@ class SmallCache:
         return len(self._dataset)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The image's bytes; its pages may be the youngest then."""
+        """Read the image's bytes; its pages then count as the most recent ones."""
         self._enter(np.array([index]))
         return self._dataset.read(index, scratch)
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Ask, and count what was asked for."""
+        """Request the samples, and count the requests."""
         self._enter(indices)
         self._dataset.will_need(indices)
 
     def sample_name(self, index: int) -> str:
-        """What a person calls the sample."""
+        """The sample's name, for messages."""
         return self._dataset.sample_name(index)
 
     def close(self) -> None:
@@ -220,7 +224,7 @@ class SmallCache:
         self._dataset.close()
 
     def clear(self) -> None:
-        """Begin with nothing in the cache."""
+        """Start with an empty cache."""
         with self._lock:
             self._pages.clear()
             self._blocks.clear()
@@ -255,7 +259,7 @@ class SmallCache:
 
 
 def _resident(file: int) -> int:
-    """Bytes of a file that are in the page cache."""
+    """The number of bytes of a file in the page cache."""
     size = os.fstat(file).st_size
     with mmap.mmap(file, size, prot=mmap.PROT_READ) as mapped:
         flat = np.frombuffer(mapped, np.uint8)
@@ -270,13 +274,13 @@ def _resident(file: int) -> int:
 
 
 def _read_bytes() -> int:
-    """Bytes that this process has caused to be read from disks."""
+    """The number of bytes that this process caused to be read from disks."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["read_bytes"])
 
 
 def epochs(folder: Path) -> list[Record]:
-    """Memory, threads and open files after each of 20 epochs, while slots and scratch are what they were."""
+    """Memory, threads and open files after each of 20 epochs, with unchanged slots and scratch."""
     records = []
     for order in ("random", "quasi-random"):
         dataset = open_dataset(folder)
@@ -325,7 +329,7 @@ def _after_each(loader: Loader) -> Iterator[dict[str, Any]]:
 
 
 def _write(folder: Path, images: Path, samples: int) -> None:
-    """Tars of so many samples; on the disk, not in memory alone."""
+    """Write tars with this number of samples, and sync them to disk."""
     data = [tile((images / name).read_bytes(), 32).jpeg for name in list_images(images)]
     for number, part in enumerate(np.array_split(np.arange(samples), _SHARDS)):
         with ShardWriter(folder / f"train-{number:05d}.tar") as writer:  # which waits for the disk

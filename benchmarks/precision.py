@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py
 
-A step is forward, cross-entropy, backward and SGD on one batch that stays in memory. Variants are interleaved.
+A step is forward, cross-entropy, backward and SGD, always on the same batch. Variants are interleaved.
 """
 
 import argparse
@@ -22,7 +22,7 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=["resnet50", "vit_tiny_patch16_224"])
     parser.add_argument("--batch-size", type=int, default=8)
@@ -33,7 +33,8 @@ def main() -> None:
     args = parser.parse_args()
 
     device = torch.device("cpu")
-    environment, console = measure.environment(), Console()
+    environment = measure.environment()
+    console = Console()
     for arch in args.arch:
         steppers = {
             name: Stepper(arch, device, dtype, channels_last, args.size)
@@ -50,7 +51,8 @@ def main() -> None:
             return float(args.steps * args.batch_size / measure.seconds(run, device))
 
         found = measure.interleaved({name: lambda s=s: speed(s) for name, s in steppers.items()}, args.repeats)
-        base, rows = found["float32, contiguous"].median, []
+        base = found["float32, contiguous"].median
+        rows = []
         for name, spread in found.items():
             row = {"arch": arch, "variant": name}
             rows.append({**row, **spread.columns("img/s"), "ratio": round(spread.median / base, 2)})

@@ -1,4 +1,4 @@
-"""DCT scaling: what it saves, and how far its pixels are from exact ones, on tiled JPEGs.
+"""DCT scaling: the time it saves, and the difference from exact pixels, on tiled JPEGs.
 
     python benchmarks/scaling.py --data FOLDER
 
@@ -22,7 +22,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of JPEGs")
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 112, 64])
@@ -31,7 +31,8 @@ def main() -> None:
     args = parser.parse_args()
     files = [args.data / name for name in list_images(args.data)]
     jpegs = [memoryview(tile(file.read_bytes()).jpeg) for file in files]
-    environment, rows = measure.environment(), []
+    environment = measure.environment()
+    rows = []
     for size in args.sizes:
         row, speeds = _compare(jpegs, size, args.repeats)
         record = {"benchmark": "scaling", "images": len(jpegs), "data": args.data.resolve().name, **row}
@@ -44,8 +45,9 @@ def main() -> None:
 
 
 def _compare(jpegs: list[memoryview], size: int, repeats: int) -> tuple[dict[str, Any], dict[str, measure.Spread]]:
-    """Mean absolute difference of the crops that were scaled, on 0-255, and microseconds an image of both ways."""
-    crop, scratch = RandomResizedCrop(size=size), Scratch()
+    """The mean absolute difference of scaled crops, on 0-255, and microseconds per image with and without scaling."""
+    crop = RandomResizedCrop(size=size)
+    scratch = Scratch()
     decoders = {"exact": ImageDecoder(crop), "scaled": ImageDecoder(crop, dct_scaling=True)}
     rows = {name: np.zeros((size, size, 3), np.uint8) for name in decoders}
     ids = np.arange(len(jpegs), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""One training step as the trainer does it, without the trainer: augment, forward, loss, backward, optimiser."""
+"""One training step without the trainer: augment, forward, loss, backward, optimiser."""
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,9 @@ from fastimg.train.optimisers import build_optimizer
 
 
 class Stepper:
-    """A model with random weights, and what trains it. `stepper(images, targets)` is a step; it returns the loss.
+    """A model with random weights and its optimiser. `stepper(images, targets)` does a step and returns the loss.
 
-    `channels_last` None is the trainer's choice: where the model is convolutional.
+    `channels_last` None follows the trainer: on for convolutional models.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Tiled JPEG: rewriting, cutting, and what a training crop costs with and without it. One thread unless said.
+"""Tiled JPEGs: rewriting, cutting, and the cost of a training crop with and without tiles. On one thread.
 
     python benchmarks/tiles.py --data FOLDER
 
 `tile` rewrites the folder's JPEGs. A crop is RandomResizedCrop(0.08-1) to 224 with the loader's resampler: `whole`
-decodes the original and cuts, `splice` cuts the tiled file and decodes the rest. All is in memory; variants are
-interleaved over the same images and boxes, and the median of n counts. Every crop of every variant is checked to have
-the same pixels before anything is timed.
+decodes the original and crops it, `splice` cuts the tiled file and decodes the remaining tiles. Everything is in
+memory; variants are interleaved over the same images and boxes, and the median of n counts. Before timing, every crop
+of every variant is checked to have the same pixels.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Crop = Callable[[int, np.ndarray], None]  # image number, where the pixels go
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of JPEGs, flat or with subfolders")
     parser.add_argument("--size", type=int, default=224)
@@ -50,7 +50,8 @@ def main() -> None:
     pairs = [(data, made) for data, made in zip(originals, found, strict=True) if made.kept is None]
     if not pairs:
         raise SystemExit(f"{args.data}: no JPEG in it that can be tiled")
-    data, tiled = [p[0] for p in pairs], [p[1].jpeg for p in pairs]
+    data = [p[0] for p in pairs]
+    tiled = [p[1].jpeg for p in pairs]
     count = len(data)
 
     epochs = [_windows(data, args.size, epoch) for epoch in range(args.epochs)]
@@ -104,7 +105,8 @@ def _windows(data: list[bytes], size: int, epoch: int) -> list[Window]:
 
 
 def _crops(data: list[bytes], tiled: list[bytes], windows: list[Window]) -> dict[str, Crop]:
-    scratch, buffer = Scratch(), bytearray(max(map(len, tiled)) + 2)
+    scratch = Scratch()
+    buffer = bytearray(max(map(len, tiled)) + 2)
     pixels = max(h * w * 3 for h, w, *_ in map(simplejpeg.decode_jpeg_header, data))
 
     def cut(jpeg: bytes | memoryview, window: Window, offset: tuple[int, int], out: np.ndarray) -> None:

@@ -1,10 +1,10 @@
-"""Training speed and peak memory of each technique, against the plain run: the trainer itself, a process for each.
+"""Training speed and peak memory of each technique, against a plain run: the trainer itself, a process each.
 
     python benchmarks/train.py                        every technique on random pixels (CPU: two models, batch 8)
-    python benchmarks/train.py --real --data FOLDER   JPEGs from files too, beside a plain torchvision-style loop
+    python benchmarks/train.py --real --data FOLDER   also from JPEG files, next to a plain torchvision-style loop
 
-A variant is `fastimg train` with its flags. Variants are interleaved; speed is the median of the run's records after
-the first, memory the process's peak (resident on a CPU, allocated on a GPU).
+A variant is `fastimg train` with its flags. Variants are interleaved. Speed is the median of the run's records after
+the first; memory is the process's peak (resident on a CPU, allocated on a GPU).
 """
 
 import argparse
@@ -43,7 +43,7 @@ ON_CPU = ("resnet50", "vit_tiny_patch16_224")
 
 
 def main() -> int:
-    """Measure and keep. Returns the exit status."""
+    """Measure, print, and append the results. Returns the exit status."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=ON_GPU if on_gpu else ON_CPU)
@@ -65,7 +65,8 @@ def main() -> int:
     if args.data is not None and not args.real:
         parser.error("--data has no effect without --real")
 
-    console, environment = Console(width=None if sys.stdout.isatty() else 140), measure.environment()
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    environment = measure.environment()
     with tempfile.TemporaryDirectory(prefix="fastimg-train-") as folder:
         data = args.data or Path(folder) / "images"
         if args.data is None:
@@ -75,7 +76,7 @@ def main() -> int:
 
 
 def _write_images(folder: Path, images: int, samples: int) -> None:
-    """Two classes, `samples` files in all, which are links to `images` JPEGs: an epoch lasts for the whole run."""
+    """Two classes with `samples` files in all, links to `images` JPEGs, so that one epoch lasts for the whole run."""
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
         write_photographs(folder / name, images // 2, (500, 375))
@@ -115,7 +116,8 @@ def _measure(arch: str, data: Path, args: argparse.Namespace, console: Console, 
         if name in errors:
             rows.append({**row, "skipped": errors[name]})
         else:
-            speed, peak = measure.Spread.of(speeds[name]), measure.Spread.of(peaks[name])
+            speed = measure.Spread.of(speeds[name])
+            peak = measure.Spread.of(peaks[name])
             ratio = round(speed.median / statistics.median(speeds[first]), 2)
             memory = round(peak.median / statistics.median(peaks[first]), 2)
             row |= {**speed.columns("img/s"), "ratio": ratio, "peak MiB": round(peak.median), "of plain's": memory}
@@ -132,7 +134,7 @@ def _measure(arch: str, data: Path, args: argparse.Namespace, console: Console, 
 
 
 def _job(arch: str, data: Path, args: argparse.Namespace, loader: str, flags: list[str]) -> dict[str, Any]:
-    """What a process is told to do."""
+    """The arguments for a process."""
     accumulated = 2 if "--grad-accum-steps" in flags else 1
     flags = [str(args.batch_size // 2) if flag == "HALF" else flag for flag in flags]
     if loader == "native":
@@ -150,18 +152,18 @@ def _job(arch: str, data: Path, args: argparse.Namespace, loader: str, flags: li
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
-    """A job in a process of its own: its speed and its peak memory, or the reason why there are none."""
+    """Run a job in its own process. Returns its speed and peak memory, or the reason why there are none."""
     command = [sys.executable, "-W", "ignore", __file__, "--worker", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return {"error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
+        return {"error": (done.stderr.strip().splitlines() or ["no error message"])[-1]}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:
-    """Train as told, in this process."""
+    """Train in this process."""
     import resource
 
     from fastimg import cli

@@ -1,4 +1,4 @@
-"""The loop that most people write: ImageFolder, DataLoader with Pillow, torchvision's transforms, a timm model."""
+"""A typical training loop: ImageFolder, DataLoader with Pillow, torchvision's transforms, a timm model."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from torchvision.transforms import v2
 
 from fastimg.loaders.runtime.cpus import available_cpus
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
 
 
 def train_plainly(arch: str, data: Path, batch_size: int, size: int, steps: int, warm_steps: int = 2) -> float:

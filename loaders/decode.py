@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from fastimg.loaders.folders.formats import recognise, register_plugins
 from fastimg.loaders.jpeg.decoding.exif import ORIENTATION, turn_of
 from fastimg.loaders.jpeg.decoding.frame import BASELINE, EXTENDED, PROGRESSIVE, new_header, parse_header, view_of
-from fastimg.loaders.jpeg.rewriting.splice import Box, splice
+from fastimg.loaders.jpeg.rewriting.splice import Box, can_splice, splice
 from fastimg.loaders.runtime.scratch import Scratch
 
 from .errors import ImageError
@@ -116,6 +116,11 @@ def decode_box(
             cut = pixels[y - top : y - top + height, x - left : x - left + width]
             return upright(cut, header.orientation), (0, 0, box[2], box[3])
     return decode(data, header, scratch), box
+
+
+def is_tiled(data: bytes | memoryview, header: Header) -> bool:
+    """Whether crops of an image can be decoded alone: a JPEG with restart markers around tiles, from first to last."""
+    return header.turbo and header.restarts and can_splice(data)
 
 
 def stored_box(box: Box, header: Header) -> Box:

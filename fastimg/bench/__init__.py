@@ -1,4 +1,4 @@
-"""Where the time goes: every stage alone, training end to end, the verdict, advice that was tried, tuning.
+"""Where the time goes: each stage on its own, training end to end, a verdict, advice that was tried, and tuning.
 
 In: a dataset and a training configuration. Out: tables and records. Must not know: the demo, the command line.
 """

@@ -1,4 +1,4 @@
-"""What would be faster: changes that fit a verdict, tried end to end in the same run where that takes seconds."""
+"""Advice on what would be faster: changes that fit the verdict, tried end to end where that takes only seconds."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from .rig import Rig, real_rate, with_loader
 from .verdict import Advice, Measured, Verdict, judge, together
 
 MAX_SIZE = 500  # pixels of the longer side, ImageNet's usual
-_WORTH = 1.05  # a change that gives less is not advised
-_CONVERTED = 512  # images that are converted to try it
-_FEW = 2  # rounds of a trial, after which the median of the ratios counts
+_MIN_GAIN = 1.05  # a change that gains less is not advised
+_CONVERTED = 512  # number of images converted for a trial
+_ROUNDS = 2  # of a trial; the median of their ratios counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something to try: `open_` gives the rig that has it, and the one that has not, on the same images."""
+    """A change to try: `open_` returns a rig with it and a rig without it, on the same images."""
 
-    words: str
+    description: str
     open_: Callable[[], tuple[Rig, Rig]]
     note: str = ""
 
@@ -39,23 +39,24 @@ class Change:
 def advise(
     images: Images, rig: Rig, count: int, measured: Measured, scratch: Path, warm: int, say: Callable[[str], None]
 ) -> tuple[list[Advice], list[Advice]]:
-    """(what is worth it, the best first; all that was tried), by what `measured` says limits."""
+    """(advice worth giving, best first; everything that was tried), according to what limits in `measured`."""
     tried: list[Advice] = []
     for change in _changes(images, rig, count, judge(measured), scratch):
-        say(f"trying {change.words}")
+        say(f"trying {change.description}")
         with_it, without = change.open_()
         try:
             ratios = []
-            for _ in range(_FEW):
+            for _ in range(_ROUNDS):
                 before = real_rate(without, warm)
                 ratios.append(real_rate(with_it, warm) / before)
-            tried.append(Advice(change=change.words, factor=median(ratios), tried=True, note=change.note))
+            tried.append(Advice(change=change.description, factor=median(ratios), tried=True, note=change.note))
         finally:
             with_it.close()
             if without is not rig:
                 without.close()
-    worth = [one for one in (*tried, *_estimates(images, rig, measured)) if (one.factor or _WORTH) >= _WORTH]
-    return sorted(worth, key=lambda one: -(one.factor or 0.0)), tried
+    advice = [*tried, *_estimates(images, rig, measured)]
+    worthwhile = [item for item in advice if (item.factor or _MIN_GAIN) >= _MIN_GAIN]
+    return sorted(worthwhile, key=lambda item: -(item.factor or 0.0)), tried
 
 
 def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Path) -> Iterator[Change]:
@@ -67,27 +68,27 @@ def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Pa
 
     if verdict.kind in ("decode-bound", "balanced", "storage-bound") and config.loader != "native":
         yield Change(
-            words="--loader native", open_=other(loader="native", prefetch=None, decode="cpu", on_error="skip")
+            description="--loader native", open_=other(loader="native", prefetch=None, decode="cpu", on_error="skip")
         )
-        return  # what else would help, the native loader's own verdict says
+        return  # further advice depends on the native loader's own verdict
     if verdict.kind in ("decode-bound", "balanced"):
         cores = available_cpus()
         if rig.loader.workers < cores:
-            yield Change(words=f"--workers {cores}", open_=other(workers=str(cores)))
+            yield Change(description=f"--workers {cores}", open_=other(workers=str(cores)))
         if images.jpegs > 0 and images.tiled < images.jpegs / 2:
             yield Change(
-                words=f"fastimg convert {images.path.name} DST, which tiles JPEGs",
+                description=f"fastimg convert {images.path.name} DST, which tiles JPEGs",
                 open_=lambda: _converted(images, rig, scratch / "tiled", {}),
-                note="without loss",
+                note="lossless",
             )
         if images.longer_side > 1.25 * MAX_SIZE:
             yield Change(
-                words=f"fastimg convert --max-size {MAX_SIZE}",
+                description=f"fastimg convert --max-size {MAX_SIZE}",
                 open_=lambda: _converted(images, rig, scratch / "small", {"max_size": MAX_SIZE}),
                 note="images are stored smaller",
             )
         if device.type == "cuda" and config.decode != "gpu" and nvcodec.installed():
-            yield Change(words="--decode gpu", open_=other(decode="gpu"), note="pixels differ a little")
+            yield Change(description="--decode gpu", open_=other(decode="gpu"), note="pixels differ slightly")
 
 
 def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]:
@@ -95,10 +96,10 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
     kind, config = judge(measured).kind, rig.config
     if kind == "storage-bound" and measured.storage is not None:
         if images.folder:
-            change = f"fastimg convert {images.path.name} DST, whose shards are read in long pieces"
+            change = f"fastimg convert {images.path.name} DST, whose shards are read in large blocks"
             yield Advice(change=change, factor=None, tried=False)
         elif config.order == "random":
-            yield Advice(change="--order quasi-random, which reads neighbours together", factor=None, tried=False)
+            yield Advice(change="--order quasi-random, which reads adjacent samples together", factor=None, tried=False)
         if images.longer_side > 1.25 * MAX_SIZE:
             fewer = (images.longer_side / MAX_SIZE) ** 2
             change = f"fastimg convert --max-size {MAX_SIZE}"
@@ -107,11 +108,11 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
         raw = 3 * rig.run.setup.input.preprocessing.train_size**2
         if nvcodec.installed() and config.decode != "gpu" and images.mean_bytes < raw:
             gain = _gain(measured, copy=measured.copy * raw / images.mean_bytes)
-            yield Advice(change="--decode gpu, which sends JPEGs over the bus", factor=gain, tried=False)
+            yield Advice(change="--decode gpu, which copies JPEGs to the device", factor=gain, tried=False)
         yield Advice(change="a smaller --img-size", factor=None, tried=False)
     if kind == "augment-bound" and measured.step is not None:
         factor = _gain(measured, synthetic=measured.step)
-        yield Advice(change="less augmentation (this is without any)", factor=factor, tried=False)
+        yield Advice(change="less augmentation (the factor is for none at all)", factor=factor, tried=False)
     if kind == "compute-bound":
         if not config.amp and rig.device.type == "cuda":
             yield Advice(change="leave --no-amp out", factor=None, tried=False)
@@ -121,34 +122,35 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
 
 
 def _gain(measured: Measured, **changes: float) -> float:
-    """What the parts together would gain by a change of one of them."""
+    """The factor by which the whole would gain if these parts changed."""
     after = Measured(**{**vars(measured), **changes})
     return together(after) / together(measured)
 
 
 def _converted(images: Images, rig: Rig, folder: Path, options: dict[str, Any]) -> tuple[Rig, Rig]:
-    """Rigs over some of the images, converted and as they are."""
+    """Rigs over some of the images, converted and original."""
     chosen = images.ids[:_CONVERTED]
-    kept = _write(images.dataset, chosen, folder / "source")
+    readable = _write(images.dataset, chosen, folder / "source")
     settings: dict[str, Any] = {"no_shuffle": True, "workers": str(available_cpus()), **options}
     convert(Convert(src=folder / "source", dst=folder / "converted", **settings), Console(quiet=True))
     dataset = open_dataset(folder / "converted")
     batch = rig.loader.config.batch_size
-    count = max(1, len(kept) // batch) * batch
+    count = max(1, len(readable) // batch) * batch
     with_it = with_loader(rig, dataset, np.resize(np.arange(len(dataset)), count))
-    return with_it, with_loader(rig, images.dataset, np.resize(kept, count))
+    return with_it, with_loader(rig, images.dataset, np.resize(readable, count))
 
 
 def _write(dataset: Dataset, ids: "np.ndarray[Any, np.dtype[np.int64]]", folder: Path) -> "np.ndarray[Any, Any]":
-    """The encoded images as files of one class. Returns the ids of those that could be read."""
+    """Write the encoded images as files of one class. Returns the ids of those that could be read."""
     (folder / "images").mkdir(parents=True)
-    scratch, kept = Scratch(), list[int]()
+    scratch = Scratch()
+    readable: list[int] = []
     for index in ids.tolist():
         try:
             data = dataset.read(index, scratch)
             extension = read_header(data).extension
         except ImageError:
             continue
-        (folder / "images" / f"{len(kept):06d}.{extension}").write_bytes(data)
-        kept.append(index)
-    return np.array(kept, np.int64)
+        (folder / "images" / f"{len(readable):06d}.{extension}").write_bytes(data)
+        readable.append(index)
+    return np.array(readable, np.int64)

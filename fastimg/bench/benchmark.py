@@ -1,10 +1,11 @@
-"""`fastimg bench`: where the time goes, what limits, and what to change.
+"""`fastimg bench`: where the time goes, what limits training, and what to change.
 
-benchdata   the images, and how many of them an epoch has
-stagebench  each stage alone, and what the machine allows
-trainbench  the loader alone, the step on data that costs nothing, both together: the trainer's own code (rig)
-verdict     what limits; advice, what was tried against it
-comparison  other loaders on the same images; tuning, the best settings, for `train` to read
+dataset      the images, and how many of them make an epoch
+stage_table  each stage on its own, with the machine's ceilings
+training     the loader alone, the step on synthetic data, and both together, with the trainer's own code (rig)
+verdict      what limits; advice: what was tried against it
+peers        other loaders on the same images
+tuning       the best settings, for `train` to read
 """
 
 import json
@@ -52,21 +53,21 @@ _ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
 
 
 def bench(settings: Bench, console: Console, progress: Console) -> None:
-    """Measure, and print tables on `console`, or json. Raises UsageError, UserError and DataError, each a sentence."""
+    """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
     _check(settings)
     with ExitStack() as stack:
-        stack.enter_context(_told_to_end())
+        stack.enter_context(_sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
         if ranks.world_size > 1:
-            raise UsageError("bench measures one process; start it without torchrun")
+            raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(settings, ranks, ""), ranks.device.type)
         images = open_images(settings.data, settings.split, settings.seed)
         stack.callback(images.dataset.close)
         check_readable(chosen_backend(settings.loader), settings.data, images.dataset)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch, prefix="fastimg-bench-")))
-        found = _measure(settings, images, ranks, scratch, console, progress)
+        record = _measure(settings, images, ranks, scratch, console, progress)
     if settings.json:
-        print(json.dumps(found, allow_nan=False))
+        print(json.dumps(record, allow_nan=False))
 
 
 def _check(settings: Bench) -> None:
@@ -80,7 +81,7 @@ def _check(settings: Bench) -> None:
     for name in _stages(settings.stages):
         if name not in NAMES:
             near = nearest(name, NAMES) or ";"
-            raise UsageError(f"--stages {name}: no such stage{near} there are {', '.join(NAMES)}, or all, or none")
+            raise UsageError(f"--stages {name}: no such stage{near} choose from {', '.join(NAMES)}, or all, or none")
     if settings.loaders is not None:
         loader_names(settings.loaders)
     _threads(settings.threads)
@@ -89,7 +90,7 @@ def _check(settings: Bench) -> None:
     if settings.plot is not None:
         check_file(settings.plot)
     if settings.scratch is not None and not settings.scratch.is_dir():
-        raise UsageError(f"--scratch {settings.scratch}: no such folder; make it, or leave it out")
+        raise UsageError(f"--scratch {settings.scratch}: no such folder; create it, or leave it out")
 
 
 def _stages(text: str) -> list[str]:
@@ -99,17 +100,17 @@ def _stages(text: str) -> list[str]:
 
 
 def _threads(text: str | None) -> tuple[int, ...]:
-    """`1,2,4` as numbers, each once."""
-    words = [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if not word.isdigit() or int(word) < 1:
-            raise UsageError(f"--threads {text}: {word} is no number of threads; write 1,2,4 for example")
-    return tuple(dict.fromkeys(int(word) for word in words))
+    """Parse `1,2,4` into numbers, without duplicates."""
+    counts = [] if text is None else [count.strip() for count in text.split(",") if count.strip()]
+    for count in counts:
+        if not count.isdigit() or int(count) < 1:
+            raise UsageError(f"--threads {text}: {count} is not a number of threads; write 1,2,4 for example")
+    return tuple(dict.fromkeys(int(count) for count in counts))
 
 
 def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
-    """What `train` would be told."""
-    augmenting = {one.name: getattr(settings, one.name) for one in fields(Augmenting)}
+    """The same settings as a configuration of `train`."""
+    augmenting = {flag.name: getattr(settings, flag.name) for flag in fields(Augmenting)}
     return Train(
         data=settings.data,
         arch=arch,
@@ -122,7 +123,7 @@ def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
         channels_last=settings.channels_last,
         device=settings.device,
         seed=settings.seed,
-        lr=1e-4,  # the weights shall stay numbers; what they are matters to nobody
+        lr=1e-4,  # small, so that the weights stay finite; their values do not matter
         val_fraction=0.0,
         **augmenting,
     )
@@ -142,7 +143,7 @@ def _measure(
         count = epoch_size(images, decoder, cores, settings.batch_size, settings.images)
     rig = with_loader(first, images.dataset, images.epoch(count))
     first.close()
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "data": images.path.name,
         "about": images.about(),
         "images": count,
@@ -155,61 +156,61 @@ def _measure(
         "precision": rig.run.setup.precision.reason,
         "environment": environment(),
     }
-    _head(out, found)
+    _head(out, record)
     if images.unreadable:
         name, reason = next(iter(images.unreadable.items()))
-        words = f"of the images that were looked at, {len(images.unreadable):,} cannot be read: {name}: {reason}"
-        out.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        warning = f"of the sampled images, {len(images.unreadable):,} cannot be read: {name}: {reason}"
+        out.print(printable(warning), style="yellow", highlight=False, markup=False, soft_wrap=True)
     stages: list[Stage] = []
     if names := _stages(settings.stages):
         with telling(progress, f"measuring stages: {', '.join(names)}"):
             stages = measure(images, decoder, rig, names, count, threads, settings.repeats)
-        found["stages"] = [stage.record() for stage in stages]
+        record["stages"] = [stage.record() for stage in stages]
         show_stages(stages, threads, out)
     alone, noise = loader_alone(rig, settings.repeats, progress)
-    found |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
-    line = f"loader alone  {alone.text()} img/s; measured against itself it differs by {noise['difference']:.1%}"
+    record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
+    line = f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}"
     out.print(line, highlight=False, soft_wrap=True)
     trained = []
     for arch in archs:
-        here = (
+        arch_rig = (
             rig
             if arch == archs[0]
             else build(_config(settings, ranks, arch), images.dataset, images.epoch(count), ranks)
         )
         folder = scratch / arch.replace("/", "_")
-        one = measure_training(settings, images, here, count, stages, alone, folder, progress, watch)
-        trained.append(one)
-        show_training(out, one)
-        if here is not rig:
-            here.close()
+        result = measure_training(settings, images, arch_rig, count, stages, alone, folder, progress, watch)
+        trained.append(result)
+        show_training(out, result)
+        if arch_rig is not rig:
+            arch_rig.close()
     load = watch.load()
-    found["load"] = load.record()
+    record["load"] = load.record()
     out.print(f"load      {load.text()}", highlight=False, markup=False, soft_wrap=True)
-    found["training"] = [one.record() for one in trained]
-    found["real_over_synthetic"] = found["training"][0]["real_over_synthetic"]
-    found["verdict"] = trained[0].verdict.sentence()
+    record["training"] = [result.record() for result in trained]
+    record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
+    record["verdict"] = trained[0].verdict.sentence()
     records: list[dict[str, Any]] = []
     if several := _threads(settings.threads):
-        found["scaling"] = measure_scaling(rig, images, count, several, settings.repeats, out, progress)
+        record["scaling"] = measure_scaling(rig, images, count, several, settings.repeats, out, progress)
     if settings.loaders is not None:
         comparison = _compare(settings, images, count, several or (threads,), progress)
         comparison.show(out)
         records = comparison.records()
-        found |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
-        found["left_out"] = comparison.left_out
+        record |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
+        record["left_out"] = comparison.left_out
     if settings.plot is not None:
-        scaling = [{"name": rig.config.loader, **row} for row in found.get("scaling", [])]
+        scaling = [{"name": rig.config.loader, **row} for row in record.get("scaling", [])]
         plot_loaders(records or scaling, settings.plot)
         out.print(f"drawn in {settings.plot}", highlight=False, markup=False, soft_wrap=True)
     if settings.tune:
         with telling(progress, "tuning"):
             best = tuning.tune(rig, images, count, progress)
         file = machine.write(best.profile)
-        found["tuned"] = {**best.record(), "profile": str(file)}
+        record["tuned"] = {**best.record(), "profile": str(file)}
         tuning.show(best, file, out)
     rig.close()
-    return found
+    return record
 
 
 def _decoder(rig: Rig) -> ImageDecoder:
@@ -235,15 +236,15 @@ def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ..
     return compare(images.dataset, settings.data, wanted, setting, settings.scratch, progress, settings.split)
 
 
-def _head(out: Console, found: dict[str, Any]) -> None:
-    e = found["environment"]
+def _head(out: Console, record: dict[str, Any]) -> None:
+    e = record["environment"]
     rows = {
-        "data": f"{found['data']}: {found['about']}",
-        "measured": f"{plural(found['images'], 'image')} a repeat, {plural(found['repeats'], 'repeat')}, batch "
-        f"{found['batch_size']}, "
-        f"{found['img_size']} px",
-        "loader": found["loader"],
-        "device": f"{found['device']} ({e['gpu'] or e['cpu']}), {found['precision']}; {plural(e['cores'], 'core')}",
+        "data": f"{record['data']}: {record['about']}",
+        "measured": f"{plural(record['images'], 'image')} a repeat, {plural(record['repeats'], 'repeat')}, batch "
+        f"{record['batch_size']}, "
+        f"{record['img_size']} px",
+        "loader": record["loader"],
+        "device": f"{record['device']} ({e['gpu'] or e['cpu']}), {record['precision']}; {plural(e['cores'], 'core')}",
         "load": f"load average {e['load']:.1f} on the machine's {plural(os.cpu_count() or 1, 'core')}, "
         "before measuring",
     }
@@ -252,8 +253,8 @@ def _head(out: Console, found: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _told_to_end() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does: what is in temporary folders goes with it."""
+def _sigterm_exits() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that temporary folders are deleted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

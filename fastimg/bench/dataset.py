@@ -1,4 +1,4 @@
-"""The images that are measured: what kind they are, and which of them an epoch reads."""
+"""The images to measure with: what they are like, and which of them an epoch reads."""
 
 import time
 from collections.abc import Callable
@@ -11,65 +11,70 @@ import numpy.typing as npt
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Dataset, FilesDataset, ImageDecoder, ImageError, open_dataset
 from fastimg.loaders.containers.datasets import is_plain_folder
-from fastimg.loaders.decode import Header, read_header
+from fastimg.loaders.decode import Header, is_tiled, read_header
 from fastimg.loaders.folders.walk import find_images
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
 
 from .stages import take_apart
 
-LOOKED_AT = 64  # images whose headers are read
-_FEWEST, _MOST = 4, 64  # batches of an epoch
+SAMPLED = 64  # number of images whose headers are read
+_MIN_BATCHES = 4  # of an epoch
+_MAX_BATCHES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """A dataset, and what a look at some of its images tells. `ids` are its samples in a random order."""
+    """A dataset, with properties of a random sample of its images. `ids` are all samples in random order."""
 
     path: Path
     dataset: Dataset
     ids: npt.NDArray[np.int64]
-    nbytes: int  # of the files that hold it
+    nbytes: int  # of the dataset's files
     mean_bytes: float  # of an encoded image
-    jpegs: float  # share of those looked at
-    tiled: float  # share of those looked at: JPEGs with restart intervals
+    jpegs: float  # fraction of the sampled images
+    tiled: float  # fraction of the sampled images: JPEGs whose crops can be decoded alone
     longer_side: int  # median, pixels
-    unreadable: dict[str, str]  # of those looked at: name -> reason
+    unreadable: dict[str, str]  # among the sampled images: name -> reason
 
     @property
     def folder(self) -> bool:
-        """Whether they are files of their own."""
+        """Whether the images are separate files."""
         return isinstance(self.dataset, FilesDataset)
 
     def epoch(self, count: int) -> npt.NDArray[np.int64]:
-        """`count` samples: the first of `ids`, over and over where there are fewer."""
+        """The first `count` of `ids`, repeated if there are fewer."""
         return np.resize(self.ids, count)
 
     def about(self) -> str:
-        """In words."""
+        """A one-line description."""
         kind = f"{self.jpegs:.0%} JPEG" + (f", {self.tiled:.0%} tiled" if self.jpegs else "")
         return (
             f"{plural(len(self.dataset), 'image')}, {kind}, {self.mean_bytes / 1e3:,.0f} KB on average, longer side "
-            f"{self.longer_side} px (median of {min(LOOKED_AT, len(self.ids))})"
+            f"{self.longer_side} px (median of {min(SAMPLED, len(self.ids))})"
         )
 
 
 def open_images(path: Path, split: str, seed: int) -> Images:
-    """The images of DATA, labelled or not. Raises UsageError, UserError and DataError naming what is wrong."""
+    """Open the images of DATA, labelled or not. Raises UsageError, UserError and DataError."""
     dataset = _open(path, split)
     if dataset.content != "images":
-        raise UsageError(f"{path}: holds texts; bench measures images")
+        raise UsageError(f"{path}: contains texts; bench measures images")
     if len(dataset) == 0:
         raise UserError(f"{path}: no images in it; give shards made by `fastimg convert`, or a folder of images")
-    dataset.labels = np.maximum(dataset.labels, 0)  # a step needs some target; which one, its speed does not mind
+    dataset.labels = np.maximum(dataset.labels, 0)  # a step needs some target; its speed does not depend on which
     ids = np.random.default_rng(seed).permutation(len(dataset))
-    headers, sizes, unreadable = list[Header](), list[int](), dict[str, str]()
+    headers: list[Header] = []
+    sizes: list[int] = []
+    tiled: list[bool] = []
+    unreadable: dict[str, str] = {}
     scratch = Scratch()
-    for index in ids[:LOOKED_AT].tolist():
+    for index in ids[:SAMPLED].tolist():
         try:
             data = dataset.read(index, scratch)
             headers.append(read_header(data))
             sizes.append(len(data))
+            tiled.append(is_tiled(data, headers[-1]))
         except ImageError as error:
             unreadable[dataset.sample_name(index)] = str(error)
     if not headers:
@@ -84,14 +89,14 @@ def open_images(path: Path, split: str, seed: int) -> Images:
         nbytes=sum(file.stat().st_size for file in set(dataset.files()) if file.exists()),
         mean_bytes=float(np.mean(sizes)),
         jpegs=float(np.mean([header.format == "jpeg" for header in headers])),
-        tiled=float(np.mean([header.restarts for header in headers])),
+        tiled=float(np.mean(tiled)),
         longer_side=int(np.median([max(header.size) for header in headers])),
         unreadable=unreadable,
     )
 
 
 def _open(path: Path, split: str) -> Dataset:
-    if path.is_dir() and is_plain_folder(path) and not any(one.is_dir() for one in path.iterdir()):
+    if path.is_dir() and is_plain_folder(path) and not any(entry.is_dir() for entry in path.iterdir()):
         names, _ = find_images(path)
         if not names:
             raise UserError(f"{path}: no images in it; give shards made by `fastimg convert`, or a folder of images")
@@ -107,18 +112,19 @@ def epoch_size(
     asked: int | None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """Images of a repeat, in whole batches: as asked, else about a second's work of the native loader."""
+    """Images per repeat, in whole batches: as many as `asked`, else about a second of the native loader's work."""
     if asked is not None:
         return max(1, asked // batch_size) * batch_size
-    rate, tried = 0.0, 1
-    take_apart(images.dataset, images.ids[:1], decoder, 1)  # what is compiled once
+    rate = 0.0
+    tried = 1
+    take_apart(images.dataset, images.ids[:1], decoder, 1)  # loads compiled code
     while True:
         began = clock()
         take_apart(images.dataset, images.ids[:tried], decoder, 1)
-        spent = max(clock() - began, 1e-9)
-        rate = tried / spent
-        if spent > 0.2 or tried >= len(images.ids):
+        elapsed = max(clock() - began, 1e-9)
+        rate = tried / elapsed
+        if elapsed > 0.2 or tried >= len(images.ids):
             break
         tried *= 4
-    wanted = min(rate * threads, max(len(images.ids), _FEWEST * batch_size))
-    return int(np.clip(wanted // batch_size, _FEWEST, _MOST)) * batch_size
+    wanted = min(rate * threads, max(len(images.ids), _MIN_BATCHES * batch_size))
+    return int(np.clip(wanted // batch_size, _MIN_BATCHES, _MAX_BATCHES)) * batch_size

@@ -12,26 +12,28 @@ from fastimg.wording import plural, several
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_CEILING = "synthetic"  # reads no images: it may be far above the others, which are what is looked at
+_CEILING = "synthetic"  # reads no images, and may be far above the loaders of interest
 _FAR = 1.5  # times the fastest of the others
 
 
 def check_file(file: Path) -> None:
-    """Before anything is measured. Raises UsageError where no picture can be written there."""
+    """Check the file before measuring. Raises UsageError if no picture can be written there."""
     if file.suffix.lower() != ".png":
-        raise UsageError(f"--plot {file}: give a file whose name ends in .png")
+        raise UsageError(f"--plot {file}: give a file name that ends in .png")
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise UsageError(f"--plot {file}: {'a folder' if file.is_dir() else 'its folder does not exist'}; give a file")
 
 
 def plot_loaders(records: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Images per second of loaders, from `Comparison.records()`: medians, with bars from the slowest to the fastest.
+    """Plot images per second of loaders, from `Comparison.records()`: medians, with ranges from slowest to fastest.
 
-    Bars at the largest number of threads where there are several loaders, curves where there are several numbers.
+    Draws bars for the largest number of threads if there are several loaders, and curves if there are several numbers
+    of threads.
     """
     threads = sorted({record["threads"] for record in records})
     loaders = list(dict.fromkeys(record["name"] for record in records))
-    bars, curves = len(loaders) > 1 or len(threads) < 2, len(threads) > 1
+    bars = len(loaders) > 1 or len(threads) < 2
+    curves = len(threads) > 1
     height = max(2.6, 1.4 + 0.45 * len(loaders), 4.2 if curves else 0)
     figure = blank(7.5 * (bars + curves), height)
     axes = list(figure.subplots(1, bars + curves, squeeze=False)[0])
@@ -46,16 +48,17 @@ def _bars(axis: "Axes", records: Sequence[Mapping[str, Any]]) -> None:
     rows = sorted(records, key=lambda record: float(record["images_per_second"]))
     end = 1.3 * _end(rows)  # room for the labels
     for place, row in enumerate(rows):
-        speed, colour = row["images_per_second"], "tab:blue" if row["name"] == BASE else "tab:gray"
+        speed = row["images_per_second"]
+        colour = "tab:blue" if row["name"] == BASE else "tab:gray"
         beyond = speed > end
         hatch = "//" if row["name"] == _CEILING else None
         axis.barh(place, min(speed, end), color=colour, alpha=0.75, hatch=hatch, height=0.65)
         if not beyond:
             axis.errorbar(speed, place, xerr=_errors(row), color="black", capsize=3, linewidth=1)
         label = f" {speed:,.0f}" + (" (beyond the axis) " if beyond else "")
-        at = end if beyond else max(speed, row["spread"][1])
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if beyond else None
-        axis.text(at, place, label, va="center", ha="right" if beyond else "left", fontsize=9, bbox=behind)
+        x = end if beyond else max(speed, row["spread"][1])
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if beyond else None
+        axis.text(x, place, label, va="center", ha="right" if beyond else "left", fontsize=9, bbox=box)
     axis.set_yticks(range(len(rows)), labels=[row["name"] for row in rows])
     axis.set_xlim(0, end)
     workers = "".join(
@@ -91,7 +94,7 @@ def _curves(axis: "Axes", records: Sequence[Mapping[str, Any]], loaders: Sequenc
 
 
 def _end(records: Sequence[Mapping[str, Any]]) -> float:
-    """The largest value that is shown: of the ceiling only where it is not far above the others."""
+    """The largest value to show; the ceiling's counts only if it is not far above the others."""
     images = [float(record["spread"][1]) for record in records if record["name"] != _CEILING]
     others = [float(record["spread"][1]) for record in records if record["name"] == _CEILING]
     if not images or max(others, default=0) <= _FAR * max(images):
@@ -100,12 +103,12 @@ def _end(records: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _range(row: Mapping[str, Any]) -> tuple[float, float]:
-    """How far the slowest and the fastest repeat are from the median."""
+    """The distances of the slowest and the fastest repeat from the median."""
     low, high = row["spread"]
     return max(0.0, row["images_per_second"] - low), max(0.0, high - row["images_per_second"])
 
 
 def _errors(row: Mapping[str, Any]) -> list[list[float]]:
-    """For matplotlib."""
+    """The range in matplotlib's form."""
     low, high = _range(row)
     return [[low], [high]]

@@ -1,4 +1,4 @@
-"""The trainer on a test stand: its own loader and its own step, alone and together, without a run directory."""
+"""A test rig for the trainer: its own loader and its own step, alone and together, without a run directory."""
 
 import itertools
 import time
@@ -31,13 +31,13 @@ from fastimg.train.step import MicroBatch, forward_backward, optimiser_step, upd
 
 Clock = Callable[[], float]
 
-SECONDS = 1.0  # that a rate is measured for, at least
-_STEPS = 2  # at least
+SECONDS = 1.0  # minimum time to measure a rate for
+_STEPS = 2  # minimum number of steps
 
 
 @dataclass
 class Rig:
-    """A run over a part of a dataset that never saves. `synthetic` is a batch that lies on the device."""
+    """A run over part of a dataset that never saves. `synthetic` is a batch on the device."""
 
     run: Run
     synthetic: Batch | None = None
@@ -63,7 +63,7 @@ class Rig:
 
 
 def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks: Ranks) -> Rig:
-    """A rig over samples, which may come several times. Raises UsageError for what cannot be, a text model among it."""
+    """A rig over samples, which may repeat. Raises UsageError for impossible settings, a text model included."""
     set_backends(config, ranks)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     classes = dataset.classes or ("one", "two")
@@ -83,7 +83,7 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
 
 
 def with_loader(rig: Rig, dataset: Dataset, indices: npt.NDArray[np.int64], **changes: Any) -> Rig:
-    """The same model with another loader: other data, or other settings of `Train`."""
+    """The same model with another loader: other data, or changed settings of `Train`."""
     unknown = changes.keys() - {field.name for field in fields(Train)}
     assert not unknown, unknown
     setup = rig.run.setup
@@ -112,7 +112,7 @@ def loader_rate(rig: Rig, clock: Clock = time.perf_counter) -> float:
 
 
 def on_device(rig: Rig) -> Batch:
-    """A batch of its loader's, copied: it stays on the device."""
+    """A copy of one of the loader's batches, kept on the device."""
     if rig.synthetic is None:
         for batch in rig.loader:
             rig.synthetic = replace(
@@ -131,17 +131,17 @@ def on_device(rig: Rig) -> Batch:
 
 
 def synthetic_rate(rig: Rig, warm: int = 1, clock: Clock = time.perf_counter) -> float:
-    """Images per second of augmentation and step on a batch that lies on the device."""
+    """Images per second of augmentation and step, on a batch that is on the device already."""
     return _steps(rig, itertools.repeat(on_device(rig)), warm, clock)
 
 
 def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter, seconds: float = SECONDS) -> float:
-    """Images per second end to end. `warm` steps are not counted: what was read ahead is used up in them."""
+    """Images per second end to end. The first `warm` steps, which use up what was read ahead, are not counted."""
     with_data = batches(rig.loader)
     try:
         return _steps(rig, with_data, warm, clock, seconds)
     finally:
-        with_data.close()  # type: ignore[attr-defined]  # a generator: the iteration of the loader ends with it
+        with_data.close()  # type: ignore[attr-defined]  # a generator; closing it ends the iteration over the loader
 
 
 def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: float = SECONDS) -> float:
@@ -210,7 +210,7 @@ def copy_rate(rig: Rig) -> tuple[float, float, float] | None:
 
 
 def device_copy_rate(device: torch.device, nbytes: int = 2**28) -> float:
-    """Bytes per second that the device's memory reads and writes, counted together, in a copy of `nbytes`."""
+    """Bytes per second read and written, counted together, in a copy of `nbytes` in the device's memory."""
     a, b = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
     copy = _copier(a, b)
     copy()
@@ -222,7 +222,7 @@ def _copier(source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
 
 
 def _each(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, the mean over about a third of a second, 3 calls at least."""
+    """Seconds per call: the mean over about a third of a second, and at least 3 calls."""
     first = max(seconds(call, device), 1e-7)
     calls = max(3, min(1000, int(SECONDS / 3 / first)))
 

@@ -1,7 +1,7 @@
-"""The stage table of `fastimg bench`: what each stage does alone, per core, and what this machine would allow.
+"""The stage table of `fastimg bench`: the speed of each stage on its own, and its ceiling on this machine.
 
-Ceilings are measured, each in its own way, which is named: copies in memory, the files read in one go, one thread that
-has the machine to itself, a copy of 256 MB over the bus or in the device's memory.
+Ceilings are measured, and the table says how: copies in memory, the files read sequentially, one thread that has the
+machine to itself, a copy of 256 MB to the device or in its memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,38 +28,38 @@ from .rig import Rig, augment_rate, copy_rate, device_copy_rate, step_rate
 from .stages import Costs, read_rate, take_apart
 
 NAMES = ("read", "splice", "decode", "resize", "copy", "augment", "step")
-_CHECKED = 8  # files of which it is checked that they left the page cache
-_ALONE = 4  # one thread alone takes so many times fewer images
+_CHECKED = 8  # number of files checked for having left the page cache
+_ALONE = 4  # one thread alone gets a fraction 1 / _ALONE of the images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A row. A stage that was not measured says why in `note`."""
+    """A row of the table. If the stage was not measured, `note` says why."""
 
     name: str
     rate: Spread | None = None  # images per second
-    threads: int | None = None  # that worked on it
+    threads: int | None = None  # number of threads
     bytes_rate: float | None = None  # per second
     ceiling: float | None = None  # in images per second
-    how: str = ""  # the ceiling was measured
+    how: str = ""  # how the ceiling was measured
     note: str = ""
 
     def record(self) -> dict[str, Any]:
-        """For json."""
-        found: dict[str, Any] = {"stage": self.name, "note": self.note}
+        """The row for JSON."""
+        record: dict[str, Any] = {"stage": self.name, "note": self.note}
         if self.rate is not None:
-            found |= self.rate.fields("images_per_second")
-            found["per_core"] = None if self.threads is None else round(self.rate.median / self.threads, 1)
-            found["threads"] = self.threads
+            record |= self.rate.fields("images_per_second")
+            record["per_core"] = None if self.threads is None else round(self.rate.median / self.threads, 1)
+            record["threads"] = self.threads
         if self.bytes_rate is not None:
-            found["gigabytes_per_second"] = round(self.bytes_rate / 1e9, 4)
+            record["gigabytes_per_second"] = round(self.bytes_rate / 1e9, 4)
         if self.rate is not None and self.ceiling is not None:
-            found |= {"ceiling_images_per_second": round(self.ceiling, 1), "ceiling": self.how}
-            found["ratio"] = round(self.rate.median / self.ceiling, 4)
-        return found
+            record |= {"ceiling_images_per_second": round(self.ceiling, 1), "ceiling": self.how}
+            record["ratio"] = round(self.rate.median / self.ceiling, 4)
+        return record
 
     def row(self) -> dict[str, str]:
-        """For a table of what was measured."""
+        """The columns of the printed table."""
         assert self.rate is not None
         share = "" if self.ceiling is None else f"{self.rate.median / self.ceiling:.2f}"
         return {
@@ -73,13 +73,15 @@ class Stage:
         }
 
     def words(self) -> str:
-        """What a table has no room for; empty where that is nothing."""
-        said = [f"ceiling: {self.how}"] if self.how else []
-        return f"{self.name}: {'; '.join([*said, self.note] if self.note else said)}" if said or self.note else ""
+        """A line with what the table has no room for; empty if there is nothing to say."""
+        parts = [f"ceiling: {self.how}"] if self.how else []
+        if self.note:
+            parts.append(self.note)
+        return f"{self.name}: {'; '.join(parts)}" if parts else ""
 
 
 def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
-    """A table, and under it how ceilings were found and what was not measured."""
+    """Print the table, with notes on how ceilings were measured and on what was not measured."""
     rows = [stage.row() for stage in stages if stage.rate is not None]
     if rows:
         show_table(console, f"stages alone, {plural(threads, 'thread')}", rows)
@@ -91,7 +93,7 @@ def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
 def measure(
     images: Images, decoder: ImageDecoder, rig: Rig, names: Sequence[str], count: int, threads: int, repeats: int
 ) -> list[Stage]:
-    """The rows of these stages, each alone."""
+    """Measure these stages, each on its own."""
     ids = images.epoch(count)
     rows: list[Stage] = []
     if "read" in names:
@@ -109,8 +111,9 @@ def measure(
 
 
 def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: int, repeats: int) -> list[Stage]:
-    dataset, files = images.dataset, list(dict.fromkeys(images.dataset.files()))
-    unique = np.unique(ids)  # what is read twice is read from memory
+    dataset = images.dataset
+    files = list(dict.fromkeys(dataset.files()))
+    unique = np.unique(ids)  # a second read would come from memory
     cold: list[tuple[float, float]] = []
     lines: list[float] = []
     why = ""
@@ -123,7 +126,7 @@ def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: in
         cold.append(read_rate(dataset, np.random.default_rng(repeat).permutation(unique), threads, batch))
     rows = []
     if cold:
-        rates, nbytes = ([one[i] for one in cold] for i in range(2))
+        rates, nbytes = ([rate[i] for rate in cold] for i in range(2))
         rows.append(
             Stage(
                 name="read, cold",
@@ -131,21 +134,21 @@ def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: in
                 threads=threads,
                 bytes_rate=median(nbytes),
                 ceiling=median(lines) / images.mean_bytes,
-                how="its files from end to end, cold",
+                how="its files read sequentially, cold",
             )
         )
     else:
         rows.append(Stage(name="read, cold", note=f"not measured: {why}"))
     warm = [read_rate(dataset, ids, threads, batch) for _ in range(1 + repeats)][1:]
-    rates, nbytes = ([one[i] for one in warm] for i in range(2))
+    rates, nbytes = ([rate[i] for rate in warm] for i in range(2))
     ceiling = memory_bandwidth() / images.mean_bytes
-    how = "memory copied by one thread"
+    how = "a copy in memory by one thread"
     row = Stage(name="read, warm", rate=Spread.of(rates), threads=threads, bytes_rate=median(nbytes), ceiling=ceiling)
     return [*rows, _with(row, how=how)]
 
 
 def _dropped(files: Sequence[Path]) -> str:
-    """Drop files from the page cache. Returns why one of them is not out of it."""
+    """Drop files from the page cache. Returns why that did not work; empty if it did."""
     for place, path in enumerate(files):
         with path.open("rb", buffering=0) as handle:
             if why := drop(handle.fileno(), checked=place < _CHECKED):
@@ -162,7 +165,7 @@ def _decoding(
         alone.append(take_apart(images.dataset, ids[: max(1, len(ids) // _ALONE)], decoder, 1))
         together.append(take_apart(images.dataset, ids, decoder, threads))
     last = together[-1]
-    notes = {"splice": "" if last.tiled else "no tiled JPEG: headers and crop windows alone"}
+    notes = {"splice": "" if last.tiled else "no tiled JPEGs: only headers and crop windows"}
     if last.failed:
         notes["decode"] = (
             f"{last.failed:,} of {len(ids):,} could not be decoded and {agreeing(last.failed, 'is')} left out"
@@ -171,19 +174,19 @@ def _decoding(
     for name in ("splice", "decode", "resize"):
         rates = [threads * costs.rate(name) for costs in together]
         ceiling = threads * median(costs.rate(name) for costs in alone)
-        how = f"{threads} x one thread alone"
+        how = f"{threads} x a single thread"
         row = Stage(name=name, rate=Spread.of(rates), threads=threads, ceiling=ceiling, how=how)
         rows.append(_with(row, note=notes.get(name, "")))
     return rows
 
 
 def _copy(rig: Rig, repeats: int) -> Stage:
-    found = [copy_rate(rig) for _ in range(repeats)]
-    rates = [one for one in found if one is not None]
+    rates = [rate for rate in (copy_rate(rig) for _ in range(repeats)) if rate is not None]
     if not rates:
-        return Stage(name="copy", note="none: the CPU trains on the slot that was filled")
-    slots, bus = median(one[1] for one in rates), median(one[2] for one in rates)
-    rate = Spread.of([one[0] for one in rates])
+        return Stage(name="copy", note="none: the CPU trains on the loader's buffer itself")
+    slots = median(slot_bytes for _, slot_bytes, _ in rates)
+    bus = median(bus_bytes for _, _, bus_bytes in rates)
+    rate = Spread.of([images for images, _, _ in rates])
     return Stage(
         name="copy",
         rate=rate,
@@ -204,7 +207,7 @@ def _augment(rig: Rig, repeats: int) -> Stage:
         rate=rate,
         bytes_rate=rate.median * nbytes,
         ceiling=ceiling,
-        how="as many bytes copied on the device",
+        how="a copy of as many bytes on the device",
     )
 
 
@@ -214,5 +217,5 @@ def _with(row: Stage, **changes: Any) -> Stage:
 
 
 def median_of(rows: Sequence[Stage], name: str) -> float | None:
-    """The rate of a stage, None where it was not measured."""
+    """The median rate of a stage, None if it was not measured."""
     return next((row.rate.median for row in rows if row.name == name and row.rate is not None), None)

@@ -1,8 +1,7 @@
-"""What each stage of a sample costs: samples are read, spliced, decoded and resized stage by stage, by the clock.
+"""The cost of each stage of a sample: times reading, splicing, decoding and resizing separately.
 
-The native loader does the last three in one compiled call for several samples; here its parts are called one by one,
-with the record of the header and of the region that they share, and what they make is compared with what the loader's
-decoder makes.
+The native loader does the last three in one compiled call for several samples. Here its parts are called one by one,
+with the records of the header and of the region that they share, and the result is compared with the loader's pixels.
 """
 
 import threading
@@ -27,30 +26,32 @@ from fastimg.loaders.runtime.scratch import Scratch
 Clock = Callable[[], float]
 
 STAGES = ("read", "splice", "decode", "resize")
-_ROOM = 64 << 20  # bytes of each buffer
-MAX_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
+_BUFFER_BYTES = 64 << 20
+MAX_PIXELS = 10_000_000  # of an image that fits the buffers
 _CHECKED = 8  # samples of each thread whose pixels are compared
 
 
 @dataclass
 class Costs:
-    """Seconds of one core for each stage, over `images` samples of `nbytes` encoded bytes."""
+    """Seconds of one core per stage, over `images` samples with `nbytes` encoded bytes."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     images: int = 0
     nbytes: int = 0
-    tiled: int = 0  # of the images: decoded by the compiled decoder of tiled JPEGs
-    failed: int = 0  # could not be decoded, not among `images`
+    tiled: int = 0  # images decoded by the compiled decoder of tiled JPEGs
+    failed: int = 0  # samples that could not be decoded; not counted in `images`
 
     def __iadd__(self, other: "Costs") -> "Costs":
         for name, seconds in other.seconds.items():
             self.seconds[name] += seconds
-        self.images, self.nbytes = self.images + other.images, self.nbytes + other.nbytes
-        self.tiled, self.failed = self.tiled + other.tiled, self.failed + other.failed
+        self.images += other.images
+        self.nbytes += other.nbytes
+        self.tiled += other.tiled
+        self.failed += other.failed
         return self
 
     def rate(self, stage: str) -> float:
-        """Images per second of one core that does nothing else."""
+        """Images per second of a core that does only this stage."""
         return self.images / max(self.seconds[stage], 1e-12)
 
 
@@ -62,21 +63,23 @@ def take_apart(
     seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> Costs:
-    """The costs of samples, on so many threads at the same time. Raises what a thread raised."""
+    """Measure the costs of samples, on this number of threads at the same time. Raises what a thread raises."""
     draws = decoder.draw(seed, 0, ids)
-    ready, found, errors = threading.Barrier(threads), [Costs() for _ in range(threads)], list[BaseException]()
+    ready = threading.Barrier(threads)
+    costs_by_thread = [Costs() for _ in range(threads)]
+    errors: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
             bench = _Thread(decoder, clock)
-            some, boxes = ids[number::threads].tolist(), draws[number::threads].tolist()
-            for index, box in list(zip(some, boxes, strict=True))[:1]:  # what is compiled, and touched first
+            samples = list(zip(ids[number::threads].tolist(), draws[number::threads].tolist(), strict=True))
+            for index, box in samples[:1]:  # loads compiled code, touches memory
                 bench.sample(dataset, index, box, check=False)
-            bench.costs = found[number]
+            bench.costs = costs_by_thread[number]
             ready.wait()
-            for place, (index, box) in enumerate(zip(some, boxes, strict=True)):
+            for place, (index, box) in enumerate(samples):
                 bench.sample(dataset, index, box, check=place < _CHECKED)
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
             errors.append(error)
             ready.abort()
 
@@ -85,7 +88,7 @@ def take_apart(
     if real:
         raise real[0]
     total = Costs()
-    for costs in found:
+    for costs in costs_by_thread:
         total += costs
     return total
 
@@ -93,9 +96,10 @@ def take_apart(
 def read_rate(
     dataset: Dataset, ids: npt.NDArray[np.int64], threads: int, batch: int, clock: Clock = time.perf_counter
 ) -> tuple[float, float]:
-    """(images, bytes) per second that so many threads read, batches asked for ahead as the loader does it."""
-    blocks = [ids[at : at + batch] for at in range(0, len(ids), batch)]
-    nbytes, errors = [0] * threads, list[BaseException]()
+    """(images, bytes) per second read by this number of threads, with batches requested ahead as in the loader."""
+    blocks = [ids[start : start + batch] for start in range(0, len(ids), batch)]
+    nbytes = [0] * threads
+    errors: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
@@ -106,9 +110,9 @@ def read_rate(
                 for index in block[number::threads].tolist():
                     try:
                         nbytes[number] += len(dataset.read(index, scratch))
-                    except ImageError:  # counted where it is decoded
+                    except ImageError:  # counted when decoding
                         continue
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
             errors.append(error)
 
     for block in blocks[:2]:
@@ -122,7 +126,7 @@ def read_rate(
 
 
 def run_threads(work: Callable[[int], object], threads: int) -> None:
-    """Call `work(0)`, `work(1)`, ... on threads of their own, and wait for them."""
+    """Call `work(0)`, `work(1)`, ... on separate threads, and wait for them."""
     started = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(threads)]
     for thread in started:
         thread.start()
@@ -131,39 +135,48 @@ def run_threads(work: Callable[[int], object], threads: int) -> None:
 
 
 class _Thread:
-    """What one thread holds."""
+    """The buffers and costs of one thread."""
 
     def __init__(self, decoder: ImageDecoder, clock: Clock) -> None:
-        self.decoder, self.clock, self.costs = decoder, clock, Costs()
-        self.scratch, self.check_scratch = Scratch(), Scratch()
-        self.header, self.region = new_header(), new_region()
-        self.bits, self.planes, self.columns, self.work = (np.empty(_ROOM, np.uint8) for _ in range(4))
-        self.bounds, self.tables = np.empty(1 << 20, np.int64), np.empty(baseline.SCRATCH, np.int64)
-        self.sums = np.empty(_ROOM // 2, np.uint16)
+        self.decoder = decoder
+        self.clock = clock
+        self.costs = Costs()
+        self.scratch = Scratch()
+        self.check_scratch = Scratch()
+        self.header = new_header()
+        self.region = new_region()
+        self.bits, self.planes, self.columns, self.work = (np.empty(_BUFFER_BYTES, np.uint8) for _ in range(4))
+        self.bounds = np.empty(1 << 20, np.int64)
+        self.tables = np.empty(baseline.SCRATCH, np.int64)
+        self.sums = np.empty(_BUFFER_BYTES // 2, np.uint16)
         self.out = np.empty(decoder.fields[0].shape, np.uint8)
 
     def sample(self, dataset: Dataset, index: int, draws: Sequence[float], check: bool) -> None:
-        """One sample, its stages timed. Raises RuntimeError where `check` finds other pixels than the loader's."""
-        costs, began = self.costs, self.clock()
+        """Time the stages of one sample. Raises RuntimeError if `check` is set and its pixels are not the loader's."""
+        costs = self.costs
+        began = self.clock()
         try:
             encoded = dataset.read(index, self.scratch)
             read = self.clock()
-            spent = self._compiled(encoded, draws) or self._plain(encoded, draws)
+            tiled, *times = self._compiled(encoded, draws) or self._plain(encoded, draws)
         except ImageError:
             costs.failed += 1
             return
-        for name, seconds in zip(STAGES, (read - began, *spent[1:]), strict=True):
+        for name, seconds in zip(STAGES, (read - began, *times), strict=True):
             costs.seconds[name] += seconds
-        costs.images, costs.nbytes, costs.tiled = costs.images + 1, costs.nbytes + len(encoded), costs.tiled + spent[0]
+        costs.images += 1
+        costs.nbytes += len(encoded)
+        costs.tiled += int(tiled)
         if check:
             whole = np.empty_like(self.out)
             self.decoder.fill_row(encoded, draws, {"inputs": whole}, self.check_scratch)
             if not np.array_equal(whole, self.out):
-                raise RuntimeError(f"{dataset.sample_name(index)}: the stages' pixels are not those of the decoder")
+                raise RuntimeError(f"{dataset.sample_name(index)}: the stages' pixels differ from the decoder's")
 
     def _plain(self, encoded: memoryview, draws: Sequence[float]) -> tuple[int, float, float, float]:
-        """What is no tiled JPEG: the header and the window count as splicing."""
-        clock, decoder = self.clock, self.decoder
+        """An image that is not a tiled JPEG: (0, then seconds per stage); header and window count as splicing."""
+        clock = self.clock
+        decoder = self.decoder
         t0 = clock()
         header = read_header(encoded, decoder.max_pixels)
         window = decoder.crop.window(*header.size, draws)
@@ -176,18 +189,23 @@ class _Thread:
         return 0, t1 - t0, t2 - t1, clock() - t2
 
     def _compiled(self, encoded: memoryview, draws: Sequence[float]) -> tuple[int, float, float, float] | None:
-        """A tiled JPEG; None for what is for others to decode."""
-        decoder, header, region, clock = self.decoder, self.header, self.region, self.clock
+        """A tiled JPEG: (1, then seconds per stage). None for images that the compiled decoder does not take."""
+        decoder = self.decoder
+        header = self.header
+        region = self.region
+        clock = self.clock
         t0 = clock()
         if not decoder.compiled or bytes(encoded[:2]) != b"\xff\xd8":
             return None
-        view, crop = view_of(encoded), decoder.crop
+        view = view_of(encoded)
+        crop = decoder.crop
         if not parse_header(view, header) or not is_decodable(header) or header["orientation"][0] != 1:
             return None
         width, height = int(header["width"][0]), int(header["height"][0])
         if width * height > min(MAX_PIXELS, decoder.max_pixels):
             return None
-        window, bicubic = crop.window(width, height, draws), crop.interpolation == "bicubic"
+        window = crop.window(width, height, draws)
+        bicubic = crop.interpolation == "bicubic"
         if not find_region(header, *window, shape_of(crop)[::-1], bicubic, decoder.dct_scaling, region):
             return None
         t1 = clock()
@@ -199,5 +217,5 @@ class _Thread:
         to_columns(self.planes, header, region, self.sums, self.columns)
         t4 = clock()
         resize_columns(self.columns, region, bicubic, self.work, self.out)
-        # decode_tiles finds the tiles once more: that is splicing, not decoding.
+        # decode_tiles locates the tiles again: that part counts as splicing, not as decoding.
         return 1, t2 - t0, max((t3 - t2) - (t2 - t1), 0.0) + t4 - t3, clock() - t4

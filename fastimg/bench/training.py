@@ -1,4 +1,4 @@
-"""The loader alone, the step on data that costs nothing, and both together; what limits them."""
+"""The loader alone, the step on synthetic data, and both together; and what limits them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from .verdict import Advice, Measured, NoVerdict, Verdict, doubts, judge
 
 @dataclass
 class Trained:
-    """What was measured with one model."""
+    """The measurements with one model."""
 
     arch: str
     synthetic: Spread
@@ -37,24 +37,25 @@ class Trained:
     tried: list[Advice] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """For json."""
+        """The measurements for JSON."""
         rates = {"synthetic": self.synthetic, "real": self.real}
-        found: dict[str, Any] = {"arch": self.arch}
+        record: dict[str, Any] = {"arch": self.arch}
         for name, spread in rates.items():
-            found |= spread.fields(f"{name}_images_per_second")
-        found["real_over_synthetic"] = round(self.real.median / self.synthetic.median, 4)
-        found["verdict"] = self.verdict.record()
-        found["tried"] = [{"change": one.change, "factor": round(one.factor or 0.0, 4)} for one in self.tried]
-        return found
+            record |= spread.fields(f"{name}_images_per_second")
+        record["real_over_synthetic"] = round(self.real.median / self.synthetic.median, 4)
+        record["verdict"] = self.verdict.record()
+        record["tried"] = [{"change": item.change, "factor": round(item.factor or 0.0, 4)} for item in self.tried]
+        return record
 
 
 def loader_alone(rig: Rig, repeats: int, progress: Console) -> tuple[Spread, dict[str, Any]]:
-    """The loader's rate, and what the harness itself scatters: the same thing measured as two, in turn."""
+    """The loader's rate, and the noise of the measurement: the loader is measured as if it were two, in turn."""
     with telling(progress, "measuring the loader alone"):
-        loader_rate(rig)  # threads start, memory is touched
+        loader_rate(rig)  # starts threads and touches memory
         pairs = [(loader_rate(rig), loader_rate(rig)) for _ in range(repeats)]
-    one, two = (median(pair[i] for pair in pairs) for i in range(2))
-    noise = {"first": round(one, 1), "second": round(two, 1), "difference": round(abs(one / two - 1), 4), "n": repeats}
+    first, second = (median(pair[i] for pair in pairs) for i in range(2))
+    difference = round(abs(first / second - 1), 4)
+    noise = {"first": round(first, 1), "second": round(second, 1), "difference": difference, "n": repeats}
     return Spread.of([rate for pair in pairs for rate in pair]), noise
 
 
@@ -69,16 +70,16 @@ def measure_training(
     progress: Console,
     watch: Watch,
 ) -> Trained:
-    """End to end, beside what data that costs nothing would allow; the verdict, and what helps against it.
+    """Measure training end to end and on synthetic data; judge what limits it, and try what would help.
 
-    There is none where the rates contradict each other: then nothing is tried either.
+    If the rates contradict each other there is no verdict, and nothing is tried.
     """
     arch, slots = rig.run.setup.model.arch, rig.loader.config.prefetch
     synthetic, real = list[float](), list[float]()
     with telling(progress, f"measuring {arch}: on random pixels, and end to end"):
         for _ in range(settings.repeats):
             synthetic.append(synthetic_rate(rig))
-            # What the slots hold already must be used up, unless the step is the slower by far.
+            # Batches in the slots must be used up first, unless the step is much slower than the loader.
             warm = slots + 1 if alone.median < 2 * synthetic[-1] else 1
             real.append(real_rate(rig, warm))
     shared = rig.device.type == "cpu"
@@ -100,36 +101,38 @@ def measure_training(
         real=median(real),
         shared=shared,
     )
-    worth: list[Advice] = []
+    advice: list[Advice] = []
     tried: list[Advice] = []
     spreads = {
         "the loader alone": alone,
         "the training step": Spread.of(synthetic),
         "training end to end": Spread.of(real),
     }
-    doubted = doubts(measured, {name: (one.low, one.high) for name, one in spreads.items()}, alone.median)
-    if doubted:
-        none = NoVerdict(share=measured.real / measured.synthetic, doubts=doubted, load=watch.load())
+    ranges = {name: (spread.low, spread.high) for name, spread in spreads.items()}
+    contradictions = doubts(measured, ranges, alone.median)
+    if contradictions:
+        none = NoVerdict(share=measured.real / measured.synthetic, doubts=contradictions, load=watch.load())
         return Trained(arch, Spread.of(synthetic), Spread.of(real), None, none)
     if not settings.no_advice:
         status = Status(progress)
-        worth, tried = advise(images, rig, count, measured, scratch, warm, status)
+        advice, tried = advise(images, rig, count, measured, scratch, warm, status)
         status.end()
-    return Trained(arch, Spread.of(synthetic), Spread.of(real), None, judge(measured, worth), tried)
+    return Trained(arch, Spread.of(synthetic), Spread.of(real), None, judge(measured, advice), tried)
 
 
 def measure_scaling(
     rig: Rig, images: Images, count: int, threads: Sequence[int], repeats: int, out: Console, progress: Console
 ) -> list[dict[str, Any]]:
-    """The loader alone, by threads, interleaved."""
+    """Measure the loader alone for several numbers of threads, interleaved."""
     rigs = {n: with_loader(rig, images.dataset, images.epoch(count), workers=str(n)) for n in threads}
     counts = [*map(str, threads[:-1]), plural(threads[-1], "thread")]
     with telling(progress, f"measuring the loader with {', '.join(counts)}"):
-        speeds = measuring.interleaved({str(n): _rate_of(one) for n, one in rigs.items()}, repeats)
-    for one in rigs.values():
-        one.close()
+        speeds = measuring.interleaved({str(n): _rate_of(threads_rig) for n, threads_rig in rigs.items()}, repeats)
+    for threads_rig in rigs.values():
+        threads_rig.close()
     base = speeds[str(threads[0])].median / threads[0]
-    rows, records = [], []
+    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for n in threads:
         speed = speeds[str(n)]
         scaling = speed.median / n / base
@@ -157,17 +160,18 @@ def _rate_of(rig: Rig) -> Any:
     return lambda: loader_rate(rig)
 
 
-def show_training(out: Console, one: Trained) -> None:
+def show_training(out: Console, result: Trained) -> None:
+    """Print a table of rates, the verdict, and what was tried without gain."""
     rows = [
-        {"training": "synthetic: data on the device", **one.synthetic.columns("img/s")},
-        {"training": "real: end to end", **one.real.columns("img/s")},
+        {"training": "synthetic: data on the device", **result.synthetic.columns("img/s")},
+        {"training": "real: end to end", **result.real.columns("img/s")},
     ]
-    measuring.show(out, one.arch, rows)
-    out.print(f"real/synthetic  {one.real.median / one.synthetic.median:.2f}", highlight=False, style="bold")
-    sentence = one.verdict.sentence()
-    words = sentence if isinstance(one.verdict, NoVerdict) else f"verdict  {sentence}"
-    out.print(printable(words), highlight=False, markup=False, soft_wrap=True)
-    for trial in one.tried:
-        if trial not in one.verdict.advice:
-            words = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"
-            out.print(printable(words), highlight=False, markup=False, soft_wrap=True)
+    measuring.show(out, result.arch, rows)
+    out.print(f"real/synthetic  {result.real.median / result.synthetic.median:.2f}", highlight=False, style="bold")
+    sentence = result.verdict.sentence()
+    line = sentence if isinstance(result.verdict, NoVerdict) else f"verdict  {sentence}"
+    out.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    for trial in result.tried:
+        if trial not in result.verdict.advice:
+            line = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"
+            out.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""`fastimg bench --tune`: which numbers of threads and slots, which stream and which batch train fastest here.
+"""`fastimg bench --tune`: the numbers of threads and slots, the stream and the batch size that train fastest here.
 
-One setting after the other, each from the best so far, end to end: the real loader and whole steps. A setting that is
-not faster by more than what the harness scatters keeps the smaller number.
+Settings are tuned one after the other, from the best so far, end to end: with the real loader and whole steps. A larger
+value must be faster by more than the noise; otherwise the smaller one is kept.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from fastimg.train.choices.machine_profile import Profile, device_name, now
 from .dataset import Images
 from .rig import Rig, real_rate, with_loader
 
-GAIN = 1.03  # a larger number has to be so much faster
+GAIN = 1.03  # a larger value must be faster by this factor
 _ROUNDS = 2
 SLOTS = (2, LoaderConfig.prefetch, 6)
 BATCHES = (16, 32, 64, 128, 256, 512)
@@ -31,14 +31,14 @@ BATCHES = (16, 32, 64, 128, 256, 512)
 
 @dataclass
 class Tuned:
-    """What was tried, and what is best. `other` is what would help but changes pixels: not in the profile."""
+    """What was tried, and the best settings. `other` names what would help but changes pixels: not kept."""
 
     profile: Profile
     tried: list[dict[str, Any]] = field(default_factory=list)
     other: str = ""
 
     def record(self) -> dict[str, Any]:
-        """For json."""
+        """The result for JSON."""
         return {"best": self.profile.record(), "tried": self.tried, "other": self.other}
 
 
@@ -57,12 +57,12 @@ def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
     tried: list[dict[str, Any]] = []
 
     def rates(name: str, values: Sequence[Any]) -> dict[Any, float]:
-        found: dict[Any, list[float]] = {value: [] for value in values}
+        rounds: dict[Any, list[float]] = {value: [] for value in values}
         for _ in range(_ROUNDS):
             for value in values:
                 progress.print(f"tuning: {name} {value}", highlight=False, markup=False)
-                found[value].append(_rate(rig, images, count, {**best, name: value}))
-        medians = {value: median(rates) for value, rates in found.items()}
+                rounds[value].append(_rate(rig, images, count, {**best, name: value}))
+        medians = {value: median(rates) for value, rates in rounds.items()}
         tried.extend({"setting": name, "value": v, "images_per_second": round(r, 1)} for v, r in medians.items())
         return medians
 
@@ -78,7 +78,7 @@ def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
         by_decode = rates("decode", ("cpu", "gpu"))
         if by_decode["gpu"] > GAIN * by_decode["cpu"]:
             gain = by_decode["gpu"] / by_decode["cpu"]
-            other = f"--decode gpu is {gain:.2f}x as fast, and changes pixels a little: give it to `train` yourself"
+            other = f"--decode gpu is {gain:.2f}x as fast, but changes pixels slightly: to use it, pass it to `train`"
     profile = Profile(
         device=device_name(device),
         workers=int(best["workers"]),
@@ -95,21 +95,21 @@ def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
 
 
 def smallest_of_the_best(rates: dict[Any, float]) -> Any:
-    """The first value that is about as fast as the fastest; what has no rate is out of memory."""
+    """The first value that is about as fast as the fastest; a rate of 0 means out of memory."""
     fastest = max(rates.values())
     return next(value for value, rate in rates.items() if rate * GAIN >= fastest)
 
 
 def _rate(rig: Rig, images: Images, count: int, settings: dict[str, Any]) -> float:
-    """Images per second end to end with these settings, 0 where memory runs out."""
+    """Images per second end to end with these settings; 0 if memory runs out."""
     batch = settings["batch_size"]
     whole = max(4, count // batch) * batch
     try:
-        one = with_loader(rig, images.dataset, images.epoch(whole), **settings)
+        tried = with_loader(rig, images.dataset, images.epoch(whole), **settings)
         try:
-            return real_rate(one, settings["prefetch"] + 1)
+            return real_rate(tried, settings["prefetch"] + 1)
         finally:
-            one.close()
+            tried.close()
     except Exception as error:
         if not ran_out(error):
             raise

@@ -1,7 +1,7 @@
-"""From measured rates to a sentence: what limits training, how much the next limit would allow, and what to change.
+"""The verdict on measured rates: what limits training, what the next limit would allow, and what to change.
 
-Rates are images per second. The parts of a pipeline work at the same time, so the slowest is the whole's rate; where
-the CPU both decodes and trains, the two share its cores, and their times add up.
+Rates are in images per second. The parts of a pipeline work at the same time, so the slowest determines the rate of the
+whole. If the CPU both decodes and trains, the two share its cores, and their times add up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from fastimg.train.reporting.hints import number
 
 Kind = Literal["storage-bound", "decode-bound", "copy-bound", "augment-bound", "compute-bound", "balanced"]
 
-NEAR = 1.1  # rates within this factor of each other are about the same
-APART = 1.3  # what should be the same, or cannot be faster, and is by this factor, was not measured
+NEAR = 1.1  # rates within this factor of each other count as equal
+APART = 1.3  # rates that differ by more, and should be equal or the other way round, cannot be trusted
 _WORDS = {
     "storage": "reading",
     "decode": "the loader",
@@ -25,56 +25,56 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was found, in images per second. None for what there is not, such as a copy on a CPU."""
+    """Measured rates, in images per second. None for stages that do not exist, such as the copy on a CPU."""
 
-    storage: float | None  # read by so many threads: from the disk where the data is larger than memory
+    storage: float | None  # from the disk if the data is larger than memory
     decode: float  # the loader alone
     copy: float | None
     augment: float | None  # alone
     step: float | None  # forward, backward and update alone
-    synthetic: float  # augmentation and step, on data that lies on the device
+    synthetic: float  # augmentation and step, on data on the device
     real: float  # end to end
-    shared: bool = False  # decoding and training have the same cores; `decode` is then that of all of them
+    shared: bool = False  # decoding and training share the cores; `decode` is then measured on all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A change, and by what factor the end-to-end rate grows with it: measured in the same run, or an estimate."""
+    """A change, and the factor by which it raises the end-to-end rate: measured in the same run, or estimated."""
 
     change: str
-    factor: float | None  # None: not known
+    factor: float | None  # None: unknown
     tried: bool
     note: str = ""
 
     def text(self) -> str:
         """`--loader native (2.61x, tried)`."""
         how = "tried" if self.tried else "an estimate" if self.factor is not None else "not tried"
-        words = how if self.factor is None else f"{self.factor:.2f}x, {how}"
-        return f"{self.change} ({words}{'; ' + self.note if self.note else ''})"
+        effect = how if self.factor is None else f"{self.factor:.2f}x, {how}"
+        return f"{self.change} ({effect}{'; ' + self.note if self.note else ''})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits, at which share of the rate with data that costs nothing, and what comes next."""
+    """What limits training, its rate as a share of that on synthetic data, and the next limit."""
 
     kind: Kind
     share: float  # real / synthetic
-    limit: str  # of storage, decode, copy, compute: the slowest
+    limit: str  # the slowest of storage, decode, copy and compute
     limit_rate: float
     next: str | None
     next_rate: float | None
     advice: tuple[Advice, ...] = ()
 
     def sentence(self) -> str:
-        """For a person."""
-        words = f"{self.kind} at {self.share:.2f}: {_WORDS[self.limit]} allows {number(self.limit_rate)} img/s"
+        """The verdict in one sentence."""
+        sentence = f"{self.kind} at {self.share:.2f}: {_WORDS[self.limit]} allows {number(self.limit_rate)} img/s"
         if self.next is not None and self.next_rate is not None:
-            words += f", {_WORDS[self.next]}, the next limit, {number(self.next_rate)}"
-        better = [one.text() for one in self.advice]
-        return words + (f"; {' or '.join(better)}" if better else "")
+            sentence += f", {_WORDS[self.next]}, the next limit, {number(self.next_rate)}"
+        better = [advice.text() for advice in self.advice]
+        return sentence + (f"; {' or '.join(better)}" if better else "")
 
     def record(self) -> dict[str, Any]:
-        """For json."""
+        """The verdict for JSON."""
         advice = [{"change": a.change, "factor": a.factor, "tried": a.tried, "note": a.note} for a in self.advice]
         return {
             "kind": self.kind,
@@ -90,7 +90,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class NoVerdict:
-    """The measurements contradict each other: nothing is said of what limits, and why."""
+    """No verdict, since the measurements contradict each other; `doubts` says where."""
 
     share: float  # real / synthetic
     doubts: tuple[str, ...]
@@ -98,14 +98,14 @@ class NoVerdict:
     advice: tuple[Advice, ...] = ()
 
     def sentence(self) -> str:
-        """For a person."""
+        """The reason in one sentence."""
         return (
             f"no verdict: the measurements disagree by more than {APART - 1:.0%} ({'; '.join(self.doubts)}); the "
             f"machine was busy, or its speed changed ({self.load.text()}); run again when it is idle"
         )
 
     def record(self) -> dict[str, Any]:
-        """For json, with the keys of a verdict."""
+        """The result for JSON, with the keys of a verdict."""
         return {
             "kind": None,
             "real_over_synthetic": round(self.share, 4),
@@ -120,12 +120,12 @@ class NoVerdict:
 
 
 def doubts(m: Measured, repeats: Mapping[str, tuple[float, float]], alone: float | None = None) -> tuple[str, ...]:
-    """Why the rates cannot be believed: what was repeated differs, or a part is slower than a whole that has it.
+    """Why the rates cannot be trusted: repeats differ, or a part is slower than the whole that contains it.
 
-    `repeats` are the lowest and the highest rate of what was measured several times, by name; `alone` is the rate of
-    the loader as it is in `real`, where `m.decode` is that of more threads.
+    `repeats` holds the lowest and highest rate of repeated measurements, by name. `alone` is the rate of the loader as
+    used in `real`, if `m.decode` was measured with more threads.
     """
-    found = [
+    contradictions = [
         f"{name} from {number(low)} to {number(high)} img/s"
         for name, (low, high) in repeats.items()
         if high > APART * low
@@ -135,28 +135,29 @@ def doubts(m: Measured, repeats: Mapping[str, tuple[float, float]], alone: float
     for part, rate, whole, faster in (
         ("the step alone", m.step, training, m.synthetic),
         ("augmentation alone", m.augment, training, m.synthetic),
-        ("training on data that costs nothing", m.synthetic, "training end to end", m.real),
+        ("training on synthetic data", m.synthetic, "training end to end", m.real),
         ("the loader alone", loader, "training end to end", m.real),
     ):
         if rate is not None and faster > APART * rate:
-            found.append(f"{part} {number(rate)} img/s, and {whole}, which cannot be faster, {number(faster)}")
-    return tuple(found)
+            contradictions.append(f"{part} {number(rate)} img/s, and {whole}, which cannot be faster, {number(faster)}")
+    return tuple(contradictions)
 
 
 def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:
-    """What limits: the slowest part, or nothing alone where the two slowest are about as fast.
+    """Judge what limits: the slowest part, or `balanced` if the two slowest are about equally fast.
 
-    On a CPU that both decodes and trains it is nothing alone, too, where training would be faster without decoding.
+    A CPU that both decodes and trains is `balanced`, too, if training would be faster without decoding.
     """
     rates = {"storage": m.storage, "decode": m.decode, "copy": m.copy, "compute": m.synthetic}
     order = sorted((rate, name) for name, rate in rates.items() if rate is not None)
-    (rate, limit), (after, following) = order[0], order[1]
+    (rate, limit) = order[0]
+    (after, following) = order[1]
     kind: Kind
-    costly = m.shared and limit == "compute" and m.real * NEAR < m.synthetic  # decoding takes its part of the cores
+    costly = m.shared and limit == "compute" and m.real * NEAR < m.synthetic  # decoding takes its share of the cores
     if after < NEAR * rate or costly:
         kind = "balanced"
     elif limit == "compute" and m.augment is not None and m.step is not None and m.augment < m.step:
-        kind = "augment-bound"  # the device spends more time on it than on the step
+        kind = "augment-bound"  # the device spends more time on augmentation than on the step
     else:
         kinds: dict[str, Kind] = {"storage": "storage-bound", "decode": "decode-bound", "copy": "copy-bound"}
         kind = kinds.get(limit, "compute-bound")
@@ -172,7 +173,7 @@ def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:
 
 
 def together(m: Measured) -> float:
-    """The end-to-end rate that the parts allow: what a change of one of them promises is estimated by it."""
+    """The end-to-end rate that the parts allow, for estimates of what a change would gain."""
     if m.shared:
         return min(1 / (1 / m.decode + 1 / m.synthetic), m.storage or m.decode)
     return min(rate for rate in (m.storage, m.decode, m.copy, m.synthetic) if rate is not None)

@@ -1,4 +1,4 @@
-"""A frozen encoder runs once: digests of samples, the store of arrays, and the datasets made of them.
+"""Cached embeddings, for encoders that are frozen: digests of samples, the array store, and datasets on top of it.
 
 In: a dataset and an encoder. Out: a dataset of embeddings or tokens. Must not know: the training that reads them.
 """

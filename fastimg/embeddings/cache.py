@@ -1,6 +1,6 @@
-"""What a run keeps of its data: tokens of texts, and the embeddings of a frozen encoder, each made once.
+"""Caches of what is derived from data: tokens of texts, and embeddings of a frozen encoder, each computed once.
 
-digests of the samples' content -> ArrayCache -> ArrayDataset: the same samples, with arrays for content
+digests of the samples' content -> ArrayCache -> ArrayDataset: the same samples, with arrays as content
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -37,43 +37,44 @@ from .digests import DIGEST, NONE, of, sample_digests, stamp_of
 from .encoder import FORMAT, Encoder, backbone_digest
 from .store import ArrayCache, Made
 
-_HEAD = len(npy_bytes(np.zeros(1, np.int32))) - 4  # bytes before the tokens of a text
-_TEXTS = 4096  # that wait to be tokenised
-BATCH = {"cpu": 64, "cuda": 256}  # samples that are encoded together: a divisor of a shard
+_HEADER = len(npy_bytes(np.zeros(1, np.int32))) - 4  # bytes before the tokens of a text
+_QUEUED = 4096  # texts submitted to the pool at a time
+BATCH = {"cpu": 64, "cuda": 256}  # samples encoded together; divides the size of a shard
 
 
 @dataclass
 class Keeper:
-    """Where arrays are kept, and who makes them."""
+    """Where arrays are cached, and what computes them."""
 
     root: Path
     ranks: Ranks
     workers: int
-    console: Console  # hears rank 0
+    console: Console  # for messages of rank 0
     _digests: dict[int, tuple[Dataset, npt.NDArray[np.void]]] = field(default_factory=dict)  # by the dataset's id()
 
     def say(self, text: str) -> None:
-        """A sentence for a person."""
+        """Print a message."""
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def digests(self, dataset: Dataset) -> npt.NDArray[np.void]:
-        """Of every sample; read once for a dataset."""
-        known = self._digests.get(id(dataset))
-        if known is None:
+        """The digests of all samples of a dataset, which is read only once."""
+        entry = self._digests.get(id(dataset))
+        if entry is None:
             stamp = stamp_of(dataset)
-            keep = self.root / "digests" / f"{stamp[:32]}.bin"
+            file = self.root / "digests" / f"{stamp[:32]}.bin"
             with self.ranks.first_goes_first(), self.progress("reading", len(dataset)) as tick:
-                known = dataset, sample_digests(dataset, stamp, keep, self.workers, self.say, tick)
-            self._digests[id(dataset)] = known
-        return known[1]
+                entry = dataset, sample_digests(dataset, stamp, file, self.workers, self.say, tick)
+            self._digests[id(dataset)] = entry
+        return entry[1]
 
     def tokens(self, dataset: Dataset, tokenizer: Tokenizer) -> ArrayDataset:
-        """The texts of a dataset as tokens."""
+        """The dataset, with the tokens of its texts as content."""
         about = {"kind": "tokens", "format": FORMAT, "tokenizer": tokenizer.digest, "length": tokenizer.length}
-        cache, digests = ArrayCache(self.root / "tokens", about, self.say), self.digests(dataset)
+        cache = ArrayCache(self.root / "tokens", about, self.say)
+        digests = self.digests(dataset)
 
         def make(ids: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
-            def one(index: int) -> Made:
+            def tokenise(index: int) -> Made:
                 try:
                     return tokenizer.tokens(dataset.read(index, Scratch()))
                 except ImageError as error:
@@ -83,8 +84,8 @@ class Keeper:
                 ThreadPoolExecutor(self.workers, "tokens") as pool,
                 self.progress("tokenising", len(ids)) as tick,
             ):
-                for start in range(0, len(ids), _TEXTS):  # a pool holds what it was given
-                    for made in pool.map(one, ids[start : start + _TEXTS].tolist()):
+                for start in range(0, len(ids), _QUEUED):  # in pieces: the pool keeps references to its results
+                    for made in pool.map(tokenise, ids[start : start + _QUEUED].tolist()):
                         tick(1)
                         yield made
 
@@ -92,11 +93,12 @@ class Keeper:
         if made:
             self.say(f"tokens      {plural(made, 'text')} tokenised, once, in {cache.folder}")
         sizes = cache.places(digests)["size"].astype(np.int64)
-        return cache.dataset(dataset, digests, np.maximum(sizes - _HEAD, 0) // 4)
+        return cache.dataset(dataset, digests, np.maximum(sizes - _HEADER, 0) // 4)
 
     def embeddings(self, part: Part, encoding: "Encoding") -> tuple[ArrayDataset, Path, int]:
-        """The embeddings of a part's samples, the folder that keeps them, and how many were made just now."""
-        dataset, ids = part.dataset, part.indices
+        """The embeddings of a part's samples, the cache folder, and the number of embeddings computed now."""
+        dataset = part.dataset
+        ids = part.indices
         own = ids if ids is not None else np.arange(len(dataset))
         source = dataset.source if isinstance(dataset, ArrayDataset) else dataset
         digests = _of_view(self.digests(source), encoding.view)
@@ -119,11 +121,11 @@ class Keeper:
             return places[np.argsort(-lengths[own[places]], kind="stable")]
 
         made = cache.fill(digests[own], self.ranks, make, by_length)
-        return cache.dataset(source, digests, lengths), cache.folder, made  # batches are those of the texts
+        return cache.dataset(source, digests, lengths), cache.folder, made  # with lengths: the same batches as of texts
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], object]]:
-        """A bar, and who moves it."""
+        """A progress bar; yields the function that advances it."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         quiet = not (self.ranks.first and self.console.is_terminal)
         with Progress(*columns, console=self.console, transient=True, disable=quiet) as bar:
@@ -133,20 +135,20 @@ class Keeper:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How embeddings are made. `open_` opens the loader that reads samples for it, in their order."""
+    """How embeddings are computed. `open_` opens a loader that reads a part's samples in order."""
 
     model: Model
     ranks: Ranks
     precision: Precision
     policy: Policy
-    dtype: str  # of the numbers that are kept
+    dtype: str  # of the cached embeddings
     reads: dict[str, Any]  # what else the model's input depends on
     open_: Callable[[Part], BatchSource]
-    view: int | None = None  # the epoch whose augmentation is drawn; None: nothing is augmented
+    view: int | None = None  # the epoch whose augmentation is drawn; None: no augmentation
     seed: int = 0
 
     def about(self) -> dict[str, Any]:
-        """All that an embedding depends on beside the sample."""
+        """Everything that an embedding depends on, except the sample."""
         text = self.model.text
         drawn = None if self.view is None else {"seed": self.seed, "policy": repr(self.policy)}
         reads = self.reads
@@ -167,7 +169,7 @@ class Encoding:
 
     @contextmanager
     def rows(self, part: Part, tick: Callable[[int], object]) -> Iterator[Iterator[Made]]:
-        """What becomes of a part's samples, in their order."""
+        """The embeddings of a part's samples, in order; a string gives the reason where there is none."""
         loader = self.open_(part)
         if self.view is not None:
             loader.set_epoch(self.view)
@@ -186,7 +188,7 @@ class Encoding:
 def pixels_of(
     crop: Crop, preprocessing: Preprocessing, backend: Backend, decode: str, max_pixels: int | None
 ) -> dict[str, Any]:
-    """What the pixels of an image depend on, beside the image."""
+    """What the pixels of an input depend on, except the image."""
     return {
         "crop": repr(crop),
         "mean": preprocessing.mean,
@@ -194,22 +196,22 @@ def pixels_of(
         "loader": backend,
         "decode": "gpu" if decode == "gpu" else "cpu",
         "most pixels": max_pixels or MAX_PIXELS,
-        "scaled": False,  # whether a crop may be decoded smaller than it is
+        "scaled": False,  # whether crops may be decoded at reduced size
     }
 
 
 def array_loader(part: Part, decoder: Decoder, config: LoaderConfig, device: torch.device) -> BatchSource:
-    """The loader of tokens or embeddings."""
+    """A loader of tokens or embeddings."""
     return Loader(part.dataset, decoder, config, device, part.indices)
 
 
 def views(datasets: list[ArrayDataset]) -> Dataset:
-    """One after the other, an epoch each."""
+    """The datasets in turn, one per epoch."""
     return datasets[0] if len(datasets) == 1 else Views(datasets)
 
 
 def _of_view(digests: npt.NDArray[np.void], view: int | None) -> npt.NDArray[np.void]:
-    """An augmented sample is named by its content, its place, which is what it draws by, and the view."""
+    """Digests of augmented samples, from the content, the index, which determines the draws, and the view."""
     if view is None:
         return digests
     named = [

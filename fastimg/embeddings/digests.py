@@ -1,7 +1,7 @@
-"""What a sample's content is called: 16 bytes of BLAKE2b over its bytes as they are stored.
+"""Digests of samples: 16 bytes of BLAKE2b over a sample's bytes, as they are stored.
 
-Reading everything takes as long as a disk does, so what was found is kept, stamped with the sizes and times of the
-files that it was found in: another stamp, and everything is read again.
+Reading a whole dataset takes time, so digests are saved, together with a stamp of the sizes and modification times of
+the dataset's files. If the stamp has changed, everything is read again.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 BYTES = 16
 DIGEST = np.dtype(f"V{BYTES}")
-NONE = bytes(BYTES)  # of a sample that cannot be read
+NONE = bytes(BYTES)  # for samples that cannot be read
 
-_HEAD = b"fastimg digests 1\n"
-_CHUNK = 256  # samples that a thread takes at a time
+_HEADER = b"fastimg digests 1\n"
+_CHUNK = 256  # samples per task of a thread
 
 
 def of(data: bytes | memoryview, more: bytes = b"") -> bytes:
@@ -34,55 +34,56 @@ def of(data: bytes | memoryview, more: bytes = b"") -> bytes:
 def sample_digests(
     dataset: Dataset,
     stamp: str,
-    keep: Path,
+    file: Path,
     workers: int,
     say: Callable[[str], object] = lambda text: None,
     tick: Callable[[int], object] = lambda count: None,
 ) -> npt.NDArray[np.void]:
-    """The digest of every sample [N] of DIGEST, from the file `keep` where that has this stamp, else by reading all.
+    """The digests of all samples, [N] of DIGEST: from `file` if it has this stamp, else by reading all samples.
 
-    A sample that cannot be read has NONE; it is tried again each time. `tick` is told how many more were read, `say`
-    where they could not be kept. Raises DataError.
+    Samples that cannot be read have the digest NONE and are tried again next time. `tick` is called with the number of
+    samples read since the last call, `say` with a message if the digests could not be saved. Raises DataError.
     """
-    head = _HEAD + stamp.encode() + b"\n"
+    header = _HEADER + stamp.encode() + b"\n"
     try:
-        kept = keep.read_bytes()
+        saved = file.read_bytes()
     except OSError:
-        kept = b""
-    body = kept[len(head) : -BYTES]
-    found = np.zeros(len(dataset), DIGEST)
-    if kept.startswith(head) and len(body) == BYTES * len(dataset) and kept[-BYTES:] == of(body):
-        found = np.frombuffer(body, DIGEST).copy()
-    unknown = np.flatnonzero(found == np.void(NONE))
+        saved = b""
+    body = saved[len(header) : -BYTES]
+    digests = np.zeros(len(dataset), DIGEST)
+    if saved.startswith(header) and len(body) == BYTES * len(dataset) and saved[-BYTES:] == of(body):
+        digests = np.frombuffer(body, DIGEST).copy()
+    unknown = np.flatnonzero(digests == np.void(NONE))
     tick(len(dataset) - len(unknown))
     if not len(unknown):
-        return found
+        return digests
 
     def read(start: int) -> int:
-        scratch, ids = Scratch(), unknown[start : start + _CHUNK]
+        scratch = Scratch()
+        ids = unknown[start : start + _CHUNK]
         dataset.will_need(ids)
         for index in ids.tolist():
             try:
-                found[index] = of(dataset.read(index, scratch))
+                digests[index] = of(dataset.read(index, scratch))
             except ImageError:
-                found[index] = NONE
+                digests[index] = NONE
         return len(ids)
 
     with ThreadPoolExecutor(workers, "digests") as pool:
         for count in pool.map(read, range(0, len(unknown), _CHUNK)):
             tick(count)
-    if found.tobytes() != body:
-        body = found.tobytes()
+    if digests.tobytes() != body:
+        body = digests.tobytes()
         try:
-            keep.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(keep, head + body + of(body))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, header + body + of(body))
         except OSError as error:
-            say(f"{keep}: cannot be written ({error.strerror or error}); the next run reads all samples again")
-    return found
+            say(f"{file}: cannot be written ({error.strerror or error}); the next run will read all samples again")
+    return digests
 
 
 def stamp_of(dataset: Dataset) -> str:
-    """Changes when the samples or the files that hold them do: their sizes, and when they were last written."""
+    """A stamp that changes with the samples, and with the sizes and modification times of their files."""
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for file in dataset.files():
         name = printable(os.path.abspath(file))

@@ -1,4 +1,4 @@
-"""Whether a run trains on cached embeddings: what was asked for, and what can be."""
+"""Whether a run can train on cached embeddings, and whether it should."""
 
 import torch
 
@@ -15,22 +15,22 @@ OFF = "off"
 
 
 def choose(config: Train, model: Model, preprocessing: Preprocessing) -> tuple[str | None, str]:
-    """What --cache-embeddings becomes: a number of views or off, None where the encoder is not frozen; and why off.
+    """The value of --cache-embeddings (a number of views, off, or None if the encoder is not frozen), and why off.
 
-    Raises UsageError where embeddings were asked for that cannot stand for the encoder.
+    Raises UsageError if embeddings were asked for but cannot replace the encoder.
     """
     if not intent.head_alone(config):
         return None, ""
     asked = config.cache_embeddings
     if asked == OFF:
-        return OFF, "asked for"
+        return OFF, "as requested"
     reason = _reason(config, model, preprocessing)
     if reason and asked is not None:
         raise UsageError(f"--cache-embeddings {asked}: {reason}; leave it out")
     if reason:
         return OFF, reason
     if asked is None and not intent.plain(config):
-        return OFF, "augmentation was asked for; --cache-embeddings K keeps K augmented views of each image"
+        return OFF, "augmentation is on; --cache-embeddings K caches K augmented views of each image"
     return asked or "1", ""
 
 
@@ -45,20 +45,20 @@ def _example(model: Model, preprocessing: Preprocessing) -> torch.Tensor:
 
 
 def _reason(config: Train, model: Model, preprocessing: Preprocessing) -> str:
-    """Why there can be no cached embeddings, empty where there can."""
+    """Why embeddings cannot be cached; empty if they can."""
     if config.strategy == "fsdp":
-        return "a classifier alone is nothing to share with --strategy fsdp"
+        return "--strategy fsdp has nothing to shard when only the classifier trains"
     if chosen_backend(config.loader) == "synthetic":
-        return "the pixels of --loader synthetic are nobody's"
-    happens = augmentation.effective(config, intent.plain(config))
-    if happens["mixup"] or happens["cutmix"]:
+        return "--loader synthetic makes up its pixels"
+    operations = augmentation.effective(config, intent.plain(config))
+    if operations["mixup"] or operations["cutmix"]:
         return "mixed images have no embeddings of their own"
     if config.kornia or _names_kornia(config):
-        return "what Kornia draws belongs to a batch"
+        return "Kornia's augmentation depends on the whole batch"
     if config.progressive is not None:
         return "--progressive changes the images from epoch to epoch"
     if config.tta:
-        return "--tta answers to mirror images too, of which no embeddings are kept"
+        return "--tta also evaluates mirror images, for which no embeddings are cached"
     return why_not(model, _example(model, preprocessing))
 
 

@@ -1,7 +1,7 @@
-"""A frozen encoder runs once: what reaches the classifier is kept for every sample, and training reads that.
+"""Runs a frozen encoder once per sample: training then reads the cached inputs of the classifier.
 
-The embedding of a sample is the input of the model's classifier. It is captured from whole forward passes in evaluation
-mode, so the model is never taken apart: what is saved is the model that was loaded, with its new classifier.
+The embedding of a sample is the input of the model's classifier. It is captured from complete forward passes in
+evaluation mode, so the model is never split: a checkpoint holds the loaded model with its new classifier.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from fastimg.wording import plural
 
 from .store import Made
 
-FORMAT = 1  # of what a cache holds; another number, and everything is made again
+FORMAT = 1  # of the cached arrays; a new number invalidates all caches
 
 
 class Head(nn.Module):
-    """The classifier of a model, under the names that it has there: its parameters are the model's own."""
+    """The classifier of a model, under the same parameter names; the parameters are shared with the model."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
@@ -51,43 +51,46 @@ class Head(nn.Module):
 
 @contextmanager
 def captured(model: Model) -> Iterator[list[torch.Tensor]]:
-    """Within, every call of the model adds what its classifier is given to the list."""
-    found: list[torch.Tensor] = []
+    """Within the block, every call of the model appends the input of its classifier to the list."""
+    embeddings: list[torch.Tensor] = []
     handle = model.module.get_submodule(model.classifier[0]).register_forward_pre_hook(
-        lambda _, inputs: found.append(inputs[0].detach())
+        lambda _, inputs: embeddings.append(inputs[0].detach())
     )
     try:
-        yield found
+        yield embeddings
     finally:
         handle.remove()
 
 
 def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
-    """Why the embeddings of a model cannot stand for its backbone, empty where they can, by an `example` [1, ...].
+    """Why embeddings cannot replace the model's backbone; empty if they can. Runs the model on an `example` [1, ...].
 
-    What the classifier answers must be the model's answer; and where it trains on them, nothing before it may draw.
+    The model's output must be the classifier's output. If the model `trains` on the embeddings, nothing in front of the
+    classifier may be random.
     """
     if len(model.classifier) != 1:
         return f"{model.arch} has {plural(len(model.classifier), 'classifier')}"
-    module, head = model.module, model.module.get_submodule(model.classifier[0])
-    was_training, answers = module.training, list[torch.Tensor]()
+    module = model.module
+    head = module.get_submodule(model.classifier[0])
+    was_training = module.training
+    outputs: list[torch.Tensor] = []
 
-    def answer(_: nn.Module, __: Any, logits: torch.Tensor) -> torch.Tensor:
-        """Other logits than the classifier's own, which may be zeros, that the model shall give as they are."""
-        answers.append(torch.rand_like(logits) + 1)
-        return answers[-1]
+    def replace_output(_: nn.Module, __: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Random logits, since the classifier's own may be zeros; the model should return them unchanged."""
+        outputs.append(torch.rand_like(logits) + 1)
+        return outputs[-1]
 
-    handle = head.register_forward_hook(answer)
+    handle = head.register_forward_hook(replace_output)
     devices = [] if example.device.type == "cpu" else [example.device]
     try:
-        with torch.inference_mode(), torch.random.fork_rng(devices=devices), captured(model) as found:
+        with torch.inference_mode(), torch.random.fork_rng(devices=devices), captured(model) as embeddings:
             torch.manual_seed(0)
-            if example.is_floating_point():  # what is blank may be zeros in every layer
+            if example.is_floating_point():  # a blank image may give zeros in every layer
                 example = torch.rand_like(example)
             module.eval()
             logits = module(example)
-            if len(found) != 1 or not torch.equal(logits, answers[0]):
-                return f"{model.arch} does more after its classifier"
+            if len(embeddings) != 1 or not torch.equal(logits, outputs[0]):
+                return f"{model.arch} has further layers after its classifier"
             if not trains:
                 return ""
             train_mode(module)
@@ -95,7 +98,7 @@ def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
             for seed in range(2):
                 torch.manual_seed(seed)
                 module(example)
-            if not torch.equal(found[1], found[2]):
+            if not torch.equal(embeddings[1], embeddings[2]):
                 return f"{model.arch} has dropout before its classifier"
     finally:
         handle.remove()
@@ -104,7 +107,7 @@ def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
 
 
 def backbone_digest(model: Model) -> str:
-    """sha256 of all tensors, buffers included, that the classifier does not have, and of what they are called."""
+    """The SHA-256 of all tensors outside the classifier, buffers included, and of their names."""
     digest = hashlib.sha256()
     head = f"{model.classifier[0]}."
     for name, tensor in sorted(model.module.state_dict().items()):
@@ -117,7 +120,7 @@ def backbone_digest(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Runs a model over batches. `feed` makes its input of a batch; `dtype` is what embeddings are kept in."""
+    """Runs a model over batches. `feed` turns a batch into the model's input; `dtype` is the type of embeddings."""
 
     model: Model
     autocast: Callable[[], Any]
@@ -125,27 +128,28 @@ class Encoder:
     dtype: npt.DTypeLike
 
     def rows(self, loader: BatchSource, samples: int, tick: Callable[[int], object]) -> Iterator[Made]:
-        """What becomes of each of the samples of one epoch, in its order: its embedding, or why there is none."""
-        module, left = self.model.module, samples
+        """For each sample of one epoch, in order, its embedding, or the reason why there is none."""
+        module = self.model.module
+        remaining = samples
         was_training = module.training
         module.eval()
         try:
             for batch in loader:
-                with torch.inference_mode(), captured(self.model) as found, self.autocast():
+                with torch.inference_mode(), captured(self.model) as embeddings, self.autocast():
                     module(self.feed(batch))
-                with np.errstate(over="ignore"):  # told of below
-                    arrays = found[0].float().cpu().numpy().astype(self.dtype)
-                counted = batch.weight.tolist()
-                real = min(len(counted), left)  # what is left of the last batch is padding
-                left -= real
+                with np.errstate(over="ignore"):  # reported below
+                    arrays = embeddings[0].float().cpu().numpy().astype(self.dtype)
+                weights = batch.weight.tolist()
+                real = min(len(weights), remaining)  # the rest of the last batch is padding
+                remaining -= real
                 for row, index in enumerate(batch.ids.tolist()[:real]):
-                    if counted[row] == 0:
+                    if weights[row] == 0:
                         yield loader.unreadable.get(index, "it cannot be read")
                         continue
                     if not np.isfinite(arrays[row]).all():
                         raise UserError(
-                            f"{loader.dataset.sample_name(index)}: its embedding has numbers that {arrays.dtype.name} "
-                            "cannot hold; use --cache-dtype fp32, or --cache-embeddings off"
+                            f"{loader.dataset.sample_name(index)}: its embedding overflows {arrays.dtype.name}; "
+                            "use --cache-dtype fp32, or --cache-embeddings off"
                         )
                     yield arrays[row]
                 tick(real)
@@ -158,15 +162,17 @@ def shape_of(model: Model, example: torch.Tensor) -> tuple[int, ...]:
     was_training = model.module.training
     model.module.eval()
     try:
-        with torch.inference_mode(), captured(model) as found:
+        with torch.inference_mode(), captured(model) as embeddings:
             model.module(example)
     finally:
         model.module.train(was_training)
-    return tuple(found[0].shape[1:])
+    return tuple(embeddings[0].shape[1:])
 
 
 def cache_root(data: Path, given: Path | None) -> Path:
-    """Where what is derived from a dataset is kept: as told, beside shards of ours, else in the user's cache."""
+    """The folder for data derived from a dataset: the `given` one, else next to fastimg's own shards, else the user's
+    cache folder.
+    """
     if given is not None:
         return given
     if (data / "dataset.json").exists() and os.access(data, os.W_OK):
@@ -176,6 +182,6 @@ def cache_root(data: Path, given: Path | None) -> Path:
 
 
 def size_of(samples: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
-    """Bytes that the embeddings take on disk, tars' padding included."""
+    """The number of bytes that embeddings take on disk, with the padding of tars."""
     data = math.prod(shape) * np.dtype(dtype).itemsize + 128
     return samples * (512 + -(-data // 512) * 512)

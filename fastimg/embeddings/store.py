@@ -1,11 +1,11 @@
-"""Arrays that were made of samples, kept by the samples' content, so that nothing is made twice.
+"""A cache of arrays computed from samples, keyed by the samples' content, so that nothing is computed twice.
 
-FOLDER/about.json      what the arrays are: everything beside the content that they depend on; its hash names the folder
-FOLDER/00000.tar .idx  1,024 arrays, `<digest of the content>.npy`: tars as any other, complete or not there
-FOLDER/shards.jsonl    a line for each shard that is on disk, with its checksums, and why samples have no array
+FOLDER/about.json      everything that the arrays depend on, except the content; its hash names the folder
+FOLDER/00000.tar .idx  1,024 arrays, `<digest of the content>.npy`: ordinary tars, either complete or absent
+FOLDER/shards.jsonl    a line for each shard on disk, with its checksums and the reasons why samples have no array
 
-A shard counts once its line is written. Whoever opens the cache compares all checksums; what does not hold is taken out
-and made again. One process writes at a time, others wait for it; reading needs no lock.
+A shard counts once its line is written. Opening the cache compares all checksums; damaged shards are removed and
+computed again. One process writes at a time, and others wait for it; reading needs no lock.
 """
 
 import contextlib
@@ -34,13 +34,15 @@ from fastimg.wording import plural
 from .digests import BYTES, DIGEST, NONE
 
 SHARD = 1024  # arrays
-_ABOUT, _JOURNAL, _LOCK = "about.json", "shards.jsonl", ".lock"
+_ABOUT = "about.json"
+_JOURNAL = "shards.jsonl"
+_LOCK = ".lock"
 
-Made = npt.NDArray[Any] | str  # what became of a sample: its array, or why there is none
+Made = npt.NDArray[Any] | str  # a sample's array, or the reason why there is none
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is on disk; without samples there is no file."""
+class CacheShard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard on disk; a shard without samples has no file."""
 
     number: int
     samples: int
@@ -51,39 +53,43 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """What names a cache: a hash of everything that its arrays depend on."""
+    """The name of a cache: a hash of everything that its arrays depend on."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class ArrayCache:
-    """The cache of one kind of arrays, below `root`. `say` hears sentences for a person."""
+    """The cache of one kind of arrays, below `root`. `say` prints a message."""
 
     def __init__(self, root: Path, about: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self.key = key_of(about)
         self.folder = root / self.key
-        self._about, self._say = dict(about), say
+        self._about = dict(about)
+        self._say = say
         self._shards: list[Path] = []
         self._keys = np.empty(0, DIGEST)  # sorted
         self._places = np.empty(0, PLACE)
         self._reasons: dict[bytes, str] = {}
         self._numbers: set[int] = set()
-        self._sound: list[Shard] = []  # whose files hold what was written
-        self._told: set[tuple[int, str]] = set()
+        self._intact: list[CacheShard] = []  # their checksums are right
+        self._reported: set[tuple[int, str]] = set()
 
     def load(self) -> None:
-        """Take stock. Shards whose bytes are not those that were written are told of, and count no more."""
+        """Read the journal and the indexes. Damaged shards are reported and ignored."""
         keys: list[bytes] = []
         places: list[tuple[int, int, int]] = []
-        self._shards, self._reasons, self._numbers = [], {}, set()
-        self._sound = []
+        self._shards = []
+        self._reasons = {}
+        self._numbers = set()
+        self._intact = []
         for shard in self._lines():
             if fault := self._fault(shard):
-                if (shard.number, fault) not in self._told:
-                    self._say(f"{self._path(shard.number)}: {fault}; {plural(shard.samples, 'array', 'is')} made again")
-                self._told.add((shard.number, fault))
+                if (shard.number, fault) not in self._reported:
+                    arrays = plural(shard.samples, "array", "is")
+                    self._say(f"{self._path(shard.number)}: {fault}; {arrays} computed again")
+                self._reported.add((shard.number, fault))
                 continue
             self._numbers.add(shard.number)
-            self._sound.append(shard)
+            self._intact.append(shard)
             self._reasons |= _reasons(shard)
             if not shard.samples:
                 continue
@@ -91,33 +97,34 @@ class ArrayCache:
                 keys.append(bytes.fromhex(split_name(member.name)[0]))
                 places.append((len(self._shards), member.size, member.offset))
             self._shards.append(self._path(shard.number))
-        found = np.frombuffer(b"".join(keys), DIGEST) if keys else np.empty(0, DIGEST)
-        order = np.argsort(found, kind="stable")
-        self._keys, self._places = found[order], np.array(places, PLACE)[order] if places else np.empty(0, PLACE)
+        digests = np.frombuffer(b"".join(keys), DIGEST) if keys else np.empty(0, DIGEST)
+        order = np.argsort(digests, kind="stable")
+        self._keys = digests[order]
+        self._places = np.array(places, PLACE)[order] if places else np.empty(0, PLACE)
 
     def places(self, digests: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-        """Where the array of each digest [N] lies, [N] of PLACE; shard -1 where there is none."""
-        found = np.zeros(len(digests), PLACE)
-        found["shard"] = -1
+        """Where the array of each digest [N] is stored, [N] of PLACE; shard -1 if there is none."""
+        places = np.zeros(len(digests), PLACE)
+        places["shard"] = -1
         if len(self._keys):
-            at = np.minimum(np.searchsorted(self._keys, digests), len(self._keys) - 1)
-            there = self._keys[at] == digests
-            found[there] = self._places[at[there]]
-        return found
+            nearest = np.minimum(np.searchsorted(self._keys, digests), len(self._keys) - 1)
+            cached = self._keys[nearest] == digests
+            places[cached] = self._places[nearest[cached]]
+        return places
 
     def missing(self, digests: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-        """The first sample of each content that has no array, and of which none knows that it cannot have one."""
-        open_ = np.flatnonzero(self.places(digests)["shard"] < 0)
-        if not len(open_):
-            return open_
-        _, first = np.unique(digests[open_], return_index=True)
-        known = {*self._reasons, NONE}
-        return np.array([i for i in open_[np.sort(first)].tolist() if digests[i].tobytes() not in known], np.int64)
+        """The indices of samples without an array, one for each content; contents known to have none are left out."""
+        absent = np.flatnonzero(self.places(digests)["shard"] < 0)
+        if not len(absent):
+            return absent
+        _, first = np.unique(digests[absent], return_index=True)
+        failed = {*self._reasons, NONE}
+        return np.array([i for i in absent[np.sort(first)].tolist() if digests[i].tobytes() not in failed], np.int64)
 
     def dataset(
         self, source: Dataset, digests: npt.NDArray[np.void], lengths: npt.NDArray[np.int64] | None = None
     ) -> ArrayDataset:
-        """`source` with its arrays."""
+        """`source`, with the cached arrays as content."""
         places = self.places(digests)
         reasons: dict[int, str] = {}
         for index in np.flatnonzero(places["shard"] < 0).tolist():
@@ -135,19 +142,19 @@ class ArrayCache:
         make: Callable[[npt.NDArray[np.int64]], Generator[Made, None, None]],
         arrange: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = lambda ids: ids,
     ) -> int:
-        """Make what is missing, with all ranks, and take stock of it. Returns how many samples that were.
+        """Compute the missing arrays, on all ranks, and load them. Returns the number of samples computed.
 
-        `make` gives what becomes of samples, in their order; a rank asks it once, for whole shards. `arrange` puts the
-        samples of a shard in order. The bytes depend on what is missing, not on ranks, and interruptions change none.
-        Raises UserError where they cannot be written, and what `make` raises.
+        `make` yields the arrays of samples in order; each rank calls it once, for whole shards. `arrange` orders the
+        samples of a shard. The bytes depend only on what is missing, not on ranks or interruptions. Raises UserError if
+        shards cannot be written, and whatever `make` raises.
         """
         self.load()
-        if ranks.agree(not len(self.missing(digests))):  # a cache that is complete need not be writable
+        if ranks.agree(not len(self.missing(digests))):  # a complete cache need not be writable
             return 0
         with self._locked(ranks):
             with ranks.first_goes_first():
                 self.load()
-                if ranks.first:  # a line that was cut short would swallow the next
+                if ranks.first:  # a truncated line would swallow the next one
                     with self._writing():
                         self._rewrite()
             todo = self.missing(digests)
@@ -170,28 +177,29 @@ class ArrayCache:
                         with self._writing():
                             self._append(lines)
             finally:
-                made.close()  # what it has open
+                made.close()  # closes the loader it reads from
             ranks.barrier()
             self.load()
             return len(todo)
 
     def _write(
         self, number: int, ids: npt.NDArray[np.int64], digests: npt.NDArray[np.void], made: Iterator[Made]
-    ) -> Shard:
-        kept: dict[str, bytes] = {}
+    ) -> CacheShard:
+        arrays: dict[str, bytes] = {}
         failed: dict[str, str] = {}
         for index in ids.tolist():
-            array, digest = next(made), digests[index].tobytes().hex()
+            array = next(made)
+            digest = digests[index].tobytes().hex()
             if isinstance(array, str):
                 failed[digest] = array
             else:
-                kept[digest] = npy_bytes(array)
-        if not kept:
-            return Shard(number=number, samples=0, failed=failed)
+                arrays[digest] = npy_bytes(array)
+        if not arrays:
+            return CacheShard(number=number, samples=0, failed=failed)
         with self._writing(), ShardWriter(self._path(number)) as writer:
-            for digest, data in kept.items():
+            for digest, data in arrays.items():
                 writer.add(digest, {"npy": data})
-        return Shard(
+        return CacheShard(
             number=number,
             samples=writer.count,
             bytes=writer.bytes,
@@ -201,8 +209,8 @@ class ArrayCache:
         )
 
     def _rewrite(self) -> None:
-        """A journal of what is there."""
-        lines = [msgspec.json.encode(shard) + b"\n" for shard in self._sound]
+        """Write a new journal, of the intact shards."""
+        lines = [msgspec.json.encode(shard) + b"\n" for shard in self._intact]
         replace_file(self.folder / _JOURNAL, b"".join(lines))
 
     def _append(self, lines: Iterable[str]) -> None:
@@ -211,34 +219,34 @@ class ArrayCache:
             file.flush()
             os.fsync(file.fileno())
 
-    def _lines(self) -> list[Shard]:
-        """The shards that the journal knows; a line that is cut short or damaged is none, a number's last counts."""
+    def _lines(self) -> list[CacheShard]:
+        """The shards in the journal. Truncated or damaged lines are ignored; the last line for a number counts."""
         try:
             lines = (self.folder / _JOURNAL).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        shards: dict[int, Shard] = {}
+        shards: dict[int, CacheShard] = {}
         for line in lines:
-            with contextlib.suppress(ValueError):  # msgspec's own errors, text that is not utf-8, digests that are none
+            with contextlib.suppress(ValueError):  # msgspec's errors, invalid UTF-8, malformed digests
                 if line.endswith(b"\n"):
-                    shard = msgspec.json.decode(line, type=Shard)
+                    shard = msgspec.json.decode(line, type=CacheShard)
                     if shard.number >= 0 and all(len(digest) == BYTES for digest in _reasons(shard)):
                         shards[shard.number] = shard
         return [shards[number] for number in sorted(shards)]
 
-    def _fault(self, shard: Shard) -> str | None:
-        """What is wrong with a shard's files."""
+    def _fault(self, shard: CacheShard) -> str | None:
+        """What is wrong with a shard's files, None if nothing is."""
         if not shard.samples:
             return None
         path = self._path(shard.number)
         for file, stated in ((path, shard.sha256), (index_path(path), shard.index_sha256)):
             try:
                 with file.open("rb") as handle:
-                    found = hashlib.file_digest(handle, "sha256").hexdigest()
+                    checksum = hashlib.file_digest(handle, "sha256").hexdigest()
             except OSError as error:
                 return f"cannot be read ({error.strerror})"
-            if found != stated:
-                return "is not what was written (its checksum differs)"
+            if checksum != stated:
+                return "has changed since it was written (its checksum differs)"
         return None
 
     def _path(self, number: int) -> Path:
@@ -246,7 +254,7 @@ class ArrayCache:
 
     @contextlib.contextmanager
     def _locked(self, ranks: Ranks) -> Iterator[None]:
-        """Only this run writes; the lock ends with the process, however it ends."""
+        """Let no other run write; the lock is released when the process ends, in whatever way."""
         handle = self._lock() if ranks.first else None
         try:
             yield
@@ -272,18 +280,18 @@ class ArrayCache:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A disk that is full or must not be written to becomes a sentence."""
+        """Turn OSError, such as from a full or read-only disk, into UserError."""
         try:
             yield
         except OSError as error:
             raise UserError(
-                f"{self.folder}: cannot be written ({error.strerror or error}); make room, or give another place with "
-                "--cache-dir"
+                f"{self.folder}: cannot be written ({error.strerror or error}); free some space, or choose another "
+                "folder with --cache-dir"
             ) from error
 
 
 def _unreadable(source: Dataset, index: int) -> str:
-    """Why the content of a sample is not known."""
+    """Why a sample's content could not be read."""
     try:
         source.read(index, Scratch())
     except ImageError as error:
@@ -291,6 +299,6 @@ def _unreadable(source: Dataset, index: int) -> str:
     return "it could not be read a moment ago"
 
 
-def _reasons(shard: Shard) -> dict[bytes, str]:
-    """Why samples have no array, by digest. Raises ValueError for a digest that is none."""
+def _reasons(shard: CacheShard) -> dict[bytes, str]:
+    """Why samples have no array, by digest. Raises ValueError for malformed digests."""
     return {bytes.fromhex(digest): reason for digest, reason in shard.failed.items()}

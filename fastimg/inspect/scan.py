@@ -20,8 +20,7 @@ from fastimg.convert.text_preparation import text_fault
 from fastimg.errors import printable
 from fastimg.loaders import DataError, Dataset
 from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.decode import Header, decode, read_header
-from fastimg.loaders.jpeg.rewriting.splice import can_splice
+from fastimg.loaders.decode import decode, is_tiled, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import telling_of_compilation
 
@@ -107,7 +106,7 @@ def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Se
             if decoded:
                 decode(data, header, scratch)
             record["width"], record["height"] = header.size
-            record["readable"], record["tiled"] = True, _is_tiled(data, header)
+            record["readable"], record["tiled"] = True, is_tiled(data, header)
             seen.formats.append(
                 "raw pixels" if isinstance(dataset, BetonDataset) and header.format == "ppm" else header.format
             )
@@ -132,10 +131,6 @@ def _look_at_texts(dataset: Dataset, chunk: range) -> _Seen:
         except DataError as error:
             seen.faults.append((index, str(error)))
     return seen
-
-
-def _is_tiled(data: memoryview, header: Header) -> bool:
-    return header.turbo and header.restarts and can_splice(data)
 
 
 class Copies(NamedTuple):

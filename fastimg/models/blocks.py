@@ -1,11 +1,11 @@
-"""The blocks of a model, from its input to its head: what freezes, learns, is sharded and is recomputed together."""
+"""The blocks of a model, from input to head: the units of freezing, learning rates, sharding and recomputation."""
 
 from dataclasses import dataclass
 
 from timm.models import group_parameters
 from torch import nn
 
-# Residual, dense and transformer blocks of torchvision, and of timm's few models that do not know their own.
+# Residual, dense and transformer blocks of torchvision, and of the few timm models that do not name their own.
 _CLASSES = {
     "BasicBlock",
     "Block",
@@ -34,8 +34,10 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Block:
-    """Neighbouring layers. `module`, of all but stem and head, is the part that is called as a whole, where there is
-    one; a downsampling layer before it may be among the parameters too.
+    """A group of adjacent layers.
+
+    `module` is the submodule that is called as a whole, if there is one; stem and head have none. The parameters may
+    include a downsampling layer in front of it.
     """
 
     name: str
@@ -44,11 +46,11 @@ class Block:
 
 
 def blocks(module: nn.Module) -> list[Block]:
-    """The stem, each residual or transformer block, and the head: all that follows the last block, its norm included.
+    """The stem, each residual or transformer block, and the head, which is everything after the last block.
 
-    Every parameter is in exactly one. timm's models are cut by their own `group_matcher`, a text encoder by its layers
-    (`transformer_layers`), others by the classes of their blocks, and a plain stack, such as VGG, before each
-    convolution and matrix.
+    Every parameter belongs to exactly one block. timm's models are split by their own `group_matcher`, text encoders by
+    their layers (`transformer_layers`), other models by the classes of their blocks, and a plain stack such as VGG
+    before each convolution and linear layer.
     """
     if hasattr(module, "group_matcher"):
         groups = _by_matcher(module)
@@ -58,22 +60,22 @@ def blocks(module: nn.Module) -> list[Block]:
         groups = _by_layer(module)
     if len(groups) == 1:
         return [Block("head", tuple(groups[0]), None)]
-    found = [Block("stem", tuple(groups[0]), None)]
+    parts = [Block("stem", tuple(groups[0]), None)]
     for names in groups[1:-1]:
-        name, called = _called(module, names)
-        found.append(Block(name, tuple(names), called))
-    last = found[-1]
+        name, submodule = _largest_submodule(module, names)
+        parts.append(Block(name, tuple(names), submodule))
+    last = parts[-1]
     tail = list(groups[-1])
-    if last.module is not None:  # timm leaves the last norm, or convolution, with the last block
-        held = [name for name in last.parameters if name.startswith(f"{last.name}.")]
-        after = last.parameters[last.parameters.index(held[-1]) + 1 :]
-        found[-1] = Block(last.name, last.parameters[: len(last.parameters) - len(after)], last.module)
+    if last.module is not None:  # timm counts the last norm or convolution as part of the last block
+        own = [name for name in last.parameters if name.startswith(f"{last.name}.")]
+        after = last.parameters[last.parameters.index(own[-1]) + 1 :]
+        parts[-1] = Block(last.name, last.parameters[: len(last.parameters) - len(after)], last.module)
         tail = [*after, *tail]
-    return [*found, Block("head", tuple(tail), None)]
+    return [*parts, Block("head", tuple(tail), None)]
 
 
 def repeated(module: nn.Module) -> list[nn.Module]:
-    """The modules that are called one after the other between stem and head; none for a plain stack of layers."""
+    """The modules called in sequence between stem and head; none for a plain stack of layers."""
     return [block.module for block in blocks(module) if block.module is not None]
 
 
@@ -85,14 +87,14 @@ def _by_matcher(module: nn.Module) -> list[list[str]]:
 
 
 def _known(module: nn.Module) -> set[nn.Module]:
-    """The blocks that a model names itself, or that are of a known class."""
+    """The blocks that a model names itself, or that have a known class."""
     if hasattr(module, "transformer_layers"):
         return set(module.transformer_layers())  # type: ignore[operator]
     return {child for child in module.modules() if any(base.__name__ in _CLASSES for base in type(child).__mro__)}
 
 
 def _by_block(module: nn.Module, known: set[nn.Module]) -> list[list[str]]:
-    """What stands between two blocks goes with the second: a downsampling layer, a transition."""
+    """Group parameters by block. Layers between two blocks (downsampling, a transition) go with the second."""
     owners: dict[str, str] = {}
     for prefix, child in module.named_modules():
         if child in known:
@@ -109,12 +111,13 @@ def _by_block(module: nn.Module, known: set[nn.Module]) -> list[list[str]]:
             groups[-1].append(name)
         else:
             groups += [[*loose, name]] if groups else [loose, [name]]
-            loose, current = [], owner
+            loose = []
+            current = owner
     return [*groups, loose]
 
 
 def _by_layer(module: nn.Module) -> list[list[str]]:
-    """Each weight with more than one dimension begins a group; its bias and norm follow."""
+    """Each weight with more than one dimension starts a group; its bias and norm follow."""
     groups: list[list[str]] = []
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1 or not groups:
@@ -123,14 +126,19 @@ def _by_layer(module: nn.Module) -> list[list[str]]:
     return groups
 
 
-def _called(module: nn.Module, names: list[str]) -> tuple[str, nn.Module | None]:
-    """The largest submodule whose parameters are all among `names`, and its name; a chain of one is its only link."""
-    among, most = set(names), 0
+def _largest_submodule(module: nn.Module, names: list[str]) -> tuple[str, nn.Module | None]:
+    """The largest submodule whose parameters are all among `names`, with its name.
+
+    Lists, and sequences of one module, do not count; the module inside does.
+    """
+    allowed = set(names)
+    largest = 0
     best: tuple[str, nn.Module] | None = None
     for prefix, child in module.named_modules():
         own = [name for name, _ in child.named_parameters(prefix)]
         chain = type(child) in (nn.ModuleList, nn.ModuleDict) or (type(child) is nn.Sequential and len(child) == 1)
         layer = next(child.children(), None) is None
-        if prefix and not chain and not layer and len(own) > most and among.issuperset(own):
-            best, most = (prefix, child), len(own)
-    return best or (names[0].rpartition(".")[0], None)  # its first layer's name
+        if prefix and not chain and not layer and len(own) > largest and allowed.issuperset(own):
+            best = prefix, child
+            largest = len(own)
+    return best or (names[0].rpartition(".")[0], None)  # the name of its first layer

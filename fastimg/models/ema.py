@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights (Polyak and Juditsky, 1992), kept beside the model."""
+"""The exponential moving average of a model's weights (Polyak and Juditsky, 1992), kept alongside the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ DECAY = 0.9998
 
 
 class Ema:
-    """Averages of the parameters and of the floating-point buffers, in the order in which the module names them.
+    """Averages of the parameters and floating-point buffers, in the module's own order.
 
-    At step t, from 0, the average keeps min(decay, (1 + t) / (10 + t)): young averages follow fast.
+    At step t, counted from 0, the decay is min(decay, (1 + t) / (10 + t)), so that the average adapts quickly at first.
     """
 
     def __init__(self, module: nn.Module, decay: float = DECAY) -> None:
@@ -23,13 +23,13 @@ class Ema:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """Step `step` is done: move towards the module's tensors."""
+        """Move towards the module's tensors, after step `step`."""
         share = 1.0 - min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(local_shards(self.tensors.values()), local_shards(_averaged(module).values()), share)
 
     @contextmanager
     def swapped(self, module: nn.Module) -> Iterator[None]:
-        """Within, the module has the averages, and the averages are the module's own tensors."""
+        """Within the block, the module holds the averages; afterwards it has its own weights back."""
         self._swap(module)
         try:
             yield
@@ -40,9 +40,9 @@ class Ema:
     def _swap(self, module: nn.Module) -> None:
         for name, own in _averaged(module).items():
             average = self.tensors[name]
-            kept = own.clone()
+            copy = own.clone()
             own.copy_(average)
-            average.copy_(kept)
+            average.copy_(copy)
 
 
 def _averaged(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,10 +1,10 @@
-"""Ghost batch norm: statistics over a part of the batch, as if each part were a batch of its own.
+"""Ghost batch norm: computes statistics over parts of the batch, as if each part were a batch of its own.
 
 Hoffer, Hubara and Soudry, "Train longer, generalize better" (2017), https://arxiv.org/abs/1705.08741
 
-The parts are normalised one after the other, by torch's own kernel. Of ResNet-50's layers with 32 images in fours of 8,
-channels-last, on a CPU, that took 1 to 3 times as long as the whole batch; one call on [8, 4 * C] channels 1.5 to 3
-times, as it has to copy; means and variances by hand 3 to 13 times.
+The parts are normalised in sequence, by torch's own kernel. For the layers of ResNet-50 with 32 images in 4 parts of 8,
+channels-last, on a CPU, that took 1 to 3 times as long as normalising the whole batch. One call on [8, 4 * C] channels
+took 1.5 to 3 times as long, since it has to copy, and means and variances computed by hand 3 to 13 times.
 """
 
 import torch
@@ -15,31 +15,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def ghost_norms(module: nn.Module, size: int) -> int:
-    """Let batch norms in training see `size` samples at a time, a divisor of the batch. In place; how many were turned.
+    """Make batch norms, in training, normalise `size` samples at a time, in place; `size` must divide the batch size.
 
-    Running statistics move once for a batch, to the means over its parts. Evaluation, parameters and the state dict are
-    those of the norms that they were.
+    Running statistics are updated once per batch, with the means over its parts. Evaluation, parameters and the state
+    dict stay the same. Returns the number of norms that changed.
     """
-    turned = {nn.BatchNorm1d: _GhostNorm1d, nn.BatchNorm2d: _GhostNorm2d, BatchNormAct2d: _GhostNormAct2d}
-    norms = [layer for layer in module.modules() if type(layer) in turned]
+    ghosts = {nn.BatchNorm1d: _GhostNorm1d, nn.BatchNorm2d: _GhostNorm2d, BatchNormAct2d: _GhostNormAct2d}
+    norms = [layer for layer in module.modules() if type(layer) in ghosts]
     for norm in norms:
-        norm.__class__ = turned[type(norm)]
+        norm.__class__ = ghosts[type(norm)]
         norm.ghost_size = size  # type: ignore[assignment]
     return len(norms)
 
 
 class _GhostNorm(_BatchNorm):
-    """In front of a class of batch norm."""
+    """A mixin for batch norm classes."""
 
     ghost_size: int
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training or len(input) == self.ghost_size:
             return super().forward(input)
-        assert len(input) % self.ghost_size == 0, f"{len(input)} samples are no multiple of {self.ghost_size}"
+        assert len(input) % self.ghost_size == 0, f"{len(input)} samples are not a multiple of {self.ghost_size}"
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         parts = torch.split(input, self.ghost_size)
-        # A momentum of 1 makes each row a part's own mean and unbiased variance.
+        # With a momentum of 1, each row becomes a part's own mean or unbiased variance.
         means, variances = torch.zeros(2, len(parts), self.num_features, device=input.device)
         normed = [
             F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)

@@ -1,4 +1,4 @@
-"""New classifiers: one linear layer or two, and how they begin."""
+"""New classifiers, of one linear layer or two, and their initialisation."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,7 +10,7 @@ from fastimg.errors import UsageError
 HeadInit = Literal["xavier", "he", "zeros"]
 HeadKind = Literal["linear", "mlp"]
 
-HIDDEN = 512  # units of an mlp's hidden layer, where nothing is said
+HIDDEN = 512  # default number of units in an mlp's hidden layer
 
 
 def mlp(inputs: int, hidden: int, classes: int) -> nn.Sequential:
@@ -21,7 +21,7 @@ def mlp(inputs: int, hidden: int, classes: int) -> nn.Sequential:
 
 
 def replace_head(module: nn.Module, classifier: tuple[str, ...], hidden: int, arch: str) -> None:
-    """Put an mlp in the place of a linear classifier. Raises UsageError where the model has another kind."""
+    """Replace a linear classifier by an mlp. Raises UsageError if the model has another kind of classifier."""
     old = module.get_submodule(classifier[0]) if len(classifier) == 1 else None
     if not isinstance(old, nn.Linear):
         raise UsageError(f"--head mlp: the classifier of {arch} is not one linear layer; leave --head out")
@@ -30,11 +30,11 @@ def replace_head(module: nn.Module, classifier: tuple[str, ...], hidden: int, ar
 
 
 def init_head(module: nn.Module, classifier: str | Iterable[str], how: HeadInit = "zeros") -> None:
-    """Begin a classifier anew: the weights as `how` says, the biases zero.
+    """Initialise the weights of a classifier as `how` says, and its biases to zero.
 
-    xavier: uniform with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010). he: normal with variance 2 / inputs
-    (He et al., 2015). zeros: the first loss is that of a uniform guess (Big Transfer: Kolesnikov et al., 2019); of a
-    classifier of several layers only the last, since zeros below it would never learn.
+    xavier: uniform, with variance 2 / (inputs + outputs) (Glorot and Bengio, 2010). he: normal, with variance
+    2 / inputs (He et al., 2015). zeros: the first loss is that of a uniform guess (Big Transfer: Kolesnikov et al.,
+    2019); in a classifier of several layers only the last one is zero, since zeros below it would never learn.
     """
     for name in (classifier,) if isinstance(classifier, str) else classifier:
         layers = [layer for layer in module.get_submodule(name).modules() if isinstance(layer, nn.Linear | nn.Conv2d)]

@@ -1,4 +1,4 @@
-"""Whether a model takes images of a size, and looks at all of their pixels."""
+"""Check that a model accepts images of a size, and reads all of their pixels."""
 
 from typing import NamedTuple
 
@@ -9,21 +9,21 @@ from fastimg.errors import UsageError, reason_of
 
 from .registry import Model
 
-_PATCH = 4  # pixels of stride, at least: a smaller one belongs to an ordinary convolution, which may drop a row
+_MIN_PATCH = 4  # pixels of stride; a smaller stride is that of an ordinary convolution, which may drop a row
 
 
 class _Patches(NamedTuple):
-    """How the first layer cuts an image: squares of `side` pixels, one every `stride`."""
+    """How the first layer splits an image: squares of `side` pixels, one every `stride` pixels."""
 
     side: int
     stride: int
 
     def left_over(self, size: int) -> int:
-        """Rows and columns at the end of an image that no patch covers."""
+        """The number of rows and columns at the end of an image that no patch covers."""
         return (size - self.side) % self.stride if size >= self.side else size
 
     def nearest(self, size: int) -> str:
-        """The sizes around `size` that are covered whole, in words."""
+        """A phrase that names the sizes around `size` that patches cover completely."""
         below = size - self.left_over(size)
         sizes = [str(side) for side in ([below, below + self.stride] if below >= self.side else [self.side])]
         return f"the nearest size{' is' if len(sizes) == 1 else 's are'} {' and '.join(sizes)}"
@@ -32,7 +32,7 @@ class _Patches(NamedTuple):
 def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
     """Run the model once on a blank image [1, 3, size, size].
 
-    Raises UsageError where it cannot take that, or where its patches leave rows and columns out.
+    Raises UsageError if the model does not accept that size, or its patches would leave out rows and columns.
     """
     was_training = model.module.training
     stem = _stem(model.module)
@@ -49,12 +49,12 @@ def check_input(model: Model, size: int, num_classes: int, flag: str) -> None:
         if handle is not None:
             handle.remove()
     if not isinstance(logits, torch.Tensor) or logits.shape != (1, num_classes):
-        raise UsageError(f"--arch {model.arch}: does not return one score per class; choose a classifier")
+        raise UsageError(f"--arch {model.arch}: does not return one score per class; choose a classification model")
     if stem is not None and ignored and ignored[0] > 0 and size != model.native_size:
         patches = _patches(stem)
         raise UsageError(
-            f"{flag} {size}: {model.arch} cuts images into patches of {patches.side} pixels and would ignore the last "
-            f"{_rows(ignored[0])}; {patches.nearest(size)}"
+            f"{flag} {size}: {model.arch} splits images into patches of {patches.side} pixels and would ignore the "
+            f"last {_rows(ignored[0])}; {patches.nearest(size)}"
         )
 
 
@@ -63,12 +63,12 @@ def _rows(count: int) -> str:
 
 
 def _stem(module: nn.Module) -> nn.Conv2d | None:
-    """The convolution that cuts images into patches, None where the first one does something else."""
+    """The convolution that splits images into patches; None if the first convolution does something else."""
     first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if first is None or first.in_channels != 3 or first.padding not in ((0, 0), "valid"):
         return None
     square = first.stride[0] == first.stride[1] and first.kernel_size[0] == first.kernel_size[1]
-    return first if square and first.stride[0] >= _PATCH else None
+    return first if square and first.stride[0] >= _MIN_PATCH else None
 
 
 def _patches(stem: nn.Conv2d) -> _Patches:
@@ -76,19 +76,19 @@ def _patches(stem: nn.Conv2d) -> _Patches:
 
 
 def _ignored(stem: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> int:
-    """Rows at the end of what the stem was given that it did not look at; none where the model pads its input."""
+    """The number of rows at the end of its input that the stem did not read; 0 if the model pads its input."""
     assert isinstance(stem, nn.Conv2d)
     side, stride = _patches(stem)
     return max(0, inputs[0].shape[-1] - ((output.shape[-1] - 1) * stride + side))
 
 
 def _refusal(model: Model, stem: nn.Conv2d | None, size: int, flag: str, error: Exception) -> str:
-    """Why a size is not taken, and which ones are."""
+    """Why a size is not accepted, and which sizes are."""
     reason = reason_of(error)
     because = f" ({reason})" if reason else ""
     ways = [f"its own size is {model.native_size}"]
     if stem is not None and _patches(stem).left_over(size):
         ways = [_patches(stem).nearest(size), *ways]
     elif not model.convolutional:
-        ways = [*ways, "many of timm's ViTs take others with --model-kwargs dynamic_img_size=True"]
-    return f"{flag} {size}: {model.arch} cannot take images of {size} pixels{because}; {', and '.join(ways)}"
+        ways = [*ways, "many of timm's ViTs accept others with --model-kwargs dynamic_img_size=True"]
+    return f"{flag} {size}: {model.arch} does not accept images of {size} pixels{because}; {', and '.join(ways)}"

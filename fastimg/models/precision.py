@@ -1,4 +1,4 @@
-"""Mixed precision: which type, and why."""
+"""Mixed precision: the choice of a type, with its reason."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fastimg.errors import UsageError
 
 @dataclass(frozen=True)
 class Precision:
-    """The autocast type of a device, None for plain float32, and the reason in words."""
+    """The autocast type for a device, None for plain float32, and the reason for the choice."""
 
     device_type: str
     dtype: torch.dtype | None
@@ -22,16 +22,16 @@ class Precision:
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """What images are normalised to."""
+        """The type of normalised images."""
         return self.dtype or torch.float32
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Scales fp16 gradients; does nothing for the other types."""
+        """A gradient scaler for fp16; it does nothing for other types."""
         return torch.amp.GradScaler(self.device_type, enabled=self.dtype == torch.float16)
 
 
 def choose(device: torch.device, amp: bool, amp_dtype: str) -> Precision:
-    """bf16 where the device has it, else fp16 on GPUs; float32 on CPUs without bf16 instructions."""
+    """Choose bf16 if the device supports it, else fp16 on GPUs and float32 on CPUs. Raises UsageError."""
     if not amp:
         return Precision(device.type, None, "float32 (--no-amp)")
     if device.type == "cuda":
@@ -39,13 +39,13 @@ def choose(device: torch.device, amp: bool, amp_dtype: str) -> Precision:
             return Precision("cuda", torch.float16, "fp16 autocast with a gradient scaler")
         return Precision("cuda", torch.bfloat16, "bf16 autocast")
     if amp_dtype == "fp16":
-        raise UsageError("--amp-dtype fp16: CPUs train in bf16 or float32; use --amp-dtype bf16 or --no-amp")
+        raise UsageError("--amp-dtype fp16: not supported on CPUs; use --amp-dtype bf16 or --no-amp")
     if amp_dtype == "bf16" or _cpu_has_bf16():
         return Precision("cpu", torch.bfloat16, "bf16 autocast")
     return Precision("cpu", None, "float32 (this CPU has no bf16 instructions)")
 
 
 def _cpu_has_bf16() -> bool:
-    """AVX-512 BF16 or AMX. Emulated bf16 is slower than float32."""
+    """Whether the CPU has AVX-512 BF16 or AMX; emulated bf16 is slower than float32."""
     probes = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(probe() for probe in probes if probe is not None)

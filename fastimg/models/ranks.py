@@ -1,4 +1,4 @@
-"""Ranks: who this process is among those that torchrun started, and what they tell each other."""
+"""Ranks: this process's place among those that torchrun started, and communication between them."""
 
 import inspect
 import os
@@ -24,7 +24,7 @@ from fastimg.system.memory import keep_freed
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place. One that was not started by torchrun is rank 0 of 1 and has no process group."""
+    """This process's rank. A process not started by torchrun is rank 0 of 1, without a process group."""
 
     rank: int
     world_size: int
@@ -34,12 +34,12 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     @property
     def cpus(self) -> int:
-        """Cores that this process may use."""
+        """The number of cores that this process may use."""
         return available_cpus(self.local_world_size)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Ranks:
         return values
 
     def agree(self, fact: bool) -> bool:
-        """Whether it holds on every rank."""
+        """Whether `fact` is true on every rank."""
         return all(value == "1" for value in self.gather("1" if fact else ""))
 
     def alone(self) -> "Ranks":
@@ -79,7 +79,7 @@ class Ranks:
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """Rank 0 runs the block before the others: it fills caches and downloads for all."""
+        """Run the block on rank 0 before the other ranks, so that it can fill caches and download for all."""
         if not self.first:
             self.barrier()
         yield
@@ -87,16 +87,17 @@ class Ranks:
             self.barrier()
 
 
-_ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # what torchrun tells, one rank too
+_ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torchrun, even for a single rank
 
 
 @contextmanager
 def start(device: str) -> Iterator[Ranks]:
-    """Join the process group that torchrun announced, if any, and choose the device: NCCL on GPUs, gloo on CPUs.
+    """Choose the device and join the process group that torchrun announced, if any: NCCL on GPUs, gloo on CPUs.
 
     A rank that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
     """
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     chosen = choose_device(device, local_rank)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -123,9 +124,9 @@ def start(device: str) -> Iterator[Ranks]:
 def _join(ranks: Ranks, backend: str) -> None:
     """Join the process group.
 
-    torchrun keeps the store of the ranks that it restarts, with their addresses (pytorch issue 135712): on one node,
-    where all ranks count restarts alike, those of each time stand apart. On several nodes
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same.
+    When torchrun restarts ranks, it keeps their store, with the old addresses (pytorch issue 135712). On one node,
+    where all ranks count restarts alike, each restart gets a prefix of its own; on several nodes, set
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 instead.
     """
     device = ranks.device if ranks.device.type == "cuda" else None
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -138,7 +139,7 @@ def _join(ranks: Ranks, backend: str) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device that `name` means for this process. Raises UsageError for one that is not there."""
+    """The device that `name` means for this process. Raises UsageError if there is no such device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -146,38 +147,39 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name}: not a device that fastimg trains on; use auto, cpu, cuda or cuda:N")
+        raise UsageError(f"--device {name}: not a supported device; use auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu")
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise UsageError(
-            f"--device {name}: GPU {index} is not there ({torch.cuda.device_count()} found); "
+            f"--device {name}: there is no GPU {index} ({torch.cuda.device_count()} found); "
             "use --device cpu, or start fewer processes"
         )
     return torch.device("cuda", index)
 
 
 def check_strategy(strategy: str, ranks: Ranks, dtype: torch.dtype | None, sync_bn: bool) -> None:
-    """Raise UsageError where `strategy` cannot be had: fsdp needs torchrun, and goes with neither scaler nor --sync-bn.
+    """Raise UsageError if `strategy` is not possible here.
 
-    `dtype` is autocast's, None for float32. --sync-bn needs several ranks.
+    fsdp needs torchrun, and supports neither a gradient scaler nor --sync-bn; --sync-bn needs several ranks. `dtype` is
+    autocast's, None for float32.
     """
     if sync_bn and ranks.world_size == 1:
-        raise UsageError("--sync-bn has no effect on one process; leave it out, or start several with torchrun")
+        raise UsageError("--sync-bn has no effect with one process; leave it out, or start several with torchrun")
     if strategy != "fsdp":
         return
     if ranks.backend is None:
         raise UsageError(
-            "--strategy fsdp: shares a model among the processes that torchrun starts; start it with "
+            "--strategy fsdp: shards a model over the processes that torchrun starts; run "
             "torchrun --nproc-per-node N -m fastimg train ..."
         )
     if dtype == torch.float16:
         raise UsageError(
-            "--strategy fsdp: fp16's gradient scaler does not go with it; use --amp-dtype bf16 or --no-amp"
+            "--strategy fsdp: does not support the gradient scaler of fp16; use --amp-dtype bf16 or --no-amp"
         )
     if sync_bn:
-        raise UsageError("--strategy fsdp: --sync-bn does not go with it; use --strategy ddp, or leave --sync-bn out")
+        raise UsageError("--strategy fsdp: does not support --sync-bn; use --strategy ddp, or leave --sync-bn out")
 
 
 def wrap(
@@ -188,10 +190,11 @@ def wrap(
     blocks: Sequence[nn.Module] = (),
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """What is called instead of a pure model: DistributedDataParallel around it; for "fsdp" itself, sharded in place.
+    """Wrap a pure model for data parallelism: in DistributedDataParallel, or for "fsdp" sharded in place.
 
-    Buffers are not broadcast at every step: `agree_on_buffers` averages them before they are used or saved. `dtype` is
-    autocast's, and `blocks` are what FSDP2 gathers at a time. Optimisers are made afterwards: parameters are DTensors.
+    Buffers are not broadcast at every step; `agree_on_buffers` averages them before they are used or saved. `dtype` is
+    autocast's; FSDP2 gathers one of the `blocks` at a time. Create optimisers afterwards, as FSDP2 makes parameters
+    DTensors.
     """
     if strategy == "fsdp":
         return _shard(model, ranks, blocks, dtype)
@@ -206,22 +209,23 @@ def wrap(
 
 
 def _shard(model: nn.Module, ranks: Ranks, blocks: Sequence[nn.Module], dtype: torch.dtype | None) -> nn.Module:
-    """FSDP2: each block, then what is left, gathered in `dtype` and reduced in float32.
+    """Apply FSDP2 to each block, then to the rest; weights are gathered in `dtype`, gradients reduced in float32.
 
-    Batch norms want weights of their statistics' type: a model with them is gathered in float32, and autocast casts.
+    Batch norms need weights in the type of their statistics, so a model with batch norms is gathered in float32, and
+    autocast does the casting.
     """
     scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
     if scalars:
         raise UsageError(f"--strategy fsdp: torch does not shard scalar weights ({scalars[0]}); use --strategy ddp")
-    model.to(memory_format=torch.contiguous_format)  # what FSDP2 asks of weights; activations stay channels-last
+    model.to(memory_format=torch.contiguous_format)  # FSDP2 requires it of weights; activations stay channels-last
     normed = any(isinstance(module, _BatchNorm) for module in model.modules())
     policy = MixedPrecisionPolicy(param_dtype=None if normed else dtype, reduce_dtype=torch.float32)
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
-    # Resharded after every forward pass, the root too: else an evaluation would leave gathered weights behind, which
-    # `parameters()` gives instead of the trained ones.
+    # Reshard after every forward pass, the root included: otherwise an evaluation would leave gathered weights behind,
+    # which `parameters()` would return instead of the trained ones.
     for module in (*blocks, model):
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-        # Buffers are made at the first gathering: in inference mode they would not be good for training afterwards.
+        # Buffers are created at the first gathering; created in inference mode they could not be used for training.
         sharded.unshard()
         sharded.reshard()
     return model
@@ -229,7 +233,7 @@ def _shard(model: nn.Module, ranks: Ranks, blocks: Sequence[nn.Module], dtype: t
 
 @contextmanager
 def accumulate(parallel: nn.Module, last: bool) -> Iterator[None]:
-    """Around a batch's forward and backward pass: gradients add up, and ranks exchange them with the `last` alone."""
+    """Wraps a forward and backward pass: gradients accumulate, and ranks exchange them only after the `last` pass."""
     if isinstance(parallel, FSDPModule):
         parallel.set_requires_gradient_sync(last)
         yield
@@ -241,7 +245,7 @@ def accumulate(parallel: nn.Module, last: bool) -> Iterator[None]:
 
 
 def local_shards(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """This rank's part of each tensor, as plain tensors that share memory; the whole of what is not sharded."""
+    """This rank's part of each tensor, as plain tensors that share its memory; unsharded tensors are returned whole."""
     with torch.no_grad():
         return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
@@ -256,7 +260,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float | torch.Te
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Scale the gradients down to this norm over all of them and all ranks. Returns the norm before; no sync."""
+    """Scale gradients down to a total norm, over all parameters and ranks. Returns the norm before; no device sync."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     sharded = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
     if sharded is None:
@@ -272,18 +276,18 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> torch
 def agree_on_buffers(model: nn.Module, ranks: Ranks, averages: Mapping[str, torch.Tensor] | None = None) -> None:
     """Average floating-point buffers (running statistics) over ranks, so that all evaluate and save the same model.
 
-    So are their moving averages, which `averages` holds by name. Those of frozen modules are the same everywhere, and a
-    mean would round them.
+    `averages` holds their moving averages by name; these are averaged, too. Buffers of frozen modules are skipped: they
+    are the same on every rank, and a mean would round them.
     """
     if ranks.world_size == 1:
         return
-    still = {
+    frozen = {
         id(buffer)
         for module in model.modules()
         if (own := list(module.parameters())) and not any(p.requires_grad for p in own)
         for buffer in module.buffers()
     }
-    named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and id(b) not in still]
+    named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and id(b) not in frozen]
     floating = [buffer for _, buffer in named]
     if averages is not None:
         floating += [averages[name] for name, _ in named if name in averages]

@@ -1,6 +1,6 @@
 """Models by name: timm's, torchvision's as `torchvision/NAME`, Hugging Face's text encoders as `hf:NAME`.
 
-A model stays pure: precision, data parallelism and freezing wrap it from outside.
+A model stays pure: precision, data parallelism and freezing are applied from outside.
 """
 
 import ast
@@ -33,12 +33,10 @@ from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
 from .text_encoder import TextClassifier, empty_encoder, load_encoder, width_of
 from .tokenizer import Tokenizer
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """What the model's pixels go through. Sizes in pixels; mean and std for channels in 0..1."""
+    """How images become the model's input. Sizes are in pixels; mean and std are for channels in 0..1."""
 
     train_size: int
     val_size: int
@@ -48,7 +46,7 @@ class Preprocessing:
     std: tuple[float, float, float]
 
 
-# Of a model that reads texts: it has no pixels.
+# For models that read texts and have no pixels.
 NO_PIXELS = Preprocessing(
     train_size=1, val_size=1, val_resize=1, interpolation="bilinear", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
 )
@@ -56,7 +54,7 @@ NO_PIXELS = Preprocessing(
 
 @dataclass(frozen=True, kw_only=True)
 class TextSide:
-    """What a model reads texts with: the tokenizer, and settings from which the encoder can be made again."""
+    """The part of a model that reads texts: the tokenizer, and the settings to rebuild the encoder from."""
 
     tokenizer: Tokenizer
     settings: dict[str, Any]
@@ -64,7 +62,7 @@ class TextSide:
 
 @dataclass(frozen=True)
 class Model:
-    """A module with what the trainer must know about it."""
+    """A module, with what the trainer needs to know about it."""
 
     module: nn.Module
     arch: str
@@ -72,12 +70,12 @@ class Model:
     classifier: tuple[str, ...]  # prefixes of the classifier's parameters
     preprocessing: Preprocessing  # the model's own
     convolutional: bool
-    native_size: int = 0  # pixels that it was published for, whatever it is built for; 0: it has no pixels
+    native_size: int = 0  # image size it was published for, whatever size it is built for; 0 for text models
     blurpool: bool = False
     text: TextSide | None = None  # None: it reads images
     head: HeadKind = "linear"
-    head_hidden: int = 0  # units of an mlp's hidden layer
-    new_head: HeadInit | None = None  # how a classifier on a trained trunk began; None: it came with the weights
+    head_hidden: int = 0  # units in an mlp's hidden layer
+    new_head: HeadInit | None = None  # how a new classifier on a trained trunk was initialised; None: not a new one
 
     def example(self, size: int, batch: int = 1) -> torch.Tensor:
         """A blank input: images [batch, 3, size, size], or tokens [batch, size]."""
@@ -86,41 +84,41 @@ class Model:
         return torch.zeros(batch, size, dtype=torch.int32)
 
 
-_RUN_CODE = {  # arguments that let a file run code of its own
-    "checkpoint_path": "older versions of timm run what such a file holds; give --weights FILE instead",
-    "trust_remote_code": "fastimg runs no code that a model brings with it; choose a model that needs none",
+_RUN_CODE = {  # arguments that would let a file execute code
+    "checkpoint_path": "older versions of timm execute code in such files; use --weights FILE instead",
+    "trust_remote_code": "fastimg does not execute code that comes with a model; choose a model that needs none",
 }
 
 
 def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
-    """`name=value` pairs; values are Python literals, else strings."""
+    """Parse `name=value` pairs; values are Python literals, or else strings. Raises UsageError."""
     kwargs = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--model-kwargs {pair}: give name=value, pad_type=same for example")
+            raise UsageError(f"--model-kwargs {pair}: give name=value, such as pad_type=same")
         if name in _RUN_CODE:
             raise UsageError(f"--model-kwargs {pair}: {_RUN_CODE[name]}")
         try:
             kwargs[name] = ast.literal_eval(value)
-            json.dumps(kwargs[name])  # a checkpoint keeps them
+            json.dumps(kwargs[name])  # checkpoints store them as JSON
         except (ValueError, SyntaxError):
             kwargs[name] = value
         except TypeError as error:
-            raise UsageError(f"--model-kwargs {pair}: give a number, string, list or dict") from error
+            raise UsageError(f"--model-kwargs {pair}: not a number, string, list or dict; give one of them") from error
     return kwargs
 
 
 def check_kwargs(kwargs: Mapping[str, Any], img_size: int | None, size_flag: str) -> None:
-    """Refuse arguments that contradict what fastimg feeds a model, or for which there is a flag. Raises UsageError."""
+    """Refuse arguments that contradict the input fastimg provides, or have a flag of their own. Raises UsageError."""
     if kwargs.get("in_chans", 3) != 3:
         raise UsageError(
-            f"--model-kwargs in_chans={kwargs['in_chans']}: images always have 3 channels here, grey ones too; "
+            f"--model-kwargs in_chans={kwargs['in_chans']}: images always have 3 channels, grey ones too; "
             "remove in_chans"
         )
     for name, flag in (("num_classes", "--num-classes"), ("pretrained", "--pretrained")):
         if name in kwargs:
-            raise UsageError(f"--model-kwargs {name}={kwargs[name]}: there is a flag for that; use {flag} instead")
+            raise UsageError(f"--model-kwargs {name}={kwargs[name]}: there is a flag for it; use {flag} instead")
     if img_size is not None and kwargs.get("img_size", img_size) not in (img_size, (img_size, img_size)):
         raise UsageError(
             f"--model-kwargs img_size={kwargs['img_size']} contradicts {size_flag} {img_size}; remove img_size"
@@ -144,11 +142,12 @@ def build(
     max_length: int | None = None,
     text: TextSide | None = None,
 ) -> Model:
-    """Create a model on the CPU. `weights` of a model with other `classes` bring their trunk alone.
+    """Create a model on the CPU.
 
-    `hf:` models come with their weights, unless `text` says what a checkpoint's was made of.
+    If `weights` belong to a model with other `classes`, only their trunk is loaded. `hf:` models come with their
+    weights, unless `text` describes the encoder of a checkpoint.
 
-    Raises UsageError for an unknown name or argument, UserError where weights cannot be had or do not fit.
+    Raises UsageError for an unknown name or argument, and UserError if weights cannot be read or do not fit.
     """
     kwargs = dict(kwargs or {})
     if arch.startswith(HF_PREFIX):
@@ -197,33 +196,32 @@ def _timm(
         name = arch.split(".")[0]
         tags = timm.list_pretrained(f"{name}.*")
         raise UsageError(f"--arch {arch}: {error} It has {', '.join(tags) or f'none: use {name}'}") from error
-    asked, native_size = kwargs, 0 if config is None else int(config.input_size[-1])
+    given = kwargs
+    native_size = 0 if config is None else int(config.input_size[-1])
     if img_size is None and isinstance(kwargs.get("img_size"), int):
         img_size = kwargs["img_size"]
     if img_size is not None and config is not None and config.fixed_input_size and img_size != config.input_size[-1]:
         kwargs = {"img_size": img_size, **kwargs}
     if pretrained and not timm.is_model_pretrained(arch):
-        raise UsageError(
-            f"--pretrained: timm has no published weights for {arch}; leave it out, or give --weights FILE"
-        )
+        raise UsageError(f"--pretrained: timm has no weights for {arch}; leave it out, or give --weights FILE")
     try:
         with _reachable_hub() if pretrained else nullcontext():
             module = timm.create_model(arch, num_classes=num_classes, pretrained=pretrained, **kwargs)
     except TypeError as error:
-        if not asked and kwargs:
+        if not given and kwargs:
             raise _cannot_be_built(arch, size_flag, kwargs["img_size"], native_size, error) from error
-        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+        raise UsageError(f"--model-kwargs: {arch} does not accept them: {error}") from error
     except Exception as error:
-        if "img_size" in kwargs and "img_size" not in asked and isinstance(error, AssertionError | ValueError):
+        if "img_size" in kwargs and "img_size" not in given and isinstance(error, AssertionError | ValueError):
             raise _cannot_be_built(arch, size_flag, kwargs["img_size"], native_size, error) from error
         if pretrained:
             raise UserError(_download_message(arch, error)) from error
         if not kwargs:
             raise
-        given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+        settings = ", ".join(f"{name}={value}" for name, value in kwargs.items())
         reason = f"{type(error).__name__}: {reason_of(error)}"
         raise UsageError(
-            f"--model-kwargs: {arch} cannot be made with {given} ({reason}); change or drop them"
+            f"--model-kwargs: {arch} cannot be built with {settings} ({reason}); change or remove them"
         ) from error
     new_head = None
     if pretrained and config is not None and config.classifier and config.num_classes != num_classes:
@@ -246,7 +244,7 @@ def _timm(
 
 
 def _cannot_be_built(arch: str, flag: str, size: int, native_size: int, error: Exception) -> UsageError:
-    """timm refuses the image size itself."""
+    """The error for an image size that timm itself refuses."""
     reason = (str(error).splitlines() or [""])[0]
     because = f" ({reason})" if reason else ""
     return UsageError(
@@ -283,9 +281,9 @@ def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str
             warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of GoogLeNet and Inception
             module = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **kwargs)
     except TypeError as error:
-        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+        raise UsageError(f"--model-kwargs: {arch} does not accept them: {error}") from error
     if getattr(module, "aux_logits", False):
-        raise UsageError(f"--arch {arch}: has auxiliary outputs; add --model-kwargs aux_logits=False init_weights=True")
+        raise UsageError(f"--arch {arch}: has auxiliary heads; add --model-kwargs aux_logits=False init_weights=True")
     linears = [n for n, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     published = torchvision.models.get_model_weights(name).DEFAULT
     transforms = published.transforms()
@@ -311,18 +309,18 @@ def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str
 
 @contextmanager
 def _reachable_hub() -> Iterator[None]:
-    """Where Hugging Face's hub does not answer one request, ask only its cache: its own retries take a minute."""
+    """Use only the cache of Hugging Face's hub if the hub does not answer a request: its own retries take a minute."""
     offline = constants.HF_HUB_OFFLINE
     failure: Exception | None = None
     if not offline:
         try:
             get_session().head(constants.ENDPOINT, timeout=10)
-        except Exception as error:  # noqa: BLE001 - of whichever http library the hub uses
+        except Exception as error:  # noqa: BLE001 - depends on the HTTP library that the hub uses
             failure = error
     constants.HF_HUB_OFFLINE = offline or failure is not None
     try:
         yield
-    except OSError:  # what the hub raises for what its cache does not hold
+    except OSError:  # raised by the hub for files missing from its cache
         if failure is None:
             raise
         raise ConnectionError(str(failure)) from failure
@@ -336,21 +334,21 @@ def _download_message(arch: str, error: Exception) -> str:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
     return (
         f"--pretrained: the weights of {arch} could not be downloaded ({reason_of(cause)}); connect to the network "
-        "once, or give --weights FILE, or leave --pretrained out to train from random weights"
+        "once, give --weights FILE, or leave --pretrained out to train from random weights"
     )
 
 
 def _convolutional(module: nn.Module) -> bool:
-    """More than the one convolution with which a transformer cuts its patches."""
+    """Whether there is more than one convolution; a transformer has one, for its patches."""
     return sum(isinstance(m, nn.Conv2d) for m in module.modules()) > 1
 
 
 def weights_file(path: Path) -> Path:
-    """The file that --weights means: itself, or in a run or a checkpoint's directory the model. Raises UserError."""
+    """The file that --weights names: itself, or the model in a run's or checkpoint's directory. Raises UserError."""
     inside = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
     file = next((path / name for name in inside if (path / name).exists()), path) if path.is_dir() else path
     if file.name == "training.pt" and (beside := file.with_name("model.safetensors")).exists():
-        raise UserError(f"--weights {path}: holds the state of the optimiser; the weights are in {beside}")
+        raise UserError(f"--weights {path}: contains the optimiser's state; the weights are in {beside}")
     if not file.is_file():
         reason = "a folder without model.safetensors" if file.is_dir() else "no such file"
         raise UserError(f"--weights {path}: {reason}; give a weights file, or a run directory")
@@ -358,7 +356,7 @@ def weights_file(path: Path) -> Path:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, empty for any other file. Raises UserError."""
+    """The metadata of a safetensors file; empty for any other file. Raises UserError."""
     if file.suffix != ".safetensors":
         return {}
     try:
@@ -369,9 +367,9 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors by name, and metadata, of a safetensors file or a checkpoint of plain tensors. Nothing in it is executed.
+    """Tensors by name, and metadata, from a safetensors file or a checkpoint of plain tensors. No code is executed.
 
-    Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are undone. Raises UserError.
+    Wrappers that trainers leave behind (`state_dict`, `model`, `module.`) are removed. Raises UserError.
     """
     path = weights_file(path)
     if path.suffix == ".safetensors":
@@ -382,24 +380,24 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             raise UserError(f"--weights {path}: not a complete safetensors file ({error}); copy it again") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is no checkpoint; the error says it
+            warnings.simplefilter("ignore")  # about files that are not checkpoints; the error says so
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        told = isinstance(error, UnpicklingError | RuntimeError | OSError)  # others speak of the pickle's bytes
-        reason = reason_of(error).split(". ")[0] if told else "torch.save did not write it"
+        readable = isinstance(error, UnpicklingError | RuntimeError | OSError)  # others describe the pickle's bytes
+        reason = reason_of(error).split(". ")[0] if readable else "not written by torch.save"
         raise UserError(
-            f"--weights {path}: cannot be read as plain tensors ({reason}); get it as safetensors, or as what "
-            "torch.save(model.state_dict(), FILE) writes"
+            f"--weights {path}: cannot be read as plain tensors ({reason}); save it as safetensors, or with "
+            "torch.save(model.state_dict(), FILE)"
         ) from error
     for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     if not isinstance(content, dict):
-        raise UserError(f"--weights {path}: holds no named tensors; save a state_dict")
+        raise UserError(f"--weights {path}: contains no named tensors; save a state_dict")
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if not tensors:
-        raise UserError(f"--weights {path}: holds no named tensors; save a state_dict")
+        raise UserError(f"--weights {path}: contains no named tensors; save a state_dict")
     for prefix in ("module.", "_orig_mod.", "model."):
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
@@ -414,9 +412,9 @@ def load_weights(
     strict_head: bool = False,
     head_init: HeadInit = "zeros",
 ) -> bool:
-    """Copy weights into the model. A classifier that is absent or of another width begins anew; the rest must fit.
+    """Copy weights into the model. A missing classifier, or one of another width, is initialised; the rest must fit.
 
-    Returns whether the classifier is that of the weights. Raises UserError.
+    Returns whether the classifier came from the weights. Raises UserError.
     """
     own = model.module.state_dict()
     in_head = _head_prefixes(model)
@@ -435,14 +433,14 @@ def load_weights(
         for name in own
         if name in tensors and tensors[name].shape != own[name].shape
     ]
-    faults = [
+    mismatches = [
         f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
         for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
         if names
     ]
-    if faults:
+    if mismatches:
         raise UserError(
-            f"{origin}: not the weights of {model.arch}: of {plural(len(own), 'tensor')}, {'; '.join(faults)}; "
+            f"{origin}: not the weights of {model.arch}: of {plural(len(own), 'tensor')}, {'; '.join(mismatches)}; "
             "give the --arch (and --model-kwargs) that they were trained with"
         )
     model.module.load_state_dict(tensors, strict=False)
@@ -454,29 +452,29 @@ def _head_prefixes(model: Model) -> tuple[str, ...]:
 
 
 def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The classes that a weights file of ours states."""
+    """The classes that a weights file written by fastimg states."""
     return tuple(json.loads(metadata["fastimg"])["classes"]) if "fastimg" in metadata else None
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
-    """The preprocessing that a weights file states: ours with its sizes, or plain `mean` and `std` entries."""
+    """The preprocessing that a weights file states: all of it in fastimg's own, else `mean` and `std` entries."""
     if "fastimg" in metadata:
         return msgspec.convert(json.loads(metadata["fastimg"])["preprocessing"], Preprocessing)
-    found: dict[str, tuple[float, float, float]] = {}
+    stated: dict[str, tuple[float, float, float]] = {}
     for key in ("mean", "std"):
         try:
             values = tuple(float(value) for value in metadata[key].split(","))
         except (KeyError, ValueError):
             continue
         if len(values) == 3:
-            found[key] = values
-    return replace(own, **found)  # type: ignore[arg-type]
+            stated[key] = values
+    return replace(own, **stated)  # type: ignore[arg-type]
 
 
 def freeze(model: Model, what: str) -> int:
-    """Stop the `backbone`, all but the classifier, or the first N blocks from learning; `blocks` counts them.
+    """Freeze the `backbone`, which is everything but the classifier, or the first N blocks, as `blocks` lists them.
 
-    Returns the number of parameters that still learn. Raises UsageError where none would, or `what` is neither.
+    Returns the number of trainable parameters. Raises UsageError if there would be none, or `what` is neither.
     """
     if what == "backbone":
         in_head = _head_prefixes(model)
@@ -486,22 +484,22 @@ def freeze(model: Model, what: str) -> int:
         most = len(parts) - 1
         if not (what.isdecimal() and 1 <= int(what) <= most):
             raise UsageError(
-                f"--freeze {what}: {model.arch} has {plural(len(parts), 'block')}, its stem and head among "
-                "them; give a number "
-                f"from 1 to {most}, or backbone"
+                f"--freeze {what}: {model.arch} has {plural(len(parts), 'block')}, stem and head included; give a "
+                f"number from 1 to {most}, or backbone"
             )
         frozen = {name for block in parts[: int(what)] for name in block.parameters}
     for name, parameter in model.module.named_parameters():
         parameter.requires_grad_(name not in frozen)
     count = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
     if count == 0:
-        raise UsageError(f"--freeze {what}: {model.arch} has no classifier layer of its own; leave --freeze out")
+        raise UsageError(f"--freeze {what}: {model.arch} has no separate classifier layer; leave --freeze out")
     return count
 
 
 def train_mode(module: nn.Module) -> None:
-    """Training mode, except for frozen modules: one whose parameters are all frozen keeps its batch-norm statistics,
-    and drops nothing.
+    """Set training mode, except for frozen modules.
+
+    A module whose parameters are all frozen keeps its batch norm statistics, and its dropout stays off.
     """
     module.train()
     for child in module.modules():

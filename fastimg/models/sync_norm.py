@@ -1,8 +1,8 @@
-"""Batch norm over all ranks: each normalises its part of the batch by the statistics of the whole.
+"""Synchronised batch norm: each rank normalises its part of the batch with the statistics of the whole batch.
 
-torch's own (nn.SyncBatchNorm) has kernels for GPUs alone. There timm's converter puts it in place, which keeps the
-activation and the dropout of timm's BatchNormAct2d, where torch's would drop them. On a CPU the norms stay, and are
-given a forward pass that sums over ranks.
+torch's nn.SyncBatchNorm has kernels for GPUs only. On GPUs timm's converter installs it, since it keeps the activation
+and the dropout of timm's BatchNormAct2d, which torch's converter would drop. On CPUs the norms are kept and get a
+forward pass that sums over ranks.
 """
 
 from typing import Any
@@ -16,28 +16,28 @@ from .ranks import Ranks
 
 
 def share_statistics(module: nn.Module, ranks: Ranks) -> int:
-    """Let the model's batch norms in training see the batches of all ranks. In place; how many were turned.
+    """Make batch norms, in training, use the statistics over all ranks, in place. Returns the number that changed.
 
-    Evaluation, parameters and the state dict are those of the norms that they were.
+    Evaluation, parameters and the state dict stay the same.
     """
     if ranks.device.type == "cuda":
         convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
         return sum(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules())
-    turned = {
+    shared = {
         nn.BatchNorm1d: _SharedNorm1d,
         nn.BatchNorm2d: _SharedNorm2d,
         nn.BatchNorm3d: _SharedNorm3d,
         BatchNormAct2d: _SharedNormAct2d,
     }
-    norms = [layer for layer in module.modules() if type(layer) in turned]
+    norms = [layer for layer in module.modules() if type(layer) in shared]
     for norm in norms:
-        norm.__class__ = turned[type(norm)]
+        norm.__class__ = shared[type(norm)]
         norm.ranks = ranks  # type: ignore[assignment]
     return len(norms)
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over ranks. Each rank's loss depends on it, so that its gradient is the sum of theirs."""
+    """The sum over ranks. Every rank's loss depends on it, so its gradient is the sum over ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
@@ -50,7 +50,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _SharedNorm(_BatchNorm):
-    """In front of a class of batch norm."""
+    """A mixin for batch norm classes."""
 
     ranks: Ranks
 
@@ -69,10 +69,10 @@ class _SharedNorm(_BatchNorm):
             raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
         mean = sums[:-1] / count
         centred = values - mean.view(shape)
-        # Of the centred values: the difference of two large sums would lose the digits of a small variance.
+        # Squares of centred values: the difference of two large sums would lose the digits of a small variance.
         squares: torch.Tensor = _Sum.apply(centred.square().sum(others), self.ranks)
         variance = squares / count
-        self._note(mean.detach(), variance.detach() * (count / (count - 1)))
+        self._update_statistics(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps)
         if self.affine:
             scale = scale * self.weight
@@ -81,8 +81,8 @@ class _SharedNorm(_BatchNorm):
             normed = normed + self.bias.view(shape)
         return self._finish(normed.to(input.dtype))
 
-    def _note(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Move the running statistics, by the unbiased variance."""
+    def _update_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """Update the running statistics; `variance` is the unbiased one."""
         if not self.track_running_stats:
             return
         assert self.running_mean is not None and self.running_var is not None

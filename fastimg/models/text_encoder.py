@@ -1,4 +1,4 @@
-"""Hugging Face's text encoders as classifiers of tokens: `hf:NAME` or `hf:FOLDER`, with the weights that they have."""
+"""Hugging Face's text encoders as token classifiers: `hf:NAME` or `hf:FOLDER`, with their weights."""
 
 import json
 import warnings
@@ -17,22 +17,23 @@ from fastimg.wording import plural
 from .tokenizer import DEFAULT_LENGTH, Tokenizer
 
 Pooling = Literal["mean", "cls", "last"]
-_EXTRA = "texts need transformers: `pip install 'fastimg[text]'`, or `uv pip install transformers`"
-_SANE = 100_000  # tokens; a tokenizer without a limit states an absurd one
+_INSTALL = "texts need transformers: `pip install 'fastimg[text]'`, or `uv pip install transformers`"
+_MAX_LENGTH = 100_000  # tokens; a tokenizer without a limit states an absurdly large one
 
 
 class TextClassifier(nn.Module):
-    """tokens [B, L], negative ones being padding -> logits [B, classes].
+    """Tokens [B, L], negative for padding -> logits [B, classes].
 
     The encoder's last hidden states are pooled into an embedding [B, D]: their `mean` over real tokens, the first
-    (`cls`) or the `last`. A row that is all padding counts as one token, so that it is a number.
+    (`cls`) or the `last` one. A row of nothing but padding counts as one token, so that its embedding is not NaN.
     """
 
     def __init__(self, encoder: nn.Module, width: int, classes: int, pooling: Pooling, pad: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.classifier = nn.Linear(width, classes)
-        self.pooling, self.pad = pooling, pad
+        self.pooling = pooling
+        self.pad = pad
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """See the class."""
@@ -41,18 +42,18 @@ class TextClassifier(nn.Module):
         return self.read(ids, torch.cat([torch.ones_like(ids[:, :1]), real[:, 1:].long()], dim=1))
 
     def read(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The same with what Hugging Face's models take: ids [B, L], and a mask [B, L] of ones for real tokens."""
+        """The same, from the inputs of Hugging Face's models: ids [B, L], and a mask [B, L], 1 for real tokens."""
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state  # [B, L, D]
         logits: torch.Tensor = self.classifier(self.pool(states, attention_mask))
         return logits
 
     def transformer_layers(self) -> list[nn.Module]:
-        """The encoder's layers: of all its lists of modules the one that holds the most parameters."""
+        """The encoder's layers: the list of modules that holds the most parameters."""
         lists = [child for child in self.encoder.modules() if isinstance(child, nn.ModuleList)]
         return list(max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()), default=()))
 
     def pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """States [B, L, D] -> [B, D]."""
+        """Pool states [B, L, D] into embeddings [B, D]."""
         if self.pooling == "cls":
             return states[:, 0]
         if self.pooling == "last":
@@ -76,10 +77,10 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
     local = folder.is_dir()
     if not local and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f"--arch {arch}: no such folder; give a model's folder, or a name on Hugging Face's hub")
-    pooling, limit = kwargs.pop("pooling", None), None
+    pooling = kwargs.pop("pooling", None)
     try:
         with _quiet():
-            # Without trust_remote_code transformers asks at the terminal whether to run code that a model brings.
+            # Without trust_remote_code, transformers asks in the terminal whether to run code that comes with a model.
             encoder, loading = transformers.AutoModel.from_pretrained(
                 str(folder) if local else name, output_loading_info=True, trust_remote_code=False, **kwargs
             )
@@ -88,37 +89,36 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
             )
             stated = _sentence_transformer(str(folder) if local else name)
     except TypeError as error:
-        raise UsageError(f"--model-kwargs: {arch} does not take them: {error}") from error
+        raise UsageError(f"--model-kwargs: {arch} does not accept them: {error}") from error
     except Exception as error:
         raise UserError(_reason(arch, error, local)) from error
-    encoder = _without_rest(encoder)
+    encoder = _encoder_only(encoder)
     config: Any = encoder.config
     own = encoder.state_dict()
     if absent := sorted(name for name in loading["missing_keys"] if name in own):
         raise UserError(
             f"--arch {arch}: its weights lack {len(absent)} of the encoder's {plural(len(own), 'tensor')} "
-            f"({absent[0]}, say); "
-            "give a model with all of them"
+            f"({absent[0]}, for example); give a model with all of them"
         )
     if not tokenizer.is_fast:
-        raise UserError(f"--arch {arch}: has no compiled tokenizer (tokenizer.json); choose a model that has one")
+        raise UserError(f"--arch {arch}: has no fast tokenizer (tokenizer.json); choose a model that has one")
     if pooling is None:
         pooling = stated.get("pooling") or ("last" if _causal(config) else "mean")
     if pooling not in ("mean", "cls", "last"):
         raise UsageError(f"--model-kwargs pooling={pooling}: give mean, cls or last")
-    limit = stated.get("length") or min(int(tokenizer.model_max_length), _SANE)
-    positions = getattr(config, "max_position_embeddings", None) or _SANE
-    most = min(int(tokenizer.model_max_length), positions)
-    limit = DEFAULT_LENGTH if limit >= _SANE else limit
-    if length is not None and length > most:
+    limit = stated.get("length") or min(int(tokenizer.model_max_length), _MAX_LENGTH)
+    positions = getattr(config, "max_position_embeddings", None) or _MAX_LENGTH
+    longest = min(int(tokenizer.model_max_length), positions)
+    limit = DEFAULT_LENGTH if limit >= _MAX_LENGTH else limit
+    if length is not None and length > longest:
         raise UsageError(
-            f"--max-length {length}: {arch} takes texts of up to {plural(most, 'token')}; give that or less"
+            f"--max-length {length}: {arch} accepts texts of up to {plural(longest, 'token')}; give that or less"
         )
     pad = tokenizer.pad_token_id
     settings = {
         "config": config.to_dict(),
         "pooling": pooling,
-        "length": length or min(limit, most),
+        "length": length or min(limit, longest),
         "pad": 0 if pad is None else int(pad),
         "normalize": bool(stated.get("normalize")),
     }
@@ -127,17 +127,17 @@ def load_encoder(arch: str, kwargs: dict[str, Any], length: int | None) -> tuple
 
 
 def empty_encoder(settings: dict[str, Any]) -> nn.Module:
-    """The encoder of a checkpoint's settings, without weights."""
+    """Build the encoder from a checkpoint's settings, without weights."""
     transformers = _library()
     values = dict(settings["config"])
     with _quiet():
         config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
         encoder = transformers.AutoModel.from_config(config, dtype=torch.float32)
-    return _without_rest(encoder)
+    return _encoder_only(encoder)
 
 
-def _without_rest(model: Any) -> nn.Module:
-    """The encoder alone: no decoder, and no pooler of its own, whose weights would never learn."""
+def _encoder_only(model: Any) -> nn.Module:
+    """The encoder alone, without a decoder and without its own pooler, whose weights would never be trained."""
     encoder: Any = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
@@ -146,7 +146,7 @@ def _without_rest(model: Any) -> nn.Module:
 
 
 def width_of(encoder: nn.Module) -> int:
-    """Numbers in a hidden state."""
+    """The size of a hidden state. Raises UserError."""
     config: Any = encoder.config
     for name in ("hidden_size", "d_model", "dim", "n_embd"):
         if isinstance(value := getattr(config, name, None), int):
@@ -158,7 +158,7 @@ def _library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UsageError(_EXTRA) from error
+        raise UsageError(_INSTALL) from error
     return transformers
 
 
@@ -167,7 +167,7 @@ def _causal(config: Any) -> bool:
 
 
 def _sentence_transformer(name: str) -> dict[str, Any]:
-    """What a sentence-transformers folder states beside the encoder: pooling, length, and whether it normalises."""
+    """What a sentence-transformers folder states besides the encoder: pooling, length, and whether it normalises."""
     from transformers.utils.hub import cached_file
 
     def read(file: str) -> Any:
@@ -179,7 +179,7 @@ def _sentence_transformer(name: str) -> dict[str, Any]:
     modules = read("modules.json")
     if not modules:
         return {}
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     types = {str(module["type"]).rpartition(".")[2]: module["path"] for module in modules}
     if "Pooling" in types and (pooling := read(f"{types['Pooling']}/config.json")):
         for kind, key in (
@@ -188,15 +188,15 @@ def _sentence_transformer(name: str) -> dict[str, Any]:
             ("last", "pooling_mode_lasttoken"),
         ):
             if pooling.get(key) or pooling.get("pooling_mode") == kind:
-                found["pooling"] = kind
-    found["normalize"] = "Normalize" in types
+                settings["pooling"] = kind
+    settings["normalize"] = "Normalize" in types
     length = (read("sentence_bert_config.json") or {}).get("max_seq_length")
-    return {**found, "length": length} if isinstance(length, int) else found
+    return {**settings, "length": length} if isinstance(length, int) else settings
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's progress bars and reports; its errors are ours to tell."""
+    """Silence the library's progress bars and reports; its errors are reported by the caller."""
     from transformers.utils import logging as library
 
     logging: Any = library
@@ -219,7 +219,6 @@ def _reason(arch: str, error: Exception, local: bool) -> str:
     while cause.__cause__ or cause.__context__:
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
     return (
-        f"--arch {arch}: could not be had from Hugging Face's hub "
-        f"({reason_of(cause)}); check the name, connect to the network once, or "
-        "give a folder: hf:PATH"
+        f"--arch {arch}: could not be downloaded from Hugging Face's hub ({reason_of(cause)}); check the name, "
+        "connect to the network once, or give a folder as hf:PATH"
     )

@@ -1,4 +1,4 @@
-"""Texts as tokens: a tokenizer of Hugging Face's library, in its compiled form."""
+"""Tokenizers: texts become tokens, by Hugging Face's tokenizers library."""
 
 import hashlib
 import json
@@ -20,19 +20,19 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
 
 FILE = "tokenizer.json"
-DEFAULT_LENGTH = 512  # where a tokenizer states none: BERT's
+DEFAULT_LENGTH = 512  # BERT's, for tokenizers that state no length
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """`definition` is the content of tokenizer.json; texts are cut to `length` tokens, special ones included."""
+    """A tokenizer, from the content of tokenizer.json; texts are truncated to `length` tokens, with special tokens."""
 
     definition: str
     length: int
 
     @cached_property
     def digest(self) -> str:
-        """Changes when a text could become other tokens; without `length`, which cuts."""
+        """A digest of the definition, which decides the tokens of a text; `length`, which truncates, is not in it."""
         return hashlib.sha256(self.definition.encode()).hexdigest()
 
     @cached_property
@@ -45,7 +45,7 @@ class Tokenizer:
         return engine
 
     def tokens(self, data: memoryview | bytes) -> npt.NDArray[np.int32]:
-        """The numbers of a text's tokens [n], n <= length. Raises ImageError for what is not UTF-8, or no text."""
+        """The token ids of a text, int32 [n] with n <= length. Raises ImageError if it is not UTF-8, or empty."""
         try:
             text = str(data, "utf-8")
         except UnicodeDecodeError as error:
@@ -53,27 +53,27 @@ class Tokenizer:
         if not text.strip():
             raise ImageError("an empty text")
         tokens = np.array(self._engine.encode(text).ids, np.int32)
-        if not len(tokens):  # characters that the tokenizer drops, and none that it adds
-            raise ImageError("a text of no tokens")
+        if not len(tokens):  # the tokenizer drops all characters, and adds no special tokens
+            raise ImageError("a text without tokens")
         return tokens
 
     def cuts(self, count: int) -> bool:
-        """Whether a text of so many tokens may have been cut."""
+        """Whether a text with this number of tokens may have been truncated."""
         return count >= self.length
 
     def files(self) -> dict[str, bytes]:
-        """The files that stand beside a model's weights."""
+        """The files to write next to a model's weights, by name."""
         return {FILE: self.definition.encode()}
 
 
 def read_tokenizer(folder: Path, length: int) -> Tokenizer:
-    """The tokenizer that stands beside a checkpoint. Raises UserError."""
+    """Read the tokenizer next to a checkpoint. Raises UserError."""
     file = folder / FILE
     try:
         definition = file.read_text(encoding="utf-8")
         json.loads(definition)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: the tokenizer of the checkpoint cannot be read ({error}); copy it too") from error
+        raise UserError(f"{file}: the checkpoint's tokenizer cannot be read ({error}); copy it, too") from error
     return Tokenizer(definition, length)
 
 

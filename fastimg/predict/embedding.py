@@ -1,7 +1,7 @@
-"""`fastimg embed`: an embedding of every sample, with its key and its label, for any use.
+"""`fastimg embed`: an embedding of every sample, with its key and label, for any use.
 
-Embeddings are made into the cache that `train --freeze backbone` uses: an interrupted run goes on where it was, and
-what either of them made the other one takes. OUT/embeddings.json is written last.
+Embeddings are computed into the cache that `train --freeze backbone` uses, too, so each can reuse the other's, and an
+interrupted run continues where it stopped. OUT/embeddings.json is written last.
 """
 
 import json
@@ -43,12 +43,13 @@ from fastimg.train.choices.stated_weights import Stated, adopted
 from .embedding_files import Vectors, write_npy, write_parquet, write_tars
 from .nearest_neighbours import knn_accuracy
 
-DESCRIPTION, _BEGUN = "embeddings.json", ".embedding"
+DESCRIPTION = "embeddings.json"
+_BEGUN = ".embedding"  # marks a folder that is not finished
 _WRITERS = {"shards": write_tars, "npy": write_npy, "parquet": write_parquet}
 
 
 def embed(config: Embed, out: Console, err: Console) -> None:
-    """Embed, write and print. Raises UsageError, UserError and DataError, each a sentence."""
+    """Compute embeddings, write them, and print a table. Raises UsageError, UserError and DataError."""
     config, stated, origin = adopted(config)
     _check(config)
     with ExitStack() as stack:
@@ -72,7 +73,8 @@ def embed(config: Embed, out: Console, err: Console) -> None:
             dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes) if ranks.first else ()
         ):
             err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
-        all_vectors, made = [], {}
+        all_vectors: list[Vectors] = []
+        made: dict[str, int] = {}
         for name, dataset in datasets.items():
             part = Part(dataset, None, name)
             if model.text is not None:
@@ -93,14 +95,15 @@ def _check(config: Embed) -> None:
 
 
 def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Preprocessing]:
-    """The encoder, with a classifier that nobody asks."""
+    """The encoder, with an unused classifier, and its preprocessing."""
     texts = dataset.content == "text"
     if texts != intent.reads_text(config):
         others = "--arch hf:NAME" if texts else "a model of timm's or torchvision's"
         what = samples_of(dataset.content)
         raise UsageError(f"--arch {config.arch}: does not read {what}, which {config.data} holds; give {others}")
     torch.manual_seed(0)
-    classes, kwargs = max(1, len(dataset.classes)), parse_kwargs(config.model_kwargs)
+    classes = max(1, len(dataset.classes))
+    kwargs = parse_kwargs(config.model_kwargs)
     check_kwargs(kwargs, config.img_size, "--img-size")
     model = build(
         config.arch or intent.ARCH,
@@ -113,13 +116,14 @@ def _model(config: Embed, dataset: Dataset, stated: Stated) -> tuple[Model, Prep
         max_length=config.max_length,
         text=stated.text,
     )
-    preprocessing, size = model.preprocessing, MULTIPLE
+    preprocessing = model.preprocessing
+    size = MULTIPLE
     if not texts:
         preprocessing = effective.preprocessing(Train(img_size=config.img_size), model.preprocessing)
         size = preprocessing.val_size
         check_input(model, size, classes, "--img-size")
     if reason := why_not(model, model.example(size), trains=False):
-        raise UsageError(f"--arch {config.arch}: {reason}, so that it has no one embedding; choose another model")
+        raise UsageError(f"--arch {config.arch}: {reason}, so it has no single embedding; choose another model")
     return model, preprocessing
 
 
@@ -150,9 +154,9 @@ def _encoding(
 
 
 def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
-    """What OUT says of the splits in it, for those that this run leaves as they are.
+    """The splits described in OUT by an earlier run with the same settings; this run keeps those it does not write.
 
-    Raises UsageError where it holds something else than what this run would write, finished or not.
+    Raises UsageError if OUT holds anything else, finished or not.
     """
     folder = config.dst
     if not folder.exists():
@@ -163,26 +167,28 @@ def _before(config: Embed, encoding: Encoding) -> dict[str, Any]:
         return {}
     begun = (folder / _BEGUN).exists()
     try:
-        found = json.loads((folder / (_BEGUN if begun else DESCRIPTION)).read_text(encoding="utf-8"))
-        same = all(found[name] == value for name, value in _make(config, encoding).items())
-        splits: dict[str, Any] = dict(found["splits"])
+        description = json.loads((folder / (_BEGUN if begun else DESCRIPTION)).read_text(encoding="utf-8"))
+        same = all(description[name] == value for name, value in _settings(config, encoding).items())
+        splits: dict[str, Any] = dict(description["splits"])
     except (OSError, ValueError, KeyError, TypeError):
         if begun:
             return {}
-        raise UsageError(f"{folder}: holds something else; give an empty folder, or add --overwrite") from None
+        raise UsageError(f"{folder}: contains other files; give an empty folder, or add --overwrite") from None
     if not same and not begun:
-        raise UsageError(f"{folder}: holds embeddings of another make; give another folder, or add --overwrite")
+        raise UsageError(
+            f"{folder}: contains embeddings made with other settings; give another folder, or add --overwrite"
+        )
     return splits if same else {}
 
 
-def _make(config: Embed, encoding: Encoding) -> dict[str, Any]:
-    """What tells two folders of embeddings apart."""
+def _settings(config: Embed, encoding: Encoding) -> dict[str, Any]:
+    """The settings that distinguish two folders of embeddings."""
     about: dict[str, Any] = json.loads(json.dumps(encoding.about()))
     return {"data": str(config.data.resolve()), "format": config.format, "encoder": about}
 
 
 def _clear(folder: Path, made: Collection[str], kept: Collection[str]) -> None:
-    """Take out what an earlier run wrote of the splits that are not kept, and its description."""
+    """Delete an earlier run's description and its files of the splits that are not kept."""
     file = folder / DESCRIPTION
     with suppress(OSError, ValueError, KeyError, TypeError):
         made = {*made, *json.loads(file.read_text(encoding="utf-8"))["splits"]} - set(kept)
@@ -202,16 +208,17 @@ def _write(
     out: Console,
     err: Console,
 ) -> None:
-    folder, splits = config.dst, {name: told for name, told in before.items() if name not in made}
+    folder = config.dst
+    splits = {name: split for name, split in before.items() if name not in made}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / _BEGUN, json.dumps({**_make(config, encoding), "splits": splits}).encode())
+        replace_file(folder / _BEGUN, json.dumps({**_settings(config, encoding), "splits": splits}).encode())
         _clear(folder, made, splits)
         for vectors in all_vectors:
             files = _WRITERS[config.format](folder, vectors)
             for index, reason in list(vectors.left_out.items())[:5]:
-                words = printable(f"left out {vectors.name_of(index)}: {reason}")
-                err.print(words, markup=False, highlight=False, soft_wrap=True)
+                line = printable(f"left out {vectors.name_of(index)}: {reason}")
+                err.print(line, markup=False, highlight=False, soft_wrap=True)
             splits[vectors.split] = {
                 "samples": len(vectors),
                 "left out": len(vectors.left_out),
@@ -219,20 +226,20 @@ def _write(
                 "files": [file.name for file in files],
             }
         result: dict[str, Any] = {
-            **_make(config, encoding),
+            **_settings(config, encoding),
             "dtype": config.dtype,
             "normalized": bool(encoding.model.text and encoding.model.text.settings.get("normalize")),
             "classes": list(all_vectors[0].classes),
             "splits": splits,
         }
         if not any(split["samples"] for split in splits.values()):
-            raise UserError(f"{config.data}: none of its samples could be decoded; see the lines above")
+            raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
         if config.knn is not None:
             result["knn"] = _knn(config.knn, all_vectors)
         replace_file(folder / DESCRIPTION, (json.dumps(result, indent=1) + "\n").encode())
         (folder / _BEGUN).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror or error}; make room, or give another folder") from error
+        raise UserError(f"{folder}: {error.strerror or error}; free some space, or give another folder") from error
     if config.json:
         print(json.dumps(result))
     else:
@@ -240,18 +247,19 @@ def _write(
 
 
 def _knn(k: int, all_vectors: list[Vectors]) -> dict[str, Any]:
-    """Of the validation split among the training split where there are both, else of each sample among all others."""
+    """Accuracy of the validation split, with neighbours in the training split, or of each sample among all others."""
     by_split = {vectors.split: vectors for vectors in all_vectors}
-    asked = next((name for name in ("val", "test") if name in by_split), None)
+    query_split = next((name for name in ("val", "test") if name in by_split), None)
     known = "train" if "train" in by_split else all_vectors[0].split
     values, labels = _arrays(by_split[known])
-    others, answers = (None, labels) if asked in (None, known) else _arrays(by_split[str(asked)])
-    most = len(values) - (others is None)
-    if most < k or (labels < 0).any() or (answers < 0).any():
-        reason = f"there are {most} to choose from" if most < k else "not every sample has a label"
-        raise UserError(f"--knn {k}: {reason}; give a smaller number, or leave --knn out")
-    top1 = knn_accuracy(values, labels, others, answers, k)
-    return {"k": k, "known": known, "asked": known if others is None else asked, "n": len(answers), "top1": top1}
+    queries, truth = (None, labels) if query_split in (None, known) else _arrays(by_split[str(query_split)])
+    neighbours = len(values) - (queries is None)
+    if neighbours < k:
+        raise UserError(f"--knn {k}: there are only {neighbours} neighbours; give a smaller number, or leave --knn out")
+    if (labels < 0).any() or (truth < 0).any():
+        raise UserError(f"--knn {k}: not every sample has a label; leave --knn out")
+    top1 = knn_accuracy(values, labels, queries, truth, k)
+    return {"k": k, "known": known, "asked": known if queries is None else query_split, "n": len(truth), "top1": top1}
 
 
 def _arrays(vectors: Vectors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -263,10 +271,10 @@ def _print(result: dict[str, Any], folder: Path, out: Console) -> None:
     table = Table()
     for column in ("split", "samples", "left out", "made now", "files"):
         table.add_column(column, overflow="fold", justify="left" if column in ("split", "files") else "right")
-    for split, found in result["splits"].items():
-        files = found["files"]
+    for split, counts in result["splits"].items():
+        files = counts["files"]
         names = ", ".join(files[:3]) + (f", ... ({len(files)})" if len(files) > 3 else "")
-        table.add_row(split, *(f"{found[key]:,}" for key in ("samples", "left out", "made now")), names)
+        table.add_row(split, *(f"{counts[key]:,}" for key in ("samples", "left out", "made now")), names)
     print_table(out, table, f"embeddings in {folder}")
     if "knn" in result:
         knn = result["knn"]

@@ -1,4 +1,4 @@
-"""Embeddings as files: tars of .npy, one .npy for a split, or parquet. Each appears complete or not at all."""
+"""Files of embeddings: tars of .npy, one .npy per split, or Parquet. A file appears complete or not at all."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 
 _SHARD = 65536  # samples in a tar
-_ROWS = 4096  # of a parquet file, written together
+_ROWS = 4096  # of a Parquet file, written together
 
 
 class Vector(NamedTuple):
@@ -32,22 +32,25 @@ class Vector(NamedTuple):
 
 
 class Vectors:
-    """The embeddings of a split, in its order; `left_out` says which samples have none, and why, once it was read.
+    """The embeddings of a split, in order, scaled to length 1 if `normalize` is set.
 
-    With `normalize` each has length 1.
+    After iterating, `left_out` maps the indices of samples without an embedding to the reasons.
     """
 
     def __init__(self, split: str, arrays: ArrayDataset, normalize: bool) -> None:
-        self.split, self.classes = split, arrays.classes
+        self.split = split
+        self.classes = arrays.classes
         self.left_out: dict[int, str] = {}
-        self._arrays, self._normalize = arrays, normalize
+        self._arrays = arrays
+        self._normalize = normalize
 
     def __len__(self) -> int:
-        """How many have one."""
+        """The number of samples with an embedding."""
         return self._arrays.present
 
     def __iter__(self) -> Iterator[Vector]:
-        scratch, labels = Scratch(), self._arrays.labels.tolist()
+        scratch = Scratch()
+        labels = self._arrays.labels.tolist()
         for index in range(len(self._arrays)):
             try:
                 values = npy_array(self._arrays.read(index, scratch))
@@ -60,12 +63,12 @@ class Vectors:
             yield Vector(index, printable(self._arrays.sample_key(index)), labels[index], values)
 
     def name_of(self, index: int) -> str:
-        """What a person calls a sample."""
+        """A sample's name, for messages."""
         return printable(self._arrays.sample_name(index))
 
 
 def write_tars(folder: Path, vectors: Vectors) -> list[Path]:
-    """`train-00000.tar` with `000000017.npy`, `.cls` and `.json`, the key as `path` in it, and DALI's index."""
+    """Write `train-00000.tar`, with `000000017.npy`, `.cls` and `.json` (the key is its `path`), and DALI's index."""
     files: list[Path] = []
     rows = iter(vectors)
     while first := next(rows, None):
@@ -81,17 +84,18 @@ def write_tars(folder: Path, vectors: Vectors) -> list[Path]:
 
 
 def write_npy(folder: Path, vectors: Vectors) -> list[Path]:
-    """`train.npy` [N, ...], `train.labels.npy` [N] int64, and `train.keys.json`, a list."""
+    """Write `train.npy` [N, ...], `train.labels.npy` int64 [N], and `train.keys.json`, a list."""
     paths = [folder / f"{vectors.split}.{end}" for end in ("npy", "labels.npy", "keys.json")]
     keys: list[str] = []
     labels: list[int] = []
     rows = iter(vectors)
     if (first := next(rows, None)) is None:
         return []
-    # Written piece by piece: through mapped memory a full disk would end the process, not raise an error.
+    # Written in pieces: with mapped memory, a full disk would kill the process instead of raising an error.
     with temporary(paths[0]).open("wb") as file:
-        shape, kind = (len(vectors), *first.values.shape), np.lib.format.dtype_to_descr(first.values.dtype)
-        np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+        shape = (len(vectors), *first.values.shape)
+        descr = np.lib.format.dtype_to_descr(first.values.dtype)
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         for row in chain([first], rows):
             file.write(row.values.tobytes())
             labels.append(row.label)
@@ -103,30 +107,31 @@ def write_npy(folder: Path, vectors: Vectors) -> list[Path]:
 
 
 def write_parquet(folder: Path, vectors: Vectors) -> list[Path]:
-    """`train.parquet` with the columns key, label, class and embedding, a list of fixed size; flat where it is not."""
+    """Write `train.parquet` with the columns key, label, class and embedding, a flattened list of fixed size."""
     path = folder / f"{vectors.split}.parquet"
-    writer, held = None, list[Vector]()
+    writer = None
+    rows: list[Vector] = []
 
     def flush() -> None:
         nonlocal writer
-        values = np.stack([row.values.reshape(-1) for row in held])
+        values = np.stack([row.values.reshape(-1) for row in rows])
         table = pa.table(
             {
-                "key": [row.key for row in held],
-                "label": pa.array([row.label for row in held], pa.int64()),
-                "class": [vectors.classes[row.label] if row.label >= 0 else None for row in held],
+                "key": [row.key for row in rows],
+                "label": pa.array([row.label for row in rows], pa.int64()),
+                "class": [vectors.classes[row.label] if row.label >= 0 else None for row in rows],
                 "embedding": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1]),
             }
         )
         writer = writer or pq.ParquetWriter(temporary(path), table.schema)
         writer.write_table(table)
-        held.clear()
+        rows.clear()
 
     for row in vectors:
-        held.append(row)
-        if len(held) == _ROWS:
+        rows.append(row)
+        if len(rows) == _ROWS:
             flush()
-    if held:
+    if rows:
         flush()
     if writer is None:
         return []

@@ -1,4 +1,4 @@
-"""`fastimg eval`: accuracy, precision and recall of every class, and a confusion matrix."""
+"""`fastimg eval`: accuracy, precision and recall per class, and a confusion matrix."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ from . import inference
 
 @dataclass(frozen=True, kw_only=True)
 class ClassScore:
-    """One class: of those predicted as it, the share that was right; of its images, the share that was found."""
+    """The scores of one class. Precision and recall are fractions; a class that is never predicted has precision 0."""
 
     name: str
     precision: float
@@ -43,25 +43,26 @@ class ClassScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The result over a split, or over what training held out of it. Accuracies are shares.
+    """The result over a split, or over the part of it that training held out. Accuracies are fractions.
 
-    `loss` is the mean cross-entropy in nats, `balanced_accuracy` the mean recall of the classes that have images.
-    `trained_on` says whether any of the images were, as far as the checkpoint records it; None where that is unknown.
+    `loss` is the mean cross-entropy in nats, and `balanced_accuracy` the mean recall over the classes that have images.
+    `trained_on` says whether the model was trained on any of the images, as recorded in the checkpoint; None if
+    unknown.
     """
 
     checkpoint: str
     data: str
     split: str
-    part: str  # the split, or what of it, in words
+    part: str  # a description: the split, or which part of it
     trained_on: bool | None
     warning: str | None
     images: int
     unreadable: int
     top1: float
     balanced_accuracy: float
-    top5: float | None  # where there are ten classes or more
+    top5: float | None  # None for fewer than ten classes
     loss: float
-    zero_recall: list[str]  # classes that have images, none of which was found
+    zero_recall: list[str]  # classes with images, none of which was predicted correctly
     classes: list[ClassScore]
     confusion: list[list[int]]  # [true][predicted]
     plot: str
@@ -83,18 +84,18 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         inference.check_content(engine, dataset, config.data)
         _same_classes(engine.card.classes, dataset, config)
         if (dataset.labels < 0).any():
-            raise UserError(f"{config.data}: has samples without a label; convert it again with labels")
+            raise UserError(f"{config.data}: has samples without labels; convert it again with labels")
         check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
         loader = engine.loader(
             dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices
         )
         if backend != "native" and engine.model.text is not None:
-            raise UsageError(f"--loader {backend}: reads images; texts are read by fastimg's own, leave it out")
+            raise UsageError(f"--loader {backend}: does not read texts; leave it out")
         if backend != "native":
             err.print(f"loader: {loader.describe()}", markup=False, highlight=False, soft_wrap=True)
         try:
-            truth, chosen, top5, losses = _answers(engine, loader, err)
+            truth, predicted, top5, losses = _predictions(engine, loader, err)
         finally:
             loader.close()
             dataset.close()
@@ -104,13 +105,13 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     if len(truth) == 0:
         raise UserError(
             f"{config.data}: none of its {plural(len(loader.unreadable), singular(dataset.content))} could be decoded; "
-            "see the lines above"
+            "see the reasons above"
         )
     names = engine.card.classes
     labels = np.arange(len(names))
-    matrix = confusion_matrix(truth, chosen, labels=labels)
-    each = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=0.0)
-    there = [(name, float(recall)) for name, recall, count in zip(names, each[1], each[3], strict=True) if count]
+    matrix = confusion_matrix(truth, predicted, labels=labels)
+    scores = precision_recall_fscore_support(truth, predicted, labels=labels, zero_division=0.0)
+    recalls = [(name, float(recall)) for name, recall, count in zip(names, scores[1], scores[3], strict=True) if count]
     file = checkpoint.find(config.checkpoint)
     plot = config.plot or file.parent / f"confusion-{selection.split}.png"
     result = Evaluation(
@@ -122,14 +123,14 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         warning=selection.warning,
         images=len(truth),
         unreadable=len(loader.unreadable),
-        top1=float((truth == chosen).mean()),
-        balanced_accuracy=float(np.mean([recall for _, recall in there])),
+        top1=float((truth == predicted).mean()),
+        balanced_accuracy=float(np.mean([recall for _, recall in recalls])),
         top5=float(top5.mean()) if shows_top5(len(names)) else None,
         loss=float(losses.mean()),
-        zero_recall=[name for name, recall in there if recall == 0],
+        zero_recall=[name for name, recall in recalls if recall == 0],
         classes=[
             ClassScore(name=name, precision=float(p), recall=float(r), images=int(n))
-            for name, p, r, n in zip(names, each[0], each[1], each[3], strict=True)
+            for name, p, r, n in zip(names, scores[0], scores[1], scores[3], strict=True)
         ],
         confusion=matrix.tolist(),
         plot=str(plot),
@@ -144,14 +145,14 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
 
 
 def _draw(result: Evaluation, matrix: npt.NDArray[np.int64]) -> list[str]:
-    """Draw the confusion matrix; what the picture leaves out, in sentences. Raises UserError and UsageError."""
+    """Draw the confusion matrix. Returns messages about what it leaves out. Raises UserError and UsageError."""
     names = [score.name for score in result.classes]
     title = f"{result.part}: top-1 {result.top1:.2%} of {result.images}"
     try:
         return plot_confusion(matrix, names, title, Path(result.plot))
     except OSError as error:
-        raise UserError(f"--plot {result.plot}: {error.strerror}; give a place that can be written to") from error
-    except ValueError as error:  # matplotlib's own words: the formats that it can write
+        raise UserError(f"--plot {result.plot}: {error.strerror}; choose a file that can be written") from error
+    except ValueError as error:  # matplotlib's message names the formats that it can write
         raise UsageError(f"--plot {result.plot}: {error}; give a name that ends in .png") from error
 
 
@@ -162,32 +163,37 @@ def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> N
     missing = sorted(set(classes) - set(dataset.classes))
     parts = [
         f"{what} {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        for what, names in (("it has also", extra), ("it lacks", missing))
+        for what, names in (("it also has", extra), ("it lacks", missing))
         if names
     ]
     raise UserError(
-        f"{config.data}: not the classes of {config.checkpoint} ({'; '.join(parts) or 'another order'}); "
-        "evaluate on data with the classes that the model was trained on"
+        f"{config.data}: its classes differ from those of {config.checkpoint} "
+        f"({'; '.join(parts) or 'their order is another'}); evaluate on data with the classes the model was trained on"
     )
 
 
-def _answers(
+def _predictions(
     engine: inference.Inference, loader: BatchSource, err: Console
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
-    """(true class, predicted class, whether it was among the first five, loss) of every image that could be read."""
-    truth, chosen, top5, losses = [], [], [], []
+    """(true class, predicted class, whether the truth is in the top five, loss) of every readable image."""
+    truth: list[npt.NDArray[np.int64]] = []
+    predicted: list[npt.NDArray[np.int64]] = []
+    top5: list[npt.NDArray[np.bool_]] = []
+    losses: list[npt.NDArray[np.float64]] = []
     steps = track(
         engine.answers(loader), "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal
     )
-    for batch, shares in steps:
-        counted = batch.weight.cpu().numpy() > 0
-        targets, shares = batch.targets.cpu().numpy()[counted], shares[counted]
-        ranked = np.argsort(-shares, axis=1, kind="stable")[:, :5]
+    for batch, probabilities in steps:
+        real = batch.weight.cpu().numpy() > 0
+        targets = batch.targets.cpu().numpy()[real]
+        probabilities = probabilities[real]
+        ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :5]
         truth.append(targets)
-        chosen.append(ranked[:, 0])
+        predicted.append(ranked[:, 0])
         top5.append((ranked == targets[:, None]).any(axis=1))
-        losses.append(-np.log(np.maximum(shares[np.arange(len(targets)), targets].astype(np.float64), 1e-38)))
-    return np.concatenate(truth), np.concatenate(chosen), np.concatenate(top5), np.concatenate(losses)
+        true_class = probabilities[np.arange(len(targets)), targets].astype(np.float64)
+        losses.append(-np.log(np.maximum(true_class, 1e-38)))
+    return np.concatenate(truth), np.concatenate(predicted), np.concatenate(top5), np.concatenate(losses)
 
 
 def _print(result: Evaluation, out: Console) -> None:

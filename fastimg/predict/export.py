@@ -1,4 +1,4 @@
-"""`fastimg export`: a checkpoint as one file for other programs, and whether it answers as the checkpoint does."""
+"""`fastimg export`: a checkpoint as a single file for other programs, with a check of its outputs."""
 
 import importlib.util
 import json
@@ -19,42 +19,42 @@ from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import MODEL, Card
-from fastimg.wording import plural
+from fastimg.wording import agreeing, plural
 
 from . import export_interface as subjects
 from . import graph, inference
 from .export_check import CUT, WHOLE, WHOLE_ELSEWHERE, Agreement, Form, compare, open_data
 from .export_interface import Subject
 
-_PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # the extra `export`, but for --check
+_PACKAGES = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ()}  # without those for --check
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written. `check` is None where nobody asked for it."""
+    """What was written. `check` is None without --check."""
 
     file: str
     format: graph.Format
     bytes: int
     checkpoint: str
     arch: str
-    inputs: list[str]  # none where the file holds weights alone
+    inputs: list[str]  # empty for a file of weights only
     preprocessing: dict[str, Any]  # as in the file's metadata
     classes: list[str]
-    beside: list[str]  # files that go with it
+    beside: list[str]  # files that belong to it
     check: Agreement | None
 
 
 def export(config: Export, out: Console) -> int:
-    """Write and print. Returns the exit code: 1 where the file does not answer as the checkpoint does.
+    """Export a checkpoint and print what was written. Returns the exit code, 1 if the outputs of the file differ.
 
-    Raises UsageError, UserError and DataError, each a sentence.
+    Raises UsageError, UserError and DataError.
     """
     if config.check_data is not None and not config.check:
         raise UsageError(f"--check-data {config.check_data}: has no effect without --check; add it")
     if config.with_preprocessing and config.format == "safetensors":
         raise UsageError(
-            "--with-preprocessing: --format safetensors holds weights alone; leave it out, or use --format onnx or pt2"
+            "--with-preprocessing: --format safetensors holds only weights; leave it out, or use --format onnx or pt2"
         )
     _check_packages(config)
     source = checkpoint.find(config.checkpoint)
@@ -62,13 +62,13 @@ def export(config: Export, out: Console) -> int:
     model, card = checkpoint.load_model(config.checkpoint)
     if config.with_preprocessing and model.text is not None:
         raise UsageError(
-            f"--with-preprocessing: {config.checkpoint} reads texts, and its tokenizer goes beside the file; leave it "
-            "out"
+            f"--with-preprocessing: {config.checkpoint} reads texts, and its tokenizer is written next to the file; "
+            "leave it out"
         )
     subject = subjects.of(model, card, config.with_preprocessing)
     _check_beside(file, subject)
     if config.check_data is not None:
-        open_data(config.check_data, model)[0].close()  # before the work, not after it
+        open_data(config.check_data, model)[0].close()  # fails before the export, not after it
     _write(config, file, source, model, subject)
     agreement = _check(config, file, subject) if config.check else None
     result = _result(config, file, source, card, subject, agreement)
@@ -80,7 +80,7 @@ def export(config: Export, out: Console) -> int:
 
 
 def _check_packages(config: Export) -> None:
-    """Raises UsageError, with the command that installs them, for packages that are not there."""
+    """Raises UsageError, with the command to install them, if packages are missing."""
     needed = _PACKAGES[config.format]
     if config.format == "onnx" and config.check:
         needed = (*needed, "onnxruntime")
@@ -89,43 +89,44 @@ def _check_packages(config: Export) -> None:
         names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
         what = f"--format {config.format}{' --check' if missing == ['onnxruntime'] else ''}"
         raise UsageError(
-            f"{what}: needs {names}, not installed; `pip install onnx onnxscript onnxruntime`, or "
-            "`pip install '.[export]'` in a clone of fastimg"
+            f"{what}: needs {names}, which {agreeing(len(missing), 'is')} not installed; "
+            "`pip install onnx onnxscript onnxruntime`, or `pip install '.[export]'` in a clone of fastimg"
         )
 
 
 def _file(config: Export, source: Path) -> Path:
-    """Where to write. Raises UsageError and UserError for a place that is none, or taken."""
-    suffix, output = f".{config.format}", config.output
+    """The file to write. Raises UsageError and UserError if it cannot be written there, or exists."""
+    suffix = f".{config.format}"
+    output = config.output
     if output is None:
         file = _default(source, suffix)
     elif output.is_dir():
         file = output / _default(source, suffix).name
     elif output.suffix != suffix:
-        raise UsageError(f"--output {output}: neither a folder that exists nor a name that ends in {suffix}")
+        raise UsageError(f"--output {output}: give an existing folder, or a name that ends in {suffix}")
     else:
         file = output
     if not file.parent.is_dir():
-        raise UserError(f"{file}: there is no folder {file.parent}; make it first, or give another --output")
+        raise UserError(f"{file}: the folder {file.parent} does not exist; create it, or give another --output")
     if file.is_dir():
-        raise UserError(f"{file}: a folder; give another --output")
+        raise UserError(f"{file}: is a folder; give another --output")
     if file.exists() and file.samefile(source):
         raise UsageError(f"{file}: is the checkpoint itself; give another --output")
     if os.path.lexists(file) and not config.overwrite:
-        raise UserError(f"{file}: exists; give another --output, or replace it with --overwrite")
+        raise UserError(f"{file}: exists already; give another --output, or replace it with --overwrite")
     return file
 
 
 def _check_beside(file: Path, subject: Subject) -> None:
-    """Raises UserError where what goes beside the file would take the place of something else."""
+    """Raises UserError if writing the files next to it would replace something else."""
     for name, content in subject.files.items():
         beside = file.with_name(name)
         if os.path.lexists(beside) and not (beside.is_file() and beside.read_bytes() == content):
-            raise UserError(f"{beside}: is not the checkpoint's; give an --output in another folder")
+            raise UserError(f"{beside}: exists and is not the checkpoint's; give an --output in another folder")
 
 
 def _default(source: Path, suffix: str) -> Path:
-    """RUN/RUN.onnx for any checkpoint of a run, which goes when newer ones come; of a lone file, beside it."""
+    """RUN/RUN.onnx for any checkpoint of a run, whose own folder may be deleted; next to it for a single file."""
     folder = source.parent.absolute()
     if (folder.parent / "checkpoints").is_dir():  # RUN/best, RUN/last
         folder = folder.parent
@@ -139,22 +140,22 @@ def _write(config: Export, file: Path, source: Path, model: Model, subject: Subj
     size = sum(tensor.nbytes for tensor in model.module.state_dict().values())
     if config.format == "onnx" and size >= graph.ONNX_LIMIT:
         raise UserError(
-            f"{config.checkpoint}: {size / 2**30:.1f} GiB of weights, and one ONNX file holds less than 2 GiB; "
-            "use --format pt2 or safetensors"
+            f"{config.checkpoint}: has {size / 2**30:.1f} GiB of weights, too many for an ONNX file, which holds less "
+            "than 2 GiB; use --format pt2 or safetensors"
         )
     try:
         graph.write(config.format, file, source, subject)
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror or error}; give an --output that can be written to") from error
+        raise UserError(f"{file}: {error.strerror or error}; choose an --output that can be written") from error
     except Exception as error:
-        others = "--format safetensors holds any model's weights"
         raise UserError(
-            f"{config.checkpoint}: {model.arch} cannot be exported as {config.format} ({graph.reason(error)}); {others}"
+            f"{config.checkpoint}: {model.arch} cannot be exported as {config.format} ({graph.reason(error)}); "
+            "--format safetensors works for any model"
         ) from error
 
 
 def _check(config: Export, file: Path, subject: Subject) -> Agreement:
-    """The written file beside the checkpoint, on the CPU in float32."""
+    """Compare the written file with the checkpoint, on the CPU in float32."""
     cpu = torch.device("cpu")
     engine = inference.load(config.checkpoint, cpu, choose_precision(cpu, False, "auto"))
     try:
@@ -168,12 +169,12 @@ def _check(config: Export, file: Path, subject: Subject) -> Agreement:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{file}: was written and cannot be loaded ({graph.reason(error)}); do not use it") from error
+        raise UserError(f"{file}: was written but cannot be loaded ({graph.reason(error)}); do not use it") from error
     return compare(file, run, engine, config.check_data, _form(config))
 
 
 def _form(config: Export) -> Form:
-    """What is asked of the file, and how near it must come."""
+    """The inputs for the check, and its tolerance."""
     if not config.with_preprocessing:
         return CUT
     return WHOLE if config.format == "pt2" else WHOLE_ELSEWHERE
@@ -184,7 +185,7 @@ def _result(
 ) -> Exported:
     graphed = config.format != "safetensors"
     preprocessing = json.loads(subject.metadata["preprocessing"])
-    if not graphed and "normalisation" in preprocessing:  # the file holds weights alone
+    if not graphed and "normalisation" in preprocessing:  # the file holds only weights
         preprocessing["normalisation"] = "by the caller"
     return Exported(
         file=str(file),
@@ -207,16 +208,16 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
         "of": f"{result.checkpoint} ({result.arch}, {plural(classes, 'class')})",
     }
     if result.inputs:
-        rows["input"] = f"{', '.join(result.inputs)}; the caller's part: {subject.caller}"
+        rows["input"] = f"{', '.join(result.inputs)}; left to the caller: {subject.caller}"
         rows["output"] = f"logits float32 [batch, {classes}]"
         rows["inside"] = f"{subject.inside}; class names and preprocessing as metadata"
     else:
-        rows["inside"] = "weights alone; how to use them is metadata, which eval, predict and train --weights read: "
-        rows["inside"] += f"{subject.caller}; {subject.inside}"
+        rows["inside"] = "only weights; the metadata, which eval, predict and train --weights read, says how to use "
+        rows["inside"] += f"them: {subject.caller}; {subject.inside}"
     if result.beside:
         rows["beside"] = ", ".join(result.beside)
     if result.check is not None:
-        rows["check"] = _told(result.check)
+        rows["check"] = _check_row(result.check)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -225,15 +226,15 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     print_table(out, table)
 
 
-def _told(check: Agreement) -> str:
-    """In words."""
-    logits, shares = (
-        "are no numbers" if value is None else f"differ by at most {value:.1e}"
+def _check_row(check: Agreement) -> str:
+    """The result of the check in one sentence."""
+    logits, probabilities = (
+        "are NaN or infinite" if value is None else f"differ by at most {value:.1e}"
         for value in (check.logits, check.probabilities)
     )
     verdict = "agrees" if check.agrees else "does NOT agree"
     left_out = f" ({check.unreadable} more could not be read)" if check.unreadable else ""
     return (
-        f"{verdict} with predict on {check.samples} {check.origin}{left_out}: probabilities {shares} (bound "
+        f"{verdict} with predict on {check.samples} {check.origin}{left_out}: probabilities {probabilities} (bound "
         f"{check.bound:g}), logits {logits}, the likeliest class is the same for {check.top1}"
     )

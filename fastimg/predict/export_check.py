@@ -1,4 +1,4 @@
-"""Whether an exported file answers as its checkpoint does, on the samples that `predict` or `eval` would read."""
+"""Checks that an exported file gives its checkpoint's outputs, on samples read as in `predict` or `eval`."""
 
 import contextlib
 import tempfile
@@ -30,16 +30,16 @@ from .prediction import GivenTexts, find_files
 
 
 class Form(NamedTuple):
-    """What a file is asked with."""
+    """The inputs of a check, and its tolerance."""
 
-    whole: bool  # whole images of their own sizes, one by one; else what the loader gives, cut by `predict`'s rule
-    bound: float  # of probabilities, in float32
+    whole: bool  # whole images of any size, one by one; else images as the loader crops them
+    bound: float  # on differences of probabilities, in float32
 
 
 BOUND = 1e-4
 CUT = Form(False, BOUND)
-WHOLE = Form(True, BOUND)  # resized by torch, which has the loader's bits on a CPU
-WHOLE_ELSEWHERE = Form(True, 2e-2)  # by ONNX Runtime: up to 2 of 255 off, see docs/export.md for what comes of it
+WHOLE = Form(True, BOUND)  # resized by torch, with the loader's bits on a CPU
+WHOLE_ELSEWHERE = Form(True, 2e-2)  # by ONNX Runtime, up to 2 of 255 off; docs/export.md has the effect
 SAMPLES = 64
 NOISE = 16
 _BATCH = 8
@@ -47,40 +47,47 @@ _BATCH = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far the file's answers are from the checkpoint's. Differences are the largest; None is not a number."""
+    """How far the file's outputs are from the checkpoint's: the largest differences, None for NaN or infinite ones."""
 
     samples: int
-    origin: str  # in words
+    origin: str  # a description of the samples
     unreadable: int
     logits: float | None
     probabilities: float | None
     top1: int  # samples for which both name the same class
     bound: float
-    agrees: bool  # probabilities within the bound; two classes that are as likely may then change places
+    agrees: bool  # probabilities are within the bound; two equally likely classes may still swap places
 
 
 def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None, form: Form = CUT) -> Agreement:
-    """Ask `run`, which is `file`, and `engine`, on the CPU in float32, the same. Raises UserError and DataError."""
-    counted, same = 0, 0
-    logits, probabilities = torch.zeros(()), torch.zeros(())
-    with _samples(engine, data, form) as (loader, origin), _kept_logits(engine) as kept:
-        for batch, shares in engine.answers(loader):
+    """Compare the outputs of `run`, from `file`, and of `engine`, on the CPU in float32.
+
+    Raises UserError and DataError.
+    """
+    counted = 0
+    same = 0
+    logits = torch.zeros(())
+    probabilities = torch.zeros(())
+    with _samples(engine, data, form) as (loader, origin), _recorded_logits(engine) as recorded:
+        for batch, expected_shares in engine.answers(loader):
             real = batch.weight > 0
             if form.whole:
-                parts = [_ask(file, run, image) for image in _whole(loader.dataset, batch.ids[real])]
-                own = torch.cat([torch.empty(0, shares.shape[1]), *parts])
+                parts = [_run(file, run, image) for image in _whole(loader.dataset, batch.ids[real])]
+                actual = torch.cat([torch.empty(0, expected_shares.shape[1]), *parts])
             else:
-                own = _ask(file, run, batch.inputs)[real]
-            theirs, expected = kept.pop()[real], torch.from_numpy(shares)[real]
-            counted += len(own)
-            same += int((own.argmax(1) == expected.argmax(1)).sum())
-            logits = torch.maximum(logits, _largest(own - theirs))
-            probabilities = torch.maximum(probabilities, _largest(own.softmax(1) - expected))
+                actual = _run(file, run, batch.inputs)[real]
+            expected_logits = recorded.pop()[real]
+            expected = torch.from_numpy(expected_shares)[real]
+            counted += len(actual)
+            same += int((actual.argmax(1) == expected.argmax(1)).sum())
+            logits = torch.maximum(logits, _largest(actual - expected_logits))
+            probabilities = torch.maximum(probabilities, _largest(actual.softmax(1) - expected))
         unreadable = loader.unreadable
     if counted == 0:
         why = next(iter(unreadable.values()))
         raise UserError(
-            f"--check-data {data}: none of its {plural(len(unreadable), 'sample')} could be read ({why}); give others"
+            f"--check-data {data}: none of its {plural(len(unreadable), 'sample')} could be read ({why}); "
+            "give other samples"
         )
     return Agreement(
         samples=counted,
@@ -94,16 +101,16 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
     )
 
 
-def _ask(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
-    """Logits of a batch: of its first sample, and of the rest, for neither is the size that the graph was made with."""
+def _run(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
+    """Logits of a batch: of the first sample, then of the rest, as the graph was traced with neither batch size."""
     try:
         return torch.cat([run(rows) for rows in (batch[:1], batch[1:]) if len(rows)])
     except Exception as error:
-        raise UserError(f"{file}: was written and cannot be run ({reason(error)}); do not use it") from error
+        raise UserError(f"{file}: was written but cannot be run ({reason(error)}); do not use it") from error
 
 
 def _whole(dataset: Dataset, ids: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Images as they are, upright: uint8 [1, 3, H, W], each of its own size."""
+    """Upright images uint8 [1, 3, H, W], each at its own size."""
     for index in ids.tolist():
         pixels = torch.from_numpy(np.array(decode(dataset.read(index, Scratch()))))
         yield pixels.permute(2, 0, 1)[None].contiguous()
@@ -111,19 +118,22 @@ def _whole(dataset: Dataset, ids: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @contextlib.contextmanager
 def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iterator[tuple[BatchSource, str]]:
-    """Up to SAMPLES samples, spread over `data`, or noise; and what they are."""
+    """A loader of up to SAMPLES samples, evenly spaced in `data`, or of noise; and a description of them."""
     with contextlib.ExitStack() as stack:
         if data is not None:
             dataset, origin = open_data(data, engine.model)
         elif form.whole:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             names = _write_noise(folder, engine.card.preprocessing.val_resize)
-            dataset, origin = FilesDataset(folder, names), "images of noise of several sizes"
+            dataset = FilesDataset(folder, names)
+            origin = "noise images of several sizes"
         elif engine.model.text is None:
-            dataset, origin = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)]), "images of noise"
+            dataset = FilesDataset(Path("noise"), [str(i) for i in range(NOISE)])
+            origin = "noise images"
         else:
             texts = _random_texts(engine.model.text.tokenizer.length)
-            dataset, origin = GivenTexts(texts), "texts of random letters"
+            dataset = GivenTexts(texts)
+            origin = "texts of random letters"
         stack.callback(dataset.close)
         indices = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(np.int64))
         settings = LoaderConfig(batch_size=min(_BATCH, len(indices)), order="sequential", workers=1)
@@ -139,58 +149,61 @@ def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iter
 
 
 def open_data(data: Path, model: Model) -> tuple[Dataset, str]:
-    """A dataset as `eval` opens it, files and folders of them as `predict` does; and what it is. Raises UserError."""
+    """Open a dataset as `eval` does, or files and plain folders as `predict` does. Returns it with a description.
+
+    Raises UserError.
+    """
     if not data.exists():
-        raise UserError(f"--check-data {data}: no such file or folder; give a dataset, or samples of what it reads")
+        raise UserError(f"--check-data {data}: no such file or folder; give a dataset, or a folder of samples")
     content: Content = "images" if model.text is None else "text"
-    origin = f"{samples_of(content)} of {data}"
+    origin = f"{samples_of(content)} from {data}"
     if is_plain_folder(data):
-        found = [str(file) for file in find_files((data,), content)[0]]
-        return FilesDataset(Path(), found, content=content), origin
+        files = [str(file) for file in find_files((data,), content)[0]]
+        return FilesDataset(Path(), files, content=content), origin
     splits = list_splits(data)
     split = next((name for name in ("val", "test", "train") if name in splits), next(iter(splits)))
     dataset = open_dataset(data, split)
     if dataset.content != content:
         dataset.close()
-        held, read = samples_of(dataset.content), samples_of(content)
-        raise UserError(f"--check-data {data}: holds {held}, and the checkpoint reads {read}; give other data")
+        contains, expected = samples_of(dataset.content), samples_of(content)
+        raise UserError(f"--check-data {data}: contains {contains}, but the checkpoint reads {expected}; give others")
     return dataset, f"{origin} ({split})"
 
 
 def _write_noise(folder: Path, resize: int) -> list[str]:
-    """Images from a third to three times the size that they are resized to, wide and high; their names."""
-    drawn = np.random.default_rng(0)
+    """Write images with sides from a third to three times the `resize` size. Returns their names."""
+    rng = np.random.default_rng(0)
     names = []
     for i in range(NOISE):
-        height, width = drawn.integers(max(1, resize // 3), 3 * resize, 2)
-        pixels = drawn.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        height, width = rng.integers(max(1, resize // 3), 3 * resize, 2)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         names.append(f"{i}.png")
         Image.fromarray(pixels).save(folder / names[-1], compress_level=1)
     return names
 
 
 def _random_texts(length: int) -> list[str]:
-    """Words of random letters: texts of one word, and longer ones up to more than the model reads."""
-    drawn = np.random.default_rng(0)
+    """Texts of random words, from one word to more tokens than the model reads."""
+    rng = np.random.default_rng(0)
 
     def word() -> str:
-        return bytes(drawn.integers(ord("a"), ord("z") + 1, drawn.integers(1, 9)).tolist()).decode()
+        return bytes(rng.integers(ord("a"), ord("z") + 1, rng.integers(1, 9)).tolist()).decode()
 
     return [" ".join(word() for _ in range(round(words))) for words in np.geomspace(1, length + 1, NOISE)]
 
 
 @contextlib.contextmanager
-def _kept_logits(engine: inference.Inference) -> Iterator[list[torch.Tensor]]:
-    """What the model said before `engine.answers` made probabilities of it."""
-    kept: list[torch.Tensor] = []
+def _recorded_logits(engine: inference.Inference) -> Iterator[list[torch.Tensor]]:
+    """Within the block, the logits that `engine.answers` turns into probabilities."""
+    recorded: list[torch.Tensor] = []
     classes = len(engine.card.classes)
 
-    def keep(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> None:
-        kept.append(logits.float()[:, :classes])
+    def record(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> None:
+        recorded.append(logits.float()[:, :classes])
 
-    handle = engine.model.module.register_forward_hook(keep)
+    handle = engine.model.module.register_forward_hook(record)
     try:
-        yield kept
+        yield recorded
     finally:
         handle.remove()
 

@@ -1,6 +1,6 @@
-"""What an exported file takes, answers and says of itself: pixels or tokens in, logits out.
+"""The interface of an exported file: pixels or tokens in, logits out, and metadata.
 
-What stands under `preprocessing` in its metadata is explained in docs/export.md.
+docs/export.md explains the `preprocessing` field of the metadata.
 """
 
 import json
@@ -21,30 +21,30 @@ _KERNELS: dict[Interpolation, Callable[..., torch.Tensor]] = {
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa,
 }
 _FILTERS: dict[Interpolation, str] = {"bilinear": "the triangle filter", "bicubic": "the cubic filter with a = -0.5"}
-_TOKENS = 7  # of an example's texts: one would be taken for a constant
+_TOKENS = 7  # length of the example texts; torch.export would take a length of 1 for a constant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A module that takes what callers have and answers with logits float32 [N, classes], and what is told of it."""
+    """The module to export, from the caller's inputs to logits float32 [N, classes], with its description."""
 
     module: nn.Module
-    examples: dict[str, torch.Tensor]  # by the name of the input, of two samples: one would be taken for a constant
-    axes: dict[str, dict[int, str]]  # of each input, those of any size, and what they are called
-    most: dict[str, int] = field(default_factory=dict)  # the largest size of an axis, by what it is called
+    examples: dict[str, torch.Tensor]  # by input name, of two samples; one would be taken for a constant
+    axes: dict[str, dict[int, str]]  # the names of the dynamic axes of each input
+    max_sizes: dict[str, int] = field(default_factory=dict)  # of axes, by name
     feed: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]  # a loader's batch -> the inputs
     metadata: dict[str, str]
-    files: dict[str, bytes] = field(default_factory=dict)  # what stands beside the file
-    caller: str  # what is the caller's to do, in words
-    inside: str  # what the module does itself, in words
+    files: dict[str, bytes] = field(default_factory=dict)  # to be written next to the file
+    caller: str  # a description of what is left to the caller
+    inside: str  # a description of what the module does
 
     def inputs(self) -> list[str]:
-        """Name, type and shape of each input, in words: `images uint8 [batch, 3, 224, 224]`."""
-        told = []
+        """Name, type and shape of each input, such as `images uint8 [batch, 3, 224, 224]`."""
+        descriptions = []
         for name, example in self.examples.items():
             shape = [self.axes[name].get(axis, str(size)) for axis, size in enumerate(example.shape)]
-            told.append(f"{name} {str(example.dtype).removeprefix('torch.')} [{', '.join(shape)}]")
-        return told
+            descriptions.append(f"{name} {str(example.dtype).removeprefix('torch.')} [{', '.join(shape)}]")
+        return descriptions
 
 
 class Pixels(nn.Module):
@@ -70,16 +70,17 @@ class Pixels(nn.Module):
 class AnySize(nn.Module):
     """uint8 images [N, 3, H, W] of any size -> logits float32 [N, classes]: `predict`'s resize and crop, then `Pixels`.
 
-    Sides are whole numbers in the graph: `resize * long // short` is the long side truncated, and the crop's place is
-    half of what is left over, halves to even. On the CPU the resize has torchvision's bits. Where the file is run on
-    other hardware or by another library, it is that one's resize.
+    Sides are integers in the graph: `resize * long // short` truncates the long side, and the crop starts at half of
+    the remainder, rounded to even. On a CPU the resize gives torchvision's bits; on other hardware or in another
+    library it is the resize of that library.
     """
 
     def __init__(self, pixels: nn.Module, card: Card) -> None:
         super().__init__()
         self.pixels = pixels
         p = card.preprocessing
-        self.resize, self.crop = p.val_resize, p.val_size
+        self.resize = p.val_resize
+        self.crop = p.val_size
         self.kernel = _KERNELS[p.interpolation]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -93,14 +94,14 @@ class AnySize(nn.Module):
         return logits
 
     def _kept(self, side: int | torch.SymInt, device: torch.device) -> torch.Tensor:
-        """int64 [crop]: the rows or columns in the centre. Slices would ask whether they end inside."""
+        """int64 [crop]: the rows or columns in the centre. (Slices would add guards on their bounds to the graph.)"""
         left = side - self.crop
         half = left // 2
         return torch.arange(self.crop, device=device) + (half + left % 2 * (half % 2))
 
 
 class Tokens(nn.Module):
-    """int64 ids and mask [N, L], a mask of 1 for tokens and 0 for padding -> logits float32 [N, classes]."""
+    """int64 ids and mask [N, L], with a mask of 1 for tokens and 0 for padding -> logits float32 [N, classes]."""
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
@@ -108,15 +109,15 @@ class Tokens(nn.Module):
         self.classes = classes
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """See the class. Ids under a mask of 0 may be anything that the vocabulary holds."""
+        """See the class. Where the mask is 0, ids may be any in the vocabulary."""
         logits: torch.Tensor = self.model.read(input_ids, attention_mask)  # type: ignore[operator]
         return logits.float()[:, : self.classes]
 
 
 def of(model: Model, card: Card, any_size: bool = False) -> Subject:
-    """What a checkpoint's model takes, and what its file says of itself.
+    """The interface of a checkpoint's model.
 
-    `any_size`: images of any size are resized and cut inside, `--with-preprocessing`. Of a text model there is no such.
+    With `any_size` (`--with-preprocessing`), the module resizes and crops images itself; text models have no such form.
     """
     if model.text is not None:
         assert not any_size
@@ -132,7 +133,7 @@ def _images(model: Model, card: Card) -> Subject:
         axes={"images": {0: "batch"}},
         feed=lambda images: (images,),
         metadata=_metadata(card, _steps(p, "by the caller")),
-        caller=f"resized to {p.val_resize} ({p.interpolation}, antialiased), cut to the centre {p.val_size}",
+        caller=f"resize to {p.val_resize} ({p.interpolation}, antialiased), centre crop to {p.val_size}",
         inside=_normalisation(p),
     )
 
@@ -145,8 +146,8 @@ def _any_size(model: Model, card: Card) -> Subject:
         axes={"images": {0: "batch", 2: "height", 3: "width"}},
         feed=lambda images: (images,),
         metadata=_metadata(card, _steps(p, "inside")),
-        caller="decoded to upright RGB",
-        inside=f"resize to {p.val_resize} ({p.interpolation}, antialiased), centre crop {p.val_size}, "
+        caller="decode to upright RGB",
+        inside=f"resize to {p.val_resize} ({p.interpolation}, antialiased), centre crop to {p.val_size}, "
         + _normalisation(p),
     )
 
@@ -157,7 +158,7 @@ def _normalisation(p: Preprocessing) -> str:
 
 
 def _steps(p: Preprocessing, where: Literal["inside", "by the caller"]) -> dict[str, object]:
-    """What `predict` does to an image, with every rounding. `where` is it resized and cut?"""
+    """What `predict` does to an image, with all roundings. `where` says who resizes and crops it."""
     return {
         "decode": "EXIF orientation applied; RGB of 8 bits: gray repeated, palettes looked up, alpha dropped, CMYK by "
         "Pillow, of 16 bits the high byte; the first frame",
@@ -181,7 +182,8 @@ def _steps(p: Preprocessing, where: Literal["inside", "by the caller"]) -> dict[
 
 
 def _texts(model: Model, card: Card, text: TextSide) -> Subject:
-    length, pad = text.tokenizer.length, int(text.settings["pad"])
+    length = text.tokenizer.length
+    pad = int(text.settings["pad"])
     size = min(_TOKENS, length)
     mask = torch.ones(2, size, dtype=torch.int64)
     mask[1, -1] = 0
@@ -195,17 +197,17 @@ def _texts(model: Model, card: Card, text: TextSide) -> Subject:
         module=Tokens(model.module, len(card.classes)).eval(),
         examples={"input_ids": torch.full((2, size), pad), "attention_mask": mask},
         axes={"input_ids": axes, "attention_mask": axes},
-        most={"length": length},
+        max_sizes={"length": length},
         feed=feed,
         metadata=_metadata(card, {"tokenizer": TOKENIZER, "length": length, "pad": pad}),
         files=text.tokenizer.files(),
-        caller=f"tokens of {TOKENIZER}, at most {length}, special ones included; the mask is 0 for padding",
+        caller=f"tokenise with {TOKENIZER}, to at most {length} including special tokens; the mask is 0 for padding",
         inside=f"{text.settings['pooling']} pooling",
     )
 
 
 def _metadata(card: Card, preprocessing: dict[str, object]) -> dict[str, str]:
-    """JSON by name: `fastimg`, the whole card as in a checkpoint, and of it, for other programs, what callers need."""
+    """JSON by name: `fastimg`, the checkpoint's card, and the parts of it that callers in other programs need."""
     return {
         "fastimg": card.to_json(),
         "classes": json.dumps(card.classes),

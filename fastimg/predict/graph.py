@@ -1,4 +1,4 @@
-"""A model as a graph in one file, ONNX or torch.export's, and such a file at work."""
+"""Models as graphs in one file, ONNX or torch.export's: writing such files, and running them."""
 
 import contextlib
 import io
@@ -22,20 +22,22 @@ Format = Literal["safetensors", "onnx", "pt2"]
 Run = Callable[[torch.Tensor], torch.Tensor]  # a loader's batch -> logits float32 [N, classes]
 
 OUTPUT = "logits"
-ONNX_LIMIT = 2**31  # bytes of a protobuf message, which an ONNX file is
+ONNX_LIMIT = 2**31  # bytes: an ONNX file is one protobuf message
 
 
 def trace(subject: Subject) -> ExportedProgram:
-    """The graph, for any size of the `axes`. Raises what torch.export does for a model that has none."""
+    """The graph, for all sizes of the dynamic axes. Raises what torch.export raises for a model it cannot trace."""
     names = {name for axes in subject.axes.values() for name in axes.values()}
-    dims = {name: Dim(name, max=subject.most.get(name)) for name in sorted(names)}
-    shapes = {at: {axis: dims[name] for axis, name in axes.items()} for at, axes in subject.axes.items()}
+    dims = {name: Dim(name, max=subject.max_sizes.get(name)) for name in sorted(names)}
+    shapes = {
+        input_name: {axis: dims[name] for axis, name in axes.items()} for input_name, axes in subject.axes.items()
+    }
     with torch.no_grad():
         return torch.export.export(subject.module, tuple(subject.examples.values()), dynamic_shapes=shapes)
 
 
 def onnx_bytes(subject: Subject) -> bytes:
-    """An ONNX model, weights inside. Raises what the exporter does."""
+    """An ONNX model with its weights. Raises what the exporter raises."""
     program = torch.onnx.export(
         trace(subject),
         dynamo=True,
@@ -44,7 +46,7 @@ def onnx_bytes(subject: Subject) -> bytes:
         output_names=[OUTPUT],
         dynamic_shapes=subject.axes,
     )
-    assert program is not None  # with dynamo it is one
+    assert program is not None  # with dynamo=True it never is
     program.model.metadata_props.update(subject.metadata)
     content: bytes = program.model_proto.SerializeToString()
     return content
@@ -53,7 +55,7 @@ def onnx_bytes(subject: Subject) -> bytes:
 def write(format: Format, file: Path, source: Path, subject: Subject) -> None:
     """Write `file`, which appears complete or not at all. `source` is the checkpoint's model.safetensors.
 
-    What stands beside it comes first. Raises OSError, and whatever the exporter of that format raises.
+    The files next to it are written first. Raises OSError, and whatever the exporter of the format raises.
     """
     with quiet():
         save = _saver(format, source, subject)
@@ -66,7 +68,7 @@ def write(format: Format, file: Path, source: Path, subject: Subject) -> None:
 
 
 def _saver(format: Format, source: Path, subject: Subject) -> Callable[[BinaryIO], object]:
-    """What puts the content into a file, once it stands."""
+    """A function that writes the content to an open file; the content is computed before it is returned."""
     if format == "onnx":
         content = onnx_bytes(subject)
         return lambda part: part.write(content)
@@ -83,7 +85,7 @@ def _saver(format: Format, source: Path, subject: Subject) -> Callable[[BinaryIO
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes its name when the block ends without an error."""
+    """Open a temporary file, which is renamed to `path` when the block ends without an error."""
     part = temporary(path)
     try:
         with part.open("wb") as file:
@@ -103,7 +105,7 @@ def open_onnx(file: Path, subject: Subject) -> Run:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what goes wrong is raised
+        options.log_severity_level = 4  # errors are raised anyway
         options.intra_op_num_threads = torch.get_num_threads()
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = list(subject.examples)
@@ -122,7 +124,7 @@ def open_pt2(file: Path, subject: Subject) -> Run:
 
 
 def open_module(subject: Subject) -> Run:
-    """The subject as it is."""
+    """The subject's own module."""
     return _runner(subject.module, subject)
 
 
@@ -136,18 +138,18 @@ def _runner(module: nn.Module, subject: Subject) -> Run:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an exporter's error that says anything, of the error at its root."""
+    """The first informative line of the root cause of an exporter's error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("Constraints violated"):  # the next one says which
+    if len(lines) > 1 and lines[0].startswith("Constraints violated"):  # the next line names them
         lines = lines[1:]
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing that exporters warn of, log or print is seen: it is about their insides."""
+    """Suppress what exporters warn about, log or print, as it concerns only their internals."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""A checkpoint at work: the probabilities of every sample of a dataset, through the loader that training uses."""
+"""Inference: the probabilities for every sample of a dataset, through the loader that training uses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from fastimg.train.metrics import answer
 
 @dataclass(frozen=True)
 class Inference:
-    """A model ready to answer on its device."""
+    """A model on its device, ready for inference."""
 
     model: Model
     card: Card
     policy: Policy
     precision: Precision
     device: torch.device
-    tta: bool = False  # answer with the mean over each image and its mirror image
+    tta: bool = False  # average over each image and its mirror image
 
     def loader(
         self,
@@ -43,7 +43,7 @@ class Inference:
         backend: Backend = "native",
         indices: npt.NDArray[np.int64] | None = None,
     ) -> BatchSource:
-        """Every sample of `dataset`, or those of `indices`, once, in order, cut as in validation."""
+        """A loader of every sample of `dataset`, or of those in `indices`, once, in order, cropped as in validation."""
         part = Part(dataset, indices, "the data")
         settings = LoaderConfig(
             batch_size=min(batch_size, len(part)),
@@ -57,7 +57,7 @@ class Inference:
         return build_loader(part, crop, settings, max_pixels, self.device, backend)
 
     def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
-        """(batch, probabilities [B, C]) in order; C is the number of the checkpoint's classes."""
+        """Yield (batch, probabilities [B, C]) in order; C is the checkpoint's number of classes."""
         with torch.inference_mode():
             for batch in loader:
                 inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
@@ -68,20 +68,20 @@ class Inference:
 
 
 def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:
-    """Raises UserError where the checkpoint does not read such data."""
+    """Raises UserError if the checkpoint does not read this kind of data."""
     texts = dataset.content == "text"
     if texts != (engine.model.text is not None):
-        held, read = ("texts", "images") if texts else ("images", "texts")
+        content, expected = ("texts", "images") if texts else ("images", "texts")
         raise UserError(
-            f"{data}: holds {held}, and the checkpoint reads {read}; give other data, or another checkpoint"
+            f"{data}: contains {content}, but the checkpoint reads {expected}; give other data, or another checkpoint"
         )
 
 
 def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:
-    """The model of a checkpoint on a device. Raises UserError where there is none."""
+    """Load a checkpoint's model onto a device. Raises UsageError and UserError."""
     model, card = load_model(path)
     if tta and model.text is not None:
-        raise UsageError("--tta: a text has no mirror image; leave it out")
+        raise UsageError("--tta: averages over mirror images, and the model reads texts; leave it out")
     model.module.to(device)
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)

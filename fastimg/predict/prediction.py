@@ -1,4 +1,4 @@
-"""`fastimg predict`: the likeliest classes of images or texts. What cannot be read gets its line, the rest go on."""
+"""`fastimg predict`: the most likely classes of images or texts. Unreadable ones are reported, each on its line."""
 
 import csv
 import io
@@ -35,12 +35,13 @@ from . import inference
 
 
 class GivenTexts:
-    """Texts of the command line as a dataset."""
+    """Texts from the command line, as a dataset."""
 
     content: Content = "text"
     notes: Sequence[str] = ()
     classes: tuple[str, ...] = ()
-    name, fingerprint = "--text", ""
+    name = "--text"
+    fingerprint = ""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.labels: npt.NDArray[np.int64] = np.full(len(texts), -1, np.int64)
@@ -50,18 +51,18 @@ class GivenTexts:
         return len(self._texts)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The text in UTF-8, if the command line was."""
+        """The text, in UTF-8 if the command line was."""
         return memoryview(self._texts[index])
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Nothing is to be fetched."""
+        """Nothing to fetch."""
 
     def sample_name(self, index: int) -> str:
-        """Its beginning."""
+        """The beginning of the text."""
         return shortened(self._texts[index].decode("utf-8", "replace"), 60)
 
     def sample_key(self, index: int) -> str:
-        """The same."""
+        """The same as `sample_name`."""
         return self.sample_name(index)
 
     def files(self) -> Sequence[Path]:
@@ -69,12 +70,12 @@ class GivenTexts:
         return ()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One file or text: its likeliest classes, likeliest first, or the reason why there are none."""
+    """One file or text: its classes, most likely first, or the reason why it could not be read."""
 
     file: str
     classes: list[str]
@@ -89,8 +90,8 @@ def predict(config: Predict, out: Console, err: Console) -> int:
         raise UsageError("--json and --csv: choose one of them")
     if not config.sources and not config.text:
         raise UsageError(
-            "no images given: name image files, or folders to search for images; of a checkpoint that reads texts .txt "
-            "files, or --text '...'"
+            "no images given: name image files, or folders to search for images; for a checkpoint that reads texts, "
+            "name .txt files or folders, or give --text '...'"
         )
     answers = classify(config, err)
     if config.json:
@@ -114,44 +115,44 @@ def predict(config: Predict, out: Console, err: Console) -> int:
 def find_files(
     sources: tuple[Path, ...], content: Content = "images", undecodable: bool = False
 ) -> tuple[list[Path], list[str]]:
-    """The files that are named, and the images or texts in the folders that are; and sentences on other files there.
+    """The given files, and the images or texts in the given folders; and messages about other files there.
 
-    A file that is not there stays in the list: it gets its line. `undecodable`: so do images of formats that cannot be
+    Missing files stay in the list, to be reported later. With `undecodable`, so do images in formats that cannot be
     decoded here. Raises UserError for an empty folder.
     """
     files: list[Path] = []
     notes: list[str] = []
     for source in sources:
         if source.is_dir():
-            found, others = find_images(source, undecodable) if content == "images" else find_texts(source)
-            if not found:
+            names, others = find_images(source, undecodable) if content == "images" else find_texts(source)
+            if not names:
                 what = "images" if content == "images" else ".txt files"
-                told = f" (other files: {others.summary()})" if others.total else ""
-                raise UserError(f"{source}: no {what} in this folder{told}; give another, or files")
-            files += [Path(name) for name in found]
-            notes += others.note(str(source), len(found))
+                summary = f" (other files: {others.summary()})" if others.total else ""
+                raise UserError(f"{source}: no {what} in this folder{summary}; give another folder, or files")
+            files += [Path(name) for name in names]
+            notes += others.note(str(source), len(names))
         elif source.exists() and not source.is_file():
-            raise UserError(f"{source}: neither a file nor a folder; give files")  # a pipe would block for ever
+            raise UserError(f"{source}: neither a file nor a folder; give files")  # reading a pipe would block forever
         else:
             files.append(source)
     return files, notes
 
 
 def classify(config: Predict, err: Console) -> list[Answer]:
-    """An answer for each file, in their order, then for each text."""
+    """An answer for each file, in order, then for each text."""
     answers: list[Answer] = []
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
         content: Content = "images" if engine.model.text is None else "text"
         if config.text and content == "images":
-            raise UsageError(f"--text: {config.checkpoint} reads images; give image files, or leave it out")
+            raise UsageError(f"--text: {config.checkpoint} reads images, not texts; give image files instead")
         datasets: list[tuple[Dataset, list[str]]] = []
         if config.sources:
-            found, notes = find_files(config.sources, content, undecodable=True)
+            paths, notes = find_files(config.sources, content, undecodable=True)
             for note in notes:
                 err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
-            files = [str(file) for file in found]
+            files = [str(path) for path in paths]
             datasets.append((FilesDataset(Path(), files, content=content), files))
         if config.text:
             datasets.append((GivenTexts(config.text), list(config.text)))
@@ -168,27 +169,31 @@ def classify(config: Predict, err: Console) -> list[Answer]:
 def _answers(
     engine: inference.Inference, loader: BatchSource, names: list[str], topk: int, err: Console
 ) -> list[Answer]:
-    """An answer for each sample of a loader, which `names` names."""
+    """An answer for each sample of a loader; `names` are the samples' names."""
     answers: list[Answer] = []
     classes = engine.card.classes
     remedies = undecodable_extensions() if engine.model.text is None else {}
-    for batch, shares in track(
+    for batch, probabilities in track(
         engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
     ):
-        for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], shares, strict=False):
-            name, reason = names[index], loader.unreadable.get(index)
+        for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], probabilities, strict=False):
+            name = names[index]
+            reason = loader.unreadable.get(index)
             if reason is not None:
-                answers.append(Answer(name, [], [], _with_remedy(name, reason, remedies)))
+                answers.append(Answer(name, [], [], _reason(name, reason, remedies)))
                 continue
             best = np.argsort(-row, kind="stable")[:topk]
             answers.append(Answer(name, [classes[i] for i in best], [round(float(row[i]), 6) for i in best]))
     return answers
 
 
-def _with_remedy(name: str, reason: str, remedies: Mapping[str, str]) -> str:
-    """The decoder's reason, which knows the content alone, and what helps with files of such a name."""
-    remedy = remedies.get(extension_of(name), "")
-    return f"{reason}: {remedy}" if remedy and remedy not in reason and os.path.isfile(name) else reason
+def _reason(name: str, reason: str, remedies: Mapping[str, str]) -> str:
+    """Why a file was not read: the format of its extension if that cannot be decoded here, else the decoder's reason.
+
+    The decoder knows the content only. Missing and empty files keep its reason.
+    """
+    remedy = remedies.get(extension_of(name))
+    return remedy if remedy and os.path.isfile(name) and os.path.getsize(name) else reason
 
 
 def _print(answers: list[Answer], out: Console) -> None:
@@ -219,4 +224,4 @@ def _write_csv(answers: list[Answer], target: Path) -> None:
     try:
         target.write_text(buffer.getvalue(), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--csv {target}: {error.strerror}; give a file that can be written") from error
+        raise UserError(f"--csv {target}: {error.strerror}; choose a file that can be written") from error

@@ -13,7 +13,7 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from fastimg.augment import Policy, apply, draw
 from fastimg.augment.backends import backend_of
-from fastimg.augment.cpu import Results, _smooth
+from fastimg.augment.cpu import ResultPool, _smooth
 from fastimg.augment.ops import smooth
 
 EVERYTHING = Policy(
@@ -141,7 +141,7 @@ def test_nothing_but_the_result_is_allocated(policy):
 
 
 def test_the_memory_of_a_result_is_taken_again_once_nobody_has_it():
-    results, shape = Results(most=2), (4, 100, 100, 3)
+    results, shape = ResultPool(capacity=2), (4, 100, 100, 3)
     first = results.tensor(shape, torch.float32)
     address = first.data_ptr()
     assert address % 64 == 0 and first.is_contiguous() and first.shape == shape and first.dtype == torch.float32
@@ -188,9 +188,9 @@ def test_out(backend):
 
 def test_backends():
     assert backend_of(torch.device("cpu")) == "cpu" and backend_of(torch.device("meta")) == "reference"
-    with pytest.raises(ValueError, match="backend is one of reference, cpu, fused; it was 'gpu'"):
+    with pytest.raises(ValueError, match="backend must be one of reference, cpu, fused; got 'gpu'"):
         apply(None, images(2, 4, 4), Policy(), backend="gpu")
-    with pytest.raises(ValueError, match="the cpu backend takes images on the CPU; they are on meta"):
+    with pytest.raises(ValueError, match="the cpu backend needs images on the CPU; they are on meta"):
         apply(None, torch.empty(2, 3, 4, 4, dtype=torch.uint8, device="meta"), Policy(), backend="cpu")
 
 

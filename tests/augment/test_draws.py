@@ -177,7 +177,7 @@ def test_erasing_where_there_is_little_room(size):
 
 def test_images_too_large():
     plan = draw(Policy(trivial=True, rotate=180), MILLION[:100_000], 0, 0)
-    with pytest.raises(ValueError, match="up to 8192 pixels a side; they are 8193 x 5"):
+    with pytest.raises(ValueError, match="8193 x 5 pixels are too large to augment; sides may have up to 8192 pixels"):
         plan.sized(5, 8193)
     for height, width in ((8192, 8192), (8192, 1), (1, 8192)):  # no sum leaves 32 bits
         affine = plan.sized(height, width).affine.numpy().astype(np.int64)

@@ -170,7 +170,7 @@ def test_under_the_interpreter(interpreted):
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="needs a process that cannot run Triton")
 def test_images_on_the_cpu_are_refused():
-    with pytest.raises(ValueError, match="the fused backend takes images on a GPU; they are on cpu"):
+    with pytest.raises(ValueError, match="the fused backend needs images on a GPU; they are on cpu"):
         fused.fused(None, images(1, 2, 2), normalisation_table(Policy(), torch.float32), torch.float32)
 
 

@@ -146,19 +146,19 @@ def test_an_empty_batch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"targets": torch.zeros(7, dtype=torch.int64)}, r"targets must be classes \[8\]"),
-        ({"targets": torch.zeros(8)}, r"targets must be classes \[8\]; they are torch.float32"),
+        ({"targets": torch.zeros(7, dtype=torch.int64)}, r"targets must be integer class indices \[8\]"),
+        ({"targets": torch.zeros(8)}, r"targets must be integer class indices \[8\]; got torch.float32"),
         (
             {"images": torch.zeros(8, 3, 4, 4, dtype=torch.int64)},
-            "images must be uint8, or floating point and normalised",
+            "images must be uint8, or normalised and floating point",
         ),
         (
             {"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8), "policy": Policy(), "dtype": torch.uint8},
-            "images are mixed after normalisation, as floating point; torch.uint8 was asked for",
+            "images are mixed after normalisation, so dtype must be floating point; got torch.uint8",
         ),
-        ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "without a plan there is no policy"),
-        ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan and the images differ in number: 5 and 8"),
-        ({"smoothing": 1.0}, "smoothing is a share"),
+        ({"images": torch.zeros(8, 3, 4, 4, dtype=torch.uint8)}, "a policy is required when there is no plan"),
+        ({"plan": draw(Policy(mixup=1.0), np.arange(5), 0, 0)}, "the plan and the batch differ in size: 5 and 8"),
+        ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1"),
     ],
 )
 def test_what_does_not_fit(change, message):

@@ -17,7 +17,7 @@ def test_it_does_nothing_unless_told():
 @pytest.mark.parametrize("name", ["hflip", "vflip"])
 @pytest.mark.parametrize("p", [-0.1, 1.0001, float("nan"), float("inf")])
 def test_probabilities(name, p):
-    with pytest.raises(ValueError, match=f"{name} is a probability, from 0 to 1; it was {p}"):
+    with pytest.raises(ValueError, match=f"{name} must be a probability, from 0 to 1; got {p}"):
         Policy(**{name: p})
     Policy(**{name: 0.0})
     Policy(**{name: 1.0})
@@ -47,23 +47,23 @@ def test_it_is_a_value():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("erase", 1.5, "erase is a probability, from 0 to 1; it was 1.5"),
-        ("rotate", -5.0, "rotate is in degrees to either side, from 0 to 180; it was -5.0"),
+        ("erase", 1.5, "erase must be a probability, from 0 to 1; got 1.5"),
+        ("rotate", -5.0, "rotate must be an angle in degrees, from 0 to 180; got -5.0"),
         ("rotate", 181.0, "from 0 to 180"),
-        ("rotate", float("nan"), "from 0 to 180; it was nan"),
-        ("contrast", (1.2, 0.8), r"contrast is \(smallest, largest\); it was \(1.2, 0.8\): exchange them"),
-        ("contrast", (-0.1, 0.8), "contrast has two numbers, factors from 0 up"),
-        ("brightness", (0.5, float("nan")), "brightness has two numbers"),
-        ("brightness", (0.5, float("inf")), "brightness has two numbers"),
-        ("saturation", (0.5,), "saturation has two numbers"),
-        ("erase_scale", (0.1, 1.1), "erase_scale has two numbers, shares"),
-        ("erase_ratio", (0.0, 1.0), "erase_ratio has two numbers, height over width, above 0"),
-        ("erase_value", "random", "erase_value is a number, or three"),
-        ("erase_value", float("nan"), "erase_value is a number, or three"),
-        ("erase_value", (1.0, 2.0), "erase_value has three numbers"),
-        ("mixup", -0.1, "mixup is the alpha of a Beta distribution, above 0, or 0 for none; it was -0.1"),
-        ("cutmix", float("nan"), "cutmix is the alpha"),
-        ("cutmix", float("inf"), "cutmix is the alpha"),
+        ("rotate", float("nan"), "from 0 to 180; got nan"),
+        ("contrast", (1.2, 0.8), r"contrast must be \(smallest, largest\); got \(1.2, 0.8\): swap them"),
+        ("contrast", (-0.1, 0.8), "contrast must be two numbers, factors, at least 0"),
+        ("brightness", (0.5, float("nan")), "brightness must be two numbers"),
+        ("brightness", (0.5, float("inf")), "brightness must be two numbers"),
+        ("saturation", (0.5,), "saturation must be two numbers"),
+        ("erase_scale", (0.1, 1.1), "erase_scale must be two numbers, fractions"),
+        ("erase_ratio", (0.0, 1.0), "erase_ratio must be two numbers, ratios of height to width, above 0"),
+        ("erase_value", "random", "erase_value must be one number, or three"),
+        ("erase_value", float("nan"), "erase_value must be one number, or three"),
+        ("erase_value", (1.0, 2.0), "erase_value must be three numbers"),
+        ("mixup", -0.1, "mixup must be the alpha of a Beta distribution, or 0 to turn it off; got -0.1"),
+        ("cutmix", float("nan"), "cutmix must be the alpha"),
+        ("cutmix", float("inf"), "cutmix must be the alpha"),
         ("mean", (0.5, float("nan"), 0.5), "mean must be finite"),
     ],
 )
@@ -84,10 +84,10 @@ def test_names_as_people_write_them():
 
 @pytest.mark.parametrize(("name", "nearest"), [("rotat", "rotate"), ("contrst", "contrast"), ("reprobe", "erase")])
 def test_the_nearest_name(name, nearest):
-    with pytest.raises(ValueError, match=f"no augmentation is called '{name}': did you mean '{nearest}'"):
+    with pytest.raises(ValueError, match=f"unknown augmentation '{name}' .did you mean '{nearest}'"):
         operation(name)
 
 
 def test_a_name_near_nothing():
-    with pytest.raises(ValueError, match=r"no augmentation is called 'elastic'; there are hflip, .*cutmix"):
+    with pytest.raises(ValueError, match=r"unknown augmentation 'elastic'; choose from hflip, .*cutmix"):
         operation("elastic")

@@ -348,10 +348,10 @@ def test_an_unknown_architecture(arch, texts, trained, tmp_path, refuses):
         ("noequals", "give name=value"),
         ("=3", "give name=value"),
         ("a-b=3", "give name=value"),
-        ("nonsense=3", "does not take them"),
+        ("nonsense=3", "does not accept them"),
         ("num_classes=3", "use --num-classes instead"),
-        ("act_layer=nonsense", "cannot be made with act_layer=nonsense"),
-        ("layers={1,2}", "give a number, string, list or dict"),
+        ("act_layer=nonsense", "cannot be built with act_layer=nonsense"),
+        ("layers={1,2}", "not a number, string, list or dict"),
     ],
 )
 def test_model_arguments_that_are_none(given, text, trained, tmp_path, fast, refuses):
@@ -444,7 +444,7 @@ class Evil:
 def test_weights_that_are_a_text_say_so(trained, tmp_path, fast, refuses):
     file = tmp_path / "notes.pt"
     file.write_text("hello\n")
-    texts = [file, "torch.save did not write it"]
+    texts = [file, "not written by torch.save"]
     refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
 
 
@@ -517,7 +517,8 @@ def test_sets_of_torchvision_hand_on_no_such_advice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pair", "said"), [("checkpoint_path=w.pth", "give --weights FILE"), ("trust_remote_code=True", "runs no code")]
+    ("pair", "said"),
+    [("checkpoint_path=w.pth", "use --weights FILE"), ("trust_remote_code=True", "does not execute code")],
 )
 def test_arguments_that_let_a_file_run_code_are_refused(pair, said, trained, fast, refuses, tmp_path):
     texts = [f"--model-kwargs {pair}", said]
@@ -541,7 +542,7 @@ def test_what_is_no_checkpoint(command, trained, tmp_path, weights, refuses):
 def test_a_checkpoint_with_another_class_list(trained, folder, commands, refuses):
     shutil.rmtree(folder / "val" / "red")
     (folder / "train" / "red").rename(folder / "train" / "pink")
-    texts = [folder, trained.run, "it has also pink", "it lacks red", "the classes that the model was trained on"]
+    texts = [folder, trained.run, "it also has pink", "it lacks red", "the classes the model was trained on"]
     refuses(1, texts, *commands["eval"](folder))
 
 

@@ -1,4 +1,4 @@
-"""Loaders side by side: the same images and crops, a process each, epochs in turn, after parity.
+"""Compares loaders on the same images and crops: a process each, a parity check first, then epochs in turn.
 
 In: a dataset. Out: records that compare loaders. Must not know: models, training.
 """

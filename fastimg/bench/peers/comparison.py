@@ -1,8 +1,8 @@
-"""Loaders side by side: the same images, the same distribution of crops, a process each, epochs in turn.
+"""Compares loaders: the same images, the same distribution of crops, a process each, epochs in turn.
 
-    DATA -> samples that can be decoded -> what each loader reads -> parity of pixels and boxes -> epochs, timed
+    DATA -> decodable samples -> each loader's input -> parity of pixels and boxes -> timed epochs
 
-Everything happens on the CPU: encoded images on a disk whose cache is warm -> uint8 batches [B, 3, S, S].
+Everything runs on the CPU, from encoded images in a warm page cache to uint8 batches [B, 3, S, S].
 """
 
 import os
@@ -25,28 +25,28 @@ from fastimg.wording import agreeing, plural
 
 from .data import Sources, write_gradients
 from .parity import Checks, check
-from .pipelines import BASE, PEERS, Peer, Work
+from .pipelines import BASE, PEERS, Peer, Workload
 from .processes import Epoch, PeerError, Remote, remotes
-from .results import Comparison, Row, Setting
+from .results import Comparison, LoaderRow, Setting
 from .samples import Samples, choose
 
-PIXELS = 256  # images whose centre crops are compared, at most
+PIXELS = 256  # maximum number of images whose centre crops are compared
 BOXES = 600  # random crops whose boxes are compared
-_TARS = 16  # at least, where there are so many images
+_TARS = 16  # minimum number of tars, if there are as many images
 
 
 def names(text: str, peers: Mapping[str, Peer] = PEERS) -> tuple[str, ...]:
-    """The loaders that `all`, or names with commas between them, mean; the native one is always the first.
+    """Parse `all`, or names separated by commas; the native loader is always included, and comes first.
 
-    Raises UsageError for a name that is none.
+    Raises UsageError for an unknown name.
     """
     given = [name.strip() for name in text.split(",") if name.strip()]
     if not given:
-        raise UsageError(f"--loaders {text!r}: give {', '.join(peers)}, some of them with commas between, or all")
+        raise UsageError(f"--loaders {text!r}: give all, or names separated by commas, from {', '.join(peers)}")
     for name in given:
         if name not in ("all", *peers):
-            near = nearest(name, peers) or f"; give {', '.join(peers)}, or all"
-            raise UsageError(f"--loaders {text}: no loader {name!r}{near}")
+            near = nearest(name, peers) or f"; choose from {', '.join(peers)}, or all"
+            raise UsageError(f"--loaders {text}: there is no loader {name!r}{near}")
     return tuple(name for name in peers if name == BASE or name in given or "all" in given)
 
 
@@ -60,14 +60,16 @@ def compare(
     split: str = "train",
     peers: Mapping[str, Peer] = PEERS,
 ) -> Comparison:
-    """Measure those loaders over a dataset, which is the `split` of `source`, or a FilesDataset.
+    """Measure loaders on a dataset, which is the `split` of `source`, or a FilesDataset.
 
-    What is written goes into a folder below `scratch` (None: the system's) that is deleted in the end. A loader that
-    fails is named in `faults`, and the others go on. Raises UserError for data without an image or a folder without
-    room, DataError for damaged data, PeerError where the native loader itself fails.
+    Files are written to a folder below `scratch` (None: the system's), which is deleted at the end. A loader that fails
+    is recorded in `faults`, and the others continue. Raises UserError for data without images or a full disk, DataError
+    for damaged data, and PeerError if the native loader itself fails.
     """
     if dataset.content != "images":
-        raise UserError(f"{source}: holds {samples_of(dataset.content)}, and --loaders compares loaders of images")
+        raise UserError(
+            f"{source}: contains {samples_of(dataset.content)}, but --loaders compares image loaders; give images"
+        )
     wanted = {name: peers[name] for name in (BASE, *names) if peers[name].installed()}
     with ExitStack() as stack:
         with _room(scratch):
@@ -86,7 +88,7 @@ def compare(
                 folder / "gradients", BOXES, parts
             ),
         )
-        found = Comparison(
+        comparison = Comparison(
             setting=setting,
             data=os.path.basename(os.path.abspath(source)) or "data",
             images=count,
@@ -98,17 +100,17 @@ def compare(
         try:
             opened = stack.enter_context(remotes(wanted, max(setting.threads)))
             with console.status("starting the loaders") as status:
-                _measure(opened, sets, found, lambda text: status.update(text))
+                _measure(opened, sets, comparison, lambda text: status.update(text))
         except PeerError as error:
             if error.of_data:
                 raise UserError(f"{BASE}: {error}") from error
             raise
-    return found
+    return comparison
 
 
 @contextmanager
 def _room(scratch: Path | None) -> Iterator[None]:
-    """Raises UserError where there is none."""
+    """Turn OSError, such as from a full disk, into UserError."""
     try:
         yield
     except OSError as error:
@@ -118,43 +120,46 @@ def _room(scratch: Path | None) -> Iterator[None]:
 
 
 def _about(dataset: Dataset, samples: Samples, base: Peer) -> dict[str, str]:
-    """How loaders are set up that have to do with what DATA is."""
+    """The descriptions of loaders whose setup depends on the kind of DATA."""
     beton = isinstance(dataset, BetonDataset)
     kind = "files" if samples.original is None else ".beton" if beton else "tar shards"
     tiled = (
-        f"{samples.tiled:,} of {plural(len(samples.files), 'sample')} {agreeing(samples.tiled, 'has')} "
-        "restart markers, as tiled JPEGs have"
+        f"{samples.tiled:,} of {plural(len(samples.files), 'sample')} {agreeing(samples.tiled, 'is')} "
+        f"{'a tiled JPEG' if samples.tiled == 1 else 'tiled JPEGs'}"
     )
-    about = {BASE: f"{base.about}; DATA as it is: {kind}, {tiled}"}
+    about = {BASE: f"{base.about}; DATA itself: {kind}, {tiled}"}
     return about | ({"ffcv": "DATA itself, a .beton; os_cache, threads"} if beton else {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sets:
-    """Sets of images, for every loader."""
+    """The sets of images that every loader reads."""
 
-    photographs: Sources  # what is timed
-    each: Sources  # samples of them, once, at most PIXELS
-    gradients: Sources
+    photographs: Sources  # for timing
+    each: Sources  # up to PIXELS of them, once each, for comparing pixels
+    gradients: Sources  # for comparing boxes
 
 
-def _measure(opened: dict[str, Remote], sets: _Sets, found: Comparison, tell: Callable[[str], object]) -> None:
-    """Parity, then speed, into `found`."""
-    setting, faults = found.setting, found.faults
+def _measure(opened: dict[str, Remote], sets: _Sets, comparison: Comparison, tell: Callable[[str], object]) -> None:
+    """Check parity, then measure speed, into `comparison`."""
+    setting = comparison.setting
+    faults = comparison.faults
 
-    def work(sources: Sources, crop: Literal["random", "centre"], threads: int) -> Work:
-        return Work(sources=sources, crop=crop, batch_size=setting.batch_size, size=setting.size, workers=threads)
+    def work(sources: Sources, crop: Literal["random", "centre"], threads: int) -> Workload:
+        return Workload(sources=sources, crop=crop, batch_size=setting.batch_size, size=setting.size, workers=threads)
 
     make(opened, dict.fromkeys((sets.photographs, sets.each, sets.gradients)), BASE, faults, tell)
     tell("comparing pixels and boxes")
     first = setting.threads[0]
     checks = Checks(centre=work(sets.each, "centre", first), boxes=work(sets.gradients, "random", first))
     decoding = {name: remote for name, remote in opened.items() if remote.peer.decodes}
-    found.parity, others = check(decoding, checks, BASE)
+    comparison.parity, others = check(decoding, checks, BASE)
     for name, fault in others.items():
         drop(opened, name, PeerError(fault), BASE, faults)
     for threads in setting.threads:
-        found.rows += in_turn(opened, work(sets.photographs, "random", threads), setting.repeats, BASE, faults, tell)
+        comparison.rows += in_turn(
+            opened, work(sets.photographs, "random", threads), setting.repeats, BASE, faults, tell
+        )
 
 
 def make(
@@ -164,9 +169,9 @@ def make(
     faults: dict[str, str],
     tell: Callable[[str], object] = lambda text: None,
 ) -> None:
-    """What each loader reads of the images. See `in_turn` for one that fails."""
+    """Let each loader write its input. A loader that fails is treated as in `in_turn`."""
     for name, remote in list(opened.items()):
-        tell(f"{name}: writing what it reads")
+        tell(f"{name}: writing its input")
         try:
             for sources in sets:
                 remote.make(sources)
@@ -176,37 +181,37 @@ def make(
 
 def in_turn(
     opened: dict[str, Remote],
-    work: Work,
+    work: Workload,
     repeats: int,
     base: str,
     faults: dict[str, str],
     tell: Callable[[str], object] = lambda text: None,
-) -> list[Row]:
-    """Epochs of all loaders in turn, `repeats` times round; the round before them does not count.
+) -> list[LoaderRow]:
+    """Run epochs of all loaders in turn, `repeats` times, after one round of warming up.
 
-    A loader that fails is closed and taken out of `opened`, and what it said is put into `faults`. Raises PeerError
-    where that is `base`.
+    A loader that fails is closed and removed from `opened`, and its error is put into `faults`. Raises PeerError if
+    that loader is `base`.
     """
-    found: dict[str, list[Epoch]] = {name: [] for name in opened}
+    epochs: dict[str, list[Epoch]] = {name: [] for name in opened}
     for number in range(1 + repeats):
         for name, remote in list(opened.items()):
             stage = f"round {number} of {repeats}" if number else "warming up"
             tell(f"{plural(work.workers, 'thread')}, {stage}: {name}")
             try:
-                found[name].append(remote.epoch(work))
+                epochs[name].append(remote.epoch(work))
             except PeerError as error:
                 drop(opened, name, error, base, faults)
     rows = []
     for name in opened:
-        counted = found[name][1:]
+        counted = epochs[name][1:]
         busy = [epoch.processor / epoch.images * 1e6 for epoch in counted if epoch.processor is not None]
         speed = Spread.of([epoch.images / epoch.seconds for epoch in counted])
-        rows.append(Row(name=name, threads=work.workers, speed=speed, busy=Spread.of(busy) if busy else None))
+        rows.append(LoaderRow(name=name, threads=work.workers, speed=speed, busy=Spread.of(busy) if busy else None))
     return rows
 
 
 def drop(opened: dict[str, Remote], name: str, error: PeerError, base: str, faults: dict[str, str]) -> None:
-    """See `in_turn`."""
+    """Close a loader that failed, as described for `in_turn`."""
     if name == base:
         raise error
     faults[name] = str(error)

@@ -1,6 +1,6 @@
-"""The same images as every loader wants them: DATA as it is, files, plain tars, FFCV's own beton.
+"""The same images in every form that a loader needs: DATA itself, files, plain tars, FFCV's own .beton.
 
-And pictures from whose crops the crop's box can be read.
+Also images of gradients: the box of a crop can be computed from the crop's pixels.
 """
 
 import multiprocessing
@@ -18,12 +18,12 @@ from fastimg.loaders import DataError, Dataset, FilesDataset, open_dataset
 from fastimg.loaders.containers.tar import ShardWriter
 from fastimg.loaders.runtime.cpus import available_cpus
 
-_GRADIENTS = ((512, 384), (384, 512), (640, 300))  # width, height; a number of each is in the blue
+_GRADIENTS = ((512, 384), (384, 512), (640, 300))  # width, height; the blue channel encodes which one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Original:
-    """DATA as it is: sample i of the comparison is sample `ids[i]` of its split."""
+class SourceData:
+    """DATA itself: sample i of the comparison is sample `ids[i]` of its split."""
 
     path: Path
     split: str
@@ -33,43 +33,43 @@ class Original:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """One set of images. Sample i is `files[i]`, in every container; what is below `folder` is made when needed."""
+    """One set of images. Sample i is `files[i]` in every container; containers in `folder` are written when needed."""
 
     folder: Path
     files: tuple[Path, ...]  # absolute
-    original: Original | None = None  # None: the files are all there is
-    parts: int = 16  # tars, where there are so many files: webdataset deals whole tars to its workers
+    original: SourceData | None = None  # None: there are only the files
+    parts: int = 16  # number of tars, if there are as many files; webdataset's workers read whole tars
 
     @property
     def ffcv_beton(self) -> Path:
-        """FFCV's container, by FFCV."""
+        """FFCV's container, written by FFCV."""
         return self.folder / "ffcv.beton"
 
     @property
     def tars(self) -> list[Path]:
-        """Tars of the files as they are, with their labels."""
+        """Tars of the unchanged files, with labels."""
         return [self.folder / f"plain-{i:03d}.tar" for i in range(min(self.parts, len(self.files)))]
 
     def label(self, index: int) -> int:
-        """A made-up class."""
+        """A made-up class index, from 0 to 9."""
         return 10 * index // len(self.files)
 
     def open(self) -> tuple[Dataset, npt.NDArray[np.int64] | None]:
-        """DATA as it is, or the files, and which of its samples are meant, None for all.
+        """Open DATA itself, or the files. Returns it with the indices of the samples, None for all.
 
-        Raises DataError where DATA is not what it was.
+        Raises DataError if DATA has changed.
         """
         if self.original is None:
             return FilesDataset(Path("/"), [str(file) for file in self.files]), None
         data = open_dataset(self.original.path, self.original.split)
         if data.fingerprint != self.original.fingerprint:
             data.close()
-            raise DataError(f"{self.original.path}: changed while it was in use; leave it alone and begin again")
+            raise DataError(f"{self.original.path}: changed while it was in use; leave it unchanged and start again")
         return data, np.array(self.original.ids, np.int64)
 
 
 def write_tars(sources: Sources) -> None:
-    """`sources.tars`: member .jpg is the file as it is, whatever its format."""
+    """Write `sources.tars`; member .jpg is the unchanged file, whatever its format."""
     sources.folder.mkdir(parents=True, exist_ok=True)
     parts = np.array_split(np.arange(len(sources.files)), len(sources.tars))
     for tar, indices in zip(sources.tars, parts, strict=True):
@@ -80,10 +80,10 @@ def write_tars(sources: Sources) -> None:
 
 
 def write_ffcv_beton(sources: Sources) -> None:
-    """`sources.ffcv_beton` by FFCV's writer: jpg mode, its default quality.
+    """Write `sources.ffcv_beton` with FFCV's writer, in jpg mode at its default quality.
 
-    To be called in a process that may be ended: it ends this one when one of the writer's processes has failed, for
-    which the writer would wait for ever.
+    Call it in a separate process: if one of the writer's processes fails, the writer would wait forever, so this ends
+    the calling process.
     """
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
@@ -106,12 +106,12 @@ def _end_with_a_child(done: threading.Event) -> None:
     while not done.wait(0.2):
         seen |= set(multiprocessing.active_children())
         if any(child.exitcode not in (None, 0) for child in seen):
-            time.sleep(0.2)  # what it says has reached the terminal
+            time.sleep(0.2)  # lets its message reach the terminal
             os._exit(1)
 
 
 class _Indexed:
-    """What FFCV calls an indexed dataset."""
+    """An indexed dataset, in FFCV's sense."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -125,7 +125,7 @@ class _Indexed:
 
 
 def write_gradients(folder: Path) -> list[Path]:
-    """JPEGs from whose crops the crop's box can be read: red grows with x, green with y, blue tells the size."""
+    """Write JPEGs of gradients: red grows with x, green with y, and blue encodes the size. See `read_boxes`."""
     folder.mkdir(parents=True)
     files = []
     for number, (width, height) in enumerate(_GRADIENTS):
@@ -139,9 +139,9 @@ def write_gradients(folder: Path) -> list[Path]:
 
 
 def read_boxes(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Of crops [N, S, S, 3] of gradients: (share of the area, aspect in pixels, centre x, centre y, mirrored) [N, 5].
+    """The boxes of crops [N, S, S, 3] of gradients: (area, aspect ratio, centre x, centre y, mirrored) [N, 5].
 
-    The centre is in shares of the image's sides.
+    The area and the centre are fractions of the image; the aspect ratio is in pixels.
     """
     side = images.shape[1]
     places = (np.arange(side) + 0.5) / side

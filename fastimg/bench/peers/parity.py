@@ -1,4 +1,4 @@
-"""Before anything is timed: do the loaders do the same work? Pixels of centre crops, and the boxes of random ones."""
+"""Parity: checks, before timing, that loaders do the same work: pixels of centre crops, and boxes of random crops."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,41 +12,44 @@ from fastimg.loaders.decode import read_header
 from fastimg.wording import plural
 
 from .data import Sources
-from .pipelines import Work
+from .pipelines import Workload
 from .processes import PeerError, Remote
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What is checked: `centre` is a work over each file once, `boxes` one over gradients."""
+    """The epochs to compare: `centre` reads each file once, `boxes` reads gradients."""
 
-    centre: Work
-    boxes: Work
+    centre: Workload
+    boxes: Workload
 
 
 def check(remotes: Mapping[str, Remote], checks: Checks, base: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """What each loader's pixels and boxes are beside those of `base`, and the faults of those that give none.
+    """Compare each loader's pixels and boxes with those of `base`. Returns the results, and the faults of loaders.
 
-    Mean absolute difference of pixels on 0-255, of images that are stored upright, None where there are none; who does
-    not turn the others is told by their mean difference. For the boxes the largest distance between the two
-    distributions (Kolmogorov-Smirnov); two samples of one distribution differ by more than `ks_limit` once in 1,000
-    times. Raises PeerError where `base` gives none.
+    Pixels are compared by the mean absolute difference on 0-255, over images that are stored upright (None if there are
+    none). Images with an EXIF orientation are compared separately: a large difference tells that a loader ignores it.
+    Boxes are compared by the largest distance between the two distributions (Kolmogorov-Smirnov); two samples from one
+    distribution exceed `ks_limit` once in 1,000 times. Raises PeerError if `base` fails.
     """
     upright = _stored_upright(checks.centre.sources)
     rows: dict[str, dict[str, Any]] = {}
     faults: dict[str, str] = {}
-    ours, our_boxes = remotes[base].images(checks.centre), remotes[base].boxes(checks.boxes)
+    ours = remotes[base].images(checks.centre)
+    our_boxes = remotes[base].boxes(checks.boxes)
     for name, remote in remotes.items():
         try:
             if name == base:
-                images, boxes = ours, our_boxes
+                images = ours
+                boxes = our_boxes
             else:
-                images, boxes = remote.images(checks.centre), remote.boxes(checks.boxes)
+                images = remote.images(checks.centre)
+                boxes = remote.boxes(checks.boxes)
             if images.shape != ours.shape or boxes.shape != our_boxes.shape:
                 counts = (
                     f"{len(images)} of {plural(len(ours), 'image')} and {len(boxes)} of {plural(len(our_boxes), 'box')}"
                 )
-                raise PeerError(f"gave {counts} to be compared")
+                raise PeerError(f"returned {counts}")
         except PeerError as error:
             faults[name] = str(error)
             continue
@@ -76,12 +79,12 @@ def _of(statistic: Any, values: npt.NDArray[np.float64]) -> float | None:
 
 
 def _mean_log(aspect: npt.NDArray[np.float64]) -> float:
-    with np.errstate(all="ignore"):  # of pixels that show no box
+    with np.errstate(all="ignore"):  # for pixels that show no box
         return float(np.log(aspect).mean())
 
 
 def _stored_upright(sources: Sources) -> npt.NDArray[np.bool_]:
-    """Which files have no EXIF orientation to be undone [N]."""
+    """Which files have no EXIF orientation to undo, bool [N]."""
 
     def upright(file: Path) -> bool:
         return read_header(file.read_bytes()).orientation == 1
@@ -90,7 +93,7 @@ def _stored_upright(sources: Sources) -> npt.NDArray[np.bool_]:
 
 
 def _distance(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Largest difference of the two empirical distribution functions."""
+    """The largest difference between the two empirical distribution functions."""
     places = np.concatenate((a, b))
     ours, theirs = (np.searchsorted(np.sort(v), places, side="right") / len(v) for v in (a, b))
     return float(np.abs(ours - theirs).max())

@@ -1,6 +1,6 @@
-"""The loaders that are compared, each as its users write it when speed matters: a function of `Work` gives batches.
+"""The loaders to compare, each as its users write it when speed matters: functions from a `Workload` to batches.
 
-Nothing is imported before it is used: each loader runs in a process of its own (peer_processes.py).
+Libraries are imported only when used, as each loader runs in its own process (processes.py).
 """
 
 import importlib.util
@@ -27,15 +27,15 @@ from .data import Sources, write_ffcv_beton, write_tars
 Batches = Callable[[], Iterator[torch.Tensor]]  # an epoch: uint8 [B, 3, S, S], each valid until the next
 
 AHEAD = 2  # batches that DALI prepares ahead: its default
-BASE = "native"  # the others are compared with it
+BASE = "native"  # the loader that the others are compared with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What every loader does.
+class Workload:
+    """What every loader has to do.
 
-    random: RandomResizedCrop(0.08-1, 3/4-4/3) and a flip of every other image, in a new order each epoch. centre: the
-    samples in their order, resized to 8/7 of `size` and cut.
+    random: RandomResizedCrop(0.08-1, 3/4-4/3) and a flip with probability 1/2, in a new order each epoch. centre: the
+    samples in order, resized to 8/7 of `size` and centre-cropped.
     """
 
     sources: Sources
@@ -46,38 +46,38 @@ class Work:
 
     @property
     def resize(self) -> int:
-        """Length of the shorter side before the centre is cut."""
+        """The length of the shorter side before the centre crop."""
         return self.size * 8 // 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A loader of the comparison. Its functions are called in its own process, to which they go by their names."""
+    """A loader to compare. Its functions run in a child process and are pickled by name."""
 
-    open: Callable[[Work], Batches]
+    open: Callable[[Workload], Batches]
     about: str
-    make: Callable[[Sources], None] | None = None  # what it reads; None: the files, or DATA
-    decodes: bool = True  # False: its pixels are no images
-    module: str | None = None  # that has to be installed
-    install: str = ""  # the command that does it, in words where it needs some
+    make: Callable[[Sources], None] | None = None  # writes its input; None: it reads the files, or DATA
+    decodes: bool = True  # False: its pixels are not images
+    module: str | None = None  # the module that must be installed
+    install: str = ""  # how to install it
 
     def installed(self) -> bool:
-        """Whether the module is there, without importing it."""
+        """Whether the module is installed, without importing it."""
         if self.module is None:
             return True
         try:
             return importlib.util.find_spec(self.module) is not None
-        except ModuleNotFoundError:  # of the package that it would be in
+        except ModuleNotFoundError:  # its parent package is missing
             return False
 
 
-def native(work: Work) -> Batches:
-    """fastimg's loader over DATA as it is."""
+def native(work: Workload) -> Batches:
+    """fastimg's loader on DATA itself."""
     return batches_of(work, *work.sources.open())
 
 
-def batches_of(work: Work, data: Dataset, ids: npt.NDArray[np.int64] | None = None) -> Batches:
-    """fastimg's loader over those samples of a dataset."""
+def batches_of(work: Workload, data: Dataset, ids: npt.NDArray[np.int64] | None = None) -> Batches:
+    """fastimg's loader on samples of a dataset, None for all."""
     random = work.crop == "random"
     crop = RandomResizedCrop(size=work.size) if random else CenterCrop(size=work.size, resize=work.resize)
     config = LoaderConfig(
@@ -88,12 +88,12 @@ def batches_of(work: Work, data: Dataset, ids: npt.NDArray[np.int64] | None = No
     )
     loader = Loader(data, ImageDecoder(crop), config, indices=ids)
     policy = Policy(hflip=0.5)
-    torch.set_num_threads(1)  # what is asked for is what computes
+    torch.set_num_threads(1)  # so that only the requested threads compute
 
     def batches() -> Iterator[torch.Tensor]:
         for batch in loader:
             images = batch.inputs[: batch.samples]
-            if random:  # in training the flip is part of the augmentation's one pass; here it is made on the batch
+            if random:  # in training, flips are part of the augmentation's single pass; here they are done on the batch
                 for i in draw(policy, batch.ids[: batch.samples], 0, loader.epoch).hflip.nonzero()[:, 0].tolist():
                     images[i].copy_(images[i].flip(2))
             yield images
@@ -101,11 +101,11 @@ def batches_of(work: Work, data: Dataset, ids: npt.NDArray[np.int64] | None = No
     return batches
 
 
-class _Nothing(FilesDataset):
+class _EmptySamples(FilesDataset):
     """Samples without bytes."""
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """Nothing."""
+        """No bytes."""
         return memoryview(b"")
 
 
@@ -125,16 +125,16 @@ class _Pixels(Decoder):
         row["inputs"][:] = self._pixels
 
 
-def synthetic(work: Work) -> Batches:
-    """fastimg's loader without anything to read or to decode: threads, slots and batches as ever."""
+def synthetic(work: Workload) -> Batches:
+    """fastimg's loader with nothing to read or decode, but with its usual threads, slots and batches."""
     config = LoaderConfig(batch_size=work.batch_size, workers=work.workers)
-    loader = Loader(_Nothing(Path("/"), [""] * len(work.sources.files)), _Pixels(work.size), config)
+    loader = Loader(_EmptySamples(Path("/"), [""] * len(work.sources.files)), _Pixels(work.size), config)
     torch.set_num_threads(1)
     return lambda: (batch.inputs[: batch.samples] for batch in loader)
 
 
-def ffcv(work: Work) -> Batches:
-    """FFCV's loader over DATA where that is a .beton, else over the one that its writer made of the files."""
+def ffcv(work: Workload) -> Batches:
+    """FFCV's loader on DATA if it is a .beton, else on one written by FFCV from the files."""
     if work.sources.original is None:
         return ffcv_batches(work, work.sources.ffcv_beton)
     data, ids = work.sources.open()
@@ -144,20 +144,20 @@ def ffcv(work: Work) -> Batches:
 
 
 def make_for_ffcv(sources: Sources) -> None:
-    """What `ffcv` reads."""
+    """Write the input of `ffcv`."""
     if sources.original is not None and isinstance(sources.open()[0], BetonDataset):
         return
     write_ffcv_beton(sources)
 
 
 def ffcv_batches(
-    work: Work,
+    work: Workload,
     beton: Path,
     ids: npt.NDArray[np.int64] | None = None,
     image: str = "image",
     label: str | None = "label",
 ) -> Batches:
-    """FFCV's loader over those samples of a .beton, whose two fields of that name are read."""
+    """FFCV's loader on samples of a .beton, None for all; reads the fields `image` and `label`."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import CenterCropRGBImageDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader as FFCVLoader
@@ -184,12 +184,12 @@ def ffcv_batches(
         drop_last=False,
         pipelines=fields,
     )
-    at = [name for name, pipeline in fields.items() if pipeline is not None].index(image)
-    return lambda: (batch[at] for batch in loader)
+    position = [name for name, pipeline in fields.items() if pipeline is not None].index(image)
+    return lambda: (batch[position] for batch in loader)
 
 
-def dali(work: Work) -> Batches:
-    """DALI's CPU pipeline over the files. Epochs are scheduled by hand: nothing is prepared beyond their end."""
+def dali(work: Workload) -> Batches:
+    """DALI's CPU pipeline on the files. Epochs are scheduled by hand, so nothing is prepared beyond their end."""
     from nvidia.dali import fn, pipeline_def, types
 
     files = [str(file) for file in work.sources.files]
@@ -208,21 +208,21 @@ def dali(work: Work) -> Batches:
             images = fn.resize(images, size=[work.size, work.size])
             return fn.flip(images, horizontal=fn.random.coin_flip(probability=0.5)), targets
         images = fn.resize(fn.decoders.image(data, device="cpu", output_type=types.RGB), resize_shorter=work.resize)
-        return fn.crop(images, crop=(work.size, work.size), rounding="truncate"), targets  # as torchvision mostly does
+        return fn.crop(images, crop=(work.size, work.size), rounding="truncate"), targets  # mostly torchvision's rule
 
     pipe = pipeline()
     pipe.build()
 
     def batches() -> Iterator[torch.Tensor]:
-        left = len(files)
-        steps = -(-left // work.batch_size)
+        remaining = len(files)
+        steps = -(-remaining // work.batch_size)
         for _ in range(min(AHEAD, steps)):
             pipe.schedule_run()
         for step in range(steps):
             images, _ = pipe.share_outputs()
-            yield torch.utils.dlpack.from_dlpack(images.as_tensor())[:left].permute(0, 3, 1, 2)  # no copy
+            yield torch.utils.dlpack.from_dlpack(images.as_tensor())[:remaining].permute(0, 3, 1, 2)  # no copy
             pipe.release_outputs()
-            left -= work.batch_size
+            remaining -= work.batch_size
             if step + AHEAD < steps:
                 pipe.schedule_run()
         if work.crop == "centre":
@@ -232,9 +232,9 @@ def dali(work: Work) -> Batches:
 
 
 class Transform:
-    """torchvision's v2 transforms on a Pillow image: pixels [S, S, 3], which collate faster than planes do."""
+    """torchvision's v2 transforms on a Pillow image. Returns pixels [S, S, 3], which collate faster than planes."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Workload) -> None:
         from torchvision.transforms import v2
 
         crops: list[Any] = [v2.RandomResizedCrop(work.size, antialias=True), v2.RandomHorizontalFlip(0.5)]
@@ -247,10 +247,11 @@ class Transform:
 
 
 class PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """torchvision's ImageFolder as its users write it: Pillow, then v2 transforms on the image."""
+    """The equivalent of torchvision's ImageFolder: Pillow, then v2 transforms on the image."""
 
-    def __init__(self, work: Work) -> None:
-        self.sources, self.transform = work.sources, Transform(work)
+    def __init__(self, work: Workload) -> None:
+        self.sources = work.sources
+        self.transform = Transform(work)
 
     def __len__(self) -> int:
         return len(self.sources.files)
@@ -260,13 +261,13 @@ class PillowFiles(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
             return self.transform(image.convert("RGB")), self.sources.label(index)
 
 
-def torch_pillow(work: Work) -> Batches:
-    """torch's DataLoader with Pillow and torchvision v2: processes that live for all epochs."""
+def torch_pillow(work: Workload) -> Batches:
+    """torch's DataLoader with Pillow and torchvision v2, and persistent workers."""
     return data_loader(work, PillowFiles(work))
 
 
-def data_loader(work: Work, files: PillowFiles) -> Batches:
-    """torch's DataLoader."""
+def data_loader(work: Workload, files: PillowFiles) -> Batches:
+    """torch's DataLoader on a dataset of files."""
     loader = torch.utils.data.DataLoader(
         files,
         batch_size=work.batch_size,
@@ -277,8 +278,8 @@ def data_loader(work: Work, files: PillowFiles) -> Batches:
     return lambda: (images.permute(0, 3, 1, 2) for images, _ in loader)
 
 
-def webdataset(work: Work) -> Batches:
-    """webdataset over tars of the files, dealt to worker processes that live for all epochs."""
+def webdataset(work: Workload) -> Batches:
+    """webdataset on tars of the files, with persistent workers."""
     import webdataset as wds  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     random = work.crop == "random"
@@ -302,7 +303,7 @@ def _install(name: str) -> str:
     return f"{command}, in a clone of fastimg" if "'.[" in command else command
 
 
-# A new peer is a function above and an entry here. The first is what the others are compared with.
+# A new peer takes a function above and an entry here. The others are compared with the first one.
 PEERS: dict[str, Peer] = {
     BASE: Peer(open=native, about="fastimg's loader, threads"),
     "torch": Peer(open=torch_pillow, about="DataLoader, Pillow, torchvision v2 on the files; persistent processes"),
@@ -315,7 +316,7 @@ PEERS: dict[str, Peer] = {
     "ffcv": Peer(
         open=ffcv,
         make=make_for_ffcv,
-        about="a .beton by its own writer, jpg at quality 90; os_cache, threads",
+        about="a .beton from its own writer, jpg at quality 90; os_cache, threads",
         module="ffcv",
         install=_install("ffcv"),
     ),
@@ -328,7 +329,7 @@ PEERS: dict[str, Peer] = {
     ),
     "synthetic": Peer(
         open=synthetic,
-        about="random pixels from memory through fastimg's own threads and slots: its ceiling, no images",
+        about="random pixels from memory through fastimg's threads and slots: its upper limit, without images",
         decodes=False,
     ),
 }

@@ -1,7 +1,7 @@
-"""Each loader in a process of its own: settings, threads and crashes of one are not the others'.
+"""Runs each loader in its own process, so that its settings, threads and crashes do not affect the others.
 
-The parent asks for one epoch at a time, so that epochs of all loaders are interleaved; who is not asked is idle. Each
-process leads a session: Ctrl-C is the parent's to obey, and what a loader has started ends with it.
+The parent requests one epoch at a time, so epochs of all loaders are interleaved, and the other loaders are idle. Each
+process leads a session: only the parent handles Ctrl-C, and whatever a loader has started ends with its process.
 """
 
 import contextlib
@@ -28,41 +28,42 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.wording import plural
 
 from .data import Sources, read_boxes
-from .pipelines import Batches, Peer, Work
+from .pipelines import Batches, Peer, Workload
 
-_SECONDS = 600  # an answer that takes longer does not come any more
-_PATIENCE = 20  # seconds that a loader may take to end
-_LONGEST = 300  # characters of a fault
+_TIMEOUT = 600  # seconds to wait for an answer
+_PATIENCE = 20  # seconds that a loader may take to exit
+_MAX_CHARACTERS = 300  # of a fault
 
 
 class PeerError(Exception):
-    """A loader failed, or does not answer. The message says how; a note has the loader's own traceback."""
+    """A loader failed, or did not answer. The message says how; a note has the loader's own traceback."""
 
     def __init__(self, message: str, of_data: bool = False) -> None:
         super().__init__(message)
-        self.of_data = of_data  # a sentence about DATA, by fastimg
+        self.of_data = of_data  # the message is fastimg's own, about DATA
 
 
 class Epoch(NamedTuple):
-    """What an epoch took."""
+    """The measurements of one epoch."""
 
     images: int
     seconds: float
-    processor: float | None  # seconds of all processors; None where the system does not tell
+    processor: float | None  # CPU seconds over all cores; None if the system does not report them
 
 
 class Remote:
-    """A loader in a child process. What it is asked for raises PeerError."""
+    """A loader in a child process. All requests may raise PeerError."""
 
     def __init__(self, name: str, peer: Peer, threads: int) -> None:
-        self.name, self.peer = name, peer
+        self.name = name
+        self.peer = peer
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        usual = multiprocessing.get_start_method()  # a spawned process would spawn its workers, too
-        self._process = context.Process(target=_serve, args=(theirs, peer, usual), name=f"loader {name}")
+        method = multiprocessing.get_start_method()  # for its workers; a spawned process would spawn them, too
+        self._process = context.Process(target=_serve, args=(theirs, peer, method), name=f"loader {name}")
         self._ended = False
         try:
-            with _surroundings(threads):
+            with _child_environment(threads):
                 self._process.start()
             theirs.close()
         except BaseException:
@@ -70,33 +71,33 @@ class Remote:
             raise
 
     def make(self, sources: Sources) -> None:
-        """What the loader reads of `sources`."""
+        """Write the loader's input."""
         if self.peer.make is not None:
             self._ask("make", sources)
 
-    def epoch(self, work: Work) -> Epoch:
-        """One epoch, timed."""
+    def epoch(self, work: Workload) -> Epoch:
+        """Time one epoch."""
         epoch: Epoch = self._ask("epoch", work)
         if epoch.images != len(work.sources.files):
-            raise PeerError(f"gave {plural(epoch.images, 'image')} in an epoch of {len(work.sources.files)}")
+            raise PeerError(f"returned {plural(epoch.images, 'image')} in an epoch of {len(work.sources.files)}")
         return epoch
 
-    def images(self, work: Work) -> npt.NDArray[np.uint8]:
+    def images(self, work: Workload) -> npt.NDArray[np.uint8]:
         """All images of an epoch [N, S, S, 3]."""
         images: npt.NDArray[np.uint8] = self._ask("images", work)
         return images
 
-    def boxes(self, work: Work) -> npt.NDArray[np.float64]:
+    def boxes(self, work: Workload) -> npt.NDArray[np.float64]:
         """Crop boxes of an epoch of gradients [N, 5]."""
         boxes: npt.NDArray[np.float64] = self._ask("boxes", work)
         return boxes
 
     def hang_up(self) -> None:
-        """Tell the process to end."""
+        """Tell the process to exit."""
         self._pipe.close()
 
     def close(self, patience: float = _PATIENCE) -> None:
-        """End the process, and what it has started; by force after `patience` seconds."""
+        """End the process and everything it has started, after waiting up to `patience` seconds for it to exit."""
         self.hang_up()
         if self._process.pid is None or self._ended:
             return
@@ -104,17 +105,17 @@ class Remote:
             connection.wait([self._process.sentinel], patience)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # nobody has waited for it: the number is still its own
-            self._process.kill()  # where it leads no session yet
+                os.killpg(self._process.pid, signal.SIGKILL)  # not waited for yet, so the id cannot be reused
+            self._process.kill()  # in case it does not lead a session yet
             self._process.join()
             self._ended = True
 
-    def _ask(self, what: str, argument: Sources | Work) -> Any:
+    def _ask(self, what: str, argument: Sources | Workload) -> Any:
         try:
             self._pipe.send((what, argument))
-            # Both: a child of the process that holds the pipe may outlive it.
-            if not connection.wait([self._pipe, self._process.sentinel], _SECONDS):
-                raise PeerError(f"no answer within {_SECONDS} s")
+            # Wait for both, since a child that holds the pipe may outlive the process.
+            if not connection.wait([self._pipe, self._process.sentinel], _TIMEOUT):
+                raise PeerError(f"no answer within {_TIMEOUT} s")
             if not self._pipe.poll():
                 raise EOFError
             fault, answer = self._pipe.recv()
@@ -131,7 +132,7 @@ class Remote:
 
 @contextmanager
 def remotes(peers: Mapping[str, Peer], threads: int) -> Iterator[dict[str, Remote]]:
-    """Processes of these loaders, with up to so many threads, ended in the end: at once where it is an error."""
+    """Start a process for each loader, for up to `threads` threads; they end with the block, at once after an error."""
     opened: dict[str, Remote] = {}
     patience = 0.0
     try:
@@ -140,20 +141,20 @@ def remotes(peers: Mapping[str, Peer], threads: int) -> Iterator[dict[str, Remot
         yield dict(opened)
         patience = _PATIENCE
     finally:
-        for remote in opened.values():  # all of them before any is awaited
+        for remote in opened.values():  # all of them, before waiting for any
             remote.hang_up()
-        with ExitStack() as stack:  # goes on where an interrupt strikes
+        with ExitStack() as stack:  # closes all of them, even after an interrupt
             for remote in opened.values():
                 stack.callback(remote.close, patience)
 
 
 @contextmanager
-def _surroundings(threads: int) -> Iterator[None]:
-    """What a process inherits: what is read when numba and tqdm are imported; and no Ctrl-C."""
-    # A ceiling for FFCV's threads; no bars of FFCV's writer.
+def _child_environment(threads: int) -> Iterator[None]:
+    """Set what a child process inherits: variables that numba and tqdm read when imported, and SIGINT blocked."""
+    # An upper limit for FFCV's threads, and no progress bars from FFCV's writer.
     settings = {"NUMBA_NUM_THREADS": str(max(available_cpus(), threads)), "TQDM_DISABLE": "1"}
     before = {name: os.environ.get(name) for name in settings}
-    resource_tracker.ensure_running()  # else the first start does, and lets signals through again
+    resource_tracker.ensure_running()  # otherwise the first start would do it, and unblock signals
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(settings)
     try:
@@ -167,55 +168,59 @@ def _surroundings(threads: int) -> Iterator[None]:
 
 
 def _serve(pipe: connection.Connection, peer: Peer, start_method: str) -> None:
-    """The child: answer until the parent hangs up."""
+    """The child process: answers requests until the parent hangs up."""
     os.setsid()
-    os.dup2(2, 1)  # standard output is the parent's: what a library prints is no result
-    warnings.simplefilter("ignore")  # of libraries whose users are not here
-    if peer.module is not None:  # numba's finalizers fail on what FFCV compiles for each of its loaders
+    os.dup2(2, 1)  # standard output belongs to the parent; what libraries print goes to standard error
+    warnings.simplefilter("ignore")  # warnings of other libraries are not for the user of bench
+    if peer.module is not None:  # numba's finalizers fail on functions that FFCV compiles for its loaders
         sys.unraisablehook = lambda _: None
     multiprocessing.set_start_method(start_method, force=True)
-    opened: dict[Work, Batches] = {}
+    opened: dict[Workload, Batches] = {}
     while True:
         try:
             what, argument = pipe.recv()
         except EOFError:
             return
-        answer, fault = None, None
+        answer = None
+        fault = None
         try:
             if isinstance(argument, Sources):
                 assert peer.make is not None
                 peer.make(argument)
             else:
                 if argument not in opened:
-                    opened.clear()  # one loader at a time: what is not asked for holds nothing
+                    opened.clear()  # one loader at a time: the previous one releases its resources
                     opened[argument] = peer.open(argument)
                 answer = _ANSWERS[what](opened[argument], argument.size)
-        except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error is sent to the parent
             fault = (_sentence(error), isinstance(error, DataError), traceback.format_exc())
         try:
             pipe.send((fault, answer))
-        except BrokenPipeError:  # the parent hung up meanwhile
+        except BrokenPipeError:  # the parent hung up in the meantime
             return
 
 
 def _sentence(error: Exception) -> str:
-    """What a library says, in a line: where it says much, the last that speaks of a fault, else the last."""
+    """A library's error in one line: of a long message the last line that mentions an error, else the last line."""
     if isinstance(error, DataError):
         return str(error)
     lines = [re.sub(r"^\[/[^\]]*\]\s*", "", line.strip()) for line in str(error).splitlines()]
     lines = [line for line in lines if line]
-    told = [line for line in lines if re.search("error|fail", line, re.IGNORECASE) and line[-1] not in ",:"]
-    line = lines[0] if len(lines) == 1 else (told or lines or [""])[-1]
-    return f"{type(error).__name__}: {line}"[:_LONGEST]
+    errors = [line for line in lines if re.search("error|fail", line, re.IGNORECASE) and line[-1] not in ",:"]
+    line = lines[0] if len(lines) == 1 else (errors or lines or [""])[-1]
+    return f"{type(error).__name__}: {line}"[:_MAX_CHARACTERS]
 
 
 def _epoch(batches: Batches, size: int) -> Epoch:
-    busy, began, count = _cpu_seconds(), time.perf_counter(), 0
+    count = 0
+    before = _cpu_seconds()
+    began = time.perf_counter()
     for batch in batches():
         _check(batch, size)
         count += len(batch)
-    seconds, after = time.perf_counter() - began, _cpu_seconds()
-    return Epoch(count, seconds, None if busy is None or after is None else after - busy)
+    seconds = time.perf_counter() - began
+    after = _cpu_seconds()
+    return Epoch(count, seconds, None if before is None or after is None else after - before)
 
 
 def _images(batches: Batches, size: int) -> npt.NDArray[np.uint8]:
@@ -236,11 +241,11 @@ def _pixels(batch: torch.Tensor, size: int) -> npt.NDArray[np.uint8]:
 
 def _check(batch: torch.Tensor, size: int) -> None:
     if batch.shape[1:] != (3, size, size) or batch.dtype != torch.uint8:
-        raise ValueError(f"a batch of {batch.dtype} {list(batch.shape)}, not of uint8 [B, 3, {size}, {size}]")
+        raise ValueError(f"a batch is {batch.dtype} {list(batch.shape)}, not uint8 [B, 3, {size}, {size}]")
 
 
 def _cpu_seconds() -> float | None:
-    """Processor time of this process and all below it that live, user and system. None where there is no /proc."""
+    """User and system CPU time of this process and its living descendants. None on systems without /proc."""
     if not Path("/proc/self/stat").exists():
         return None
     tree = {os.getpid()}
@@ -249,13 +254,13 @@ def _cpu_seconds() -> float | None:
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it ended meanwhile
+            except OSError:  # it ended in the meantime
                 continue
             stats[int(entry.name)] = (int(fields[1]), int(fields[11]) + int(fields[12]))
     while True:
-        found = {pid for pid, (parent, _) in stats.items() if parent in tree} - tree
-        if not found:
+        children = {pid for pid, (parent, _) in stats.items() if parent in tree} - tree
+        if not children:
             break
-        tree |= found
+        tree |= children
     ticks = sum(stats[pid][1] for pid in tree if pid in stats)
     return ticks / os.sysconf("SC_CLK_TCK")

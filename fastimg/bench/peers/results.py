@@ -1,4 +1,4 @@
-"""What a comparison of loaders found: records, tables, sentences."""
+"""The results of a comparison of loaders: records, tables and messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,55 +12,56 @@ from fastimg.wording import plural
 
 from .pipelines import BASE
 
-_NAMED = 5  # of what was left out
+_NAMED = 5  # samples that were left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is measured, and how often."""
+    """The settings of a comparison."""
 
     batch_size: int = 64
     size: int = 224  # of the crops
-    threads: tuple[int, ...] = (1,)  # or processes, where a loader has those
+    threads: tuple[int, ...] = (1,)  # or processes, depending on the loader
     repeats: int = 3  # the median counts
-    images: int = 1024  # of an epoch: whole batches of them, one at least
+    images: int = 1024  # per epoch, rounded down to whole batches, but at least one
     seed: int = 0  # of the choice of samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A loader with a number of threads."""
+class LoaderRow:
+    """The measurements of a loader with a number of threads."""
 
     name: str
     threads: int
     speed: Spread  # images per second
-    busy: Spread | None  # microseconds of all processors for an image; None where the system does not tell
+    busy: Spread | None  # CPU microseconds per image; None if the system does not report them
 
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What was found, and what could not be."""
+    """The measurements of all loaders, and what is missing."""
 
     setting: Setting
     data: str
-    images: int  # of an epoch
-    samples: int  # of DATA, that they are
+    images: int  # per epoch
+    samples: int  # distinct samples of DATA among them
     left_out: dict[str, str]  # sample -> why it cannot be decoded
     about: dict[str, str]  # how each loader is set up
     missing: dict[str, str]  # loader -> the command that installs it
     faults: dict[str, str] = field(default_factory=dict)  # loader -> what went wrong
     parity: dict[str, dict[str, Any]] = field(default_factory=dict)  # by loader: rows of parity.check
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LoaderRow] = field(default_factory=list)
 
     def records(self) -> list[dict[str, Any]]:
         """A record for each loader and number of threads.
 
         `parity` is the mean absolute difference of centre crops from the native loader's, on 0-255, over images that
-        are stored upright; null for pixels that are no images.
+        are stored upright; null for loaders whose pixels are not images.
         """
         records = []
         for row in self.rows:
-            speed, parity = row.speed.fields("median"), self.parity.get(row.name, {})
+            speed = row.speed.fields("median")
+            parity = self.parity.get(row.name, {})
             records.append(
                 {
                     "name": row.name,
@@ -80,7 +81,7 @@ class Comparison:
         return records
 
     def show(self, console: Console) -> None:
-        """Tables of parity and of speed, and sentences about what is not in them."""
+        """Print tables of parity and speed, and messages on what is not in them."""
         if len(self.parity) > 1:
             self._show_parity(console)
         self._show_speed(console)
@@ -88,34 +89,34 @@ class Comparison:
             console.print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
 
     def sentences(self) -> list[str]:
-        """What the tables do not say."""
-        said = [f"{name}: {self.about[name]}" for name in dict.fromkeys(row.name for row in self.rows)]
-        said += [f"{name} failed: {fault}" for name, fault in self.faults.items()]
-        said += [f"{name} is not installed: {command}" for name, command in self.missing.items()]
+        """Messages on what the tables do not show."""
+        messages = [f"{name}: {self.about[name]}" for name in dict.fromkeys(row.name for row in self.rows)]
+        messages += [f"{name} failed: {fault}" for name, fault in self.faults.items()]
+        messages += [f"{name} is not installed: {command}" for name, command in self.missing.items()]
         if self.left_out:
             named = [f"{name}: {reason}" for name, reason in self.left_out.items()]
             if len(named) > _NAMED:
                 named[_NAMED:] = [f"and {len(named) - _NAMED} more"]
-            said.append(
-                f"left out, as they cannot be decoded, {plural(len(self.left_out), 'sample')}: {'; '.join(named)}"
+            messages.append(
+                f"left out {plural(len(self.left_out), 'sample')} that cannot be decoded: {'; '.join(named)}"
             )
-        return said
+        return messages
 
     def _show_parity(self, console: Console) -> None:
-        one = next(iter(self.parity.values()))
-        turned = one["exif_turned_images"]
+        first = next(iter(self.parity.values()))
+        turned = first["exif_turned_images"]
         rows = []
         for name, parity in self.parity.items():
             distance = _box_distance(parity)
             row = {"loader": name, "mean": _decimals(parity["mean_difference"])}
             row |= {"worst image": _decimals(parity["worst_image"])}
             row |= {f"{turned} turned by EXIF": _decimals(parity["exif_turned_difference"])} if turned else {}
-            row |= {"boxes": _decimals(distance) + (" OTHER" if (distance or 0) > parity["ks_limit"] else "")}
+            row |= {"boxes": _decimals(distance) + (" DIFFERENT" if (distance or 0) > parity["ks_limit"] else "")}
             rows.append(row)
         title = (
-            f"parity: centre crops of {plural(one['images'], 'image')} beside {BASE}'s, absolute difference on 0-255; "
-            f"{plural(one['boxes'], 'random box')}, largest distance of distributions (chance: up to "
-            f"{one['ks_limit']:.3f})"
+            f"parity: centre crops of {plural(first['images'], 'image')} against {BASE}'s, absolute difference on "
+            f"0-255; {plural(first['boxes'], 'random box')}, largest distance of distributions (by chance up to "
+            f"{first['ks_limit']:.3f})"
         )
         show(console, title, rows)
 
@@ -128,10 +129,10 @@ class Comparison:
             columns |= {"range": f"{speed.low:,.0f} - {speed.high:,.0f}"}
             columns |= {f"{BASE} / it": f"{base[row.threads] / row.speed.median:.2f}"}
             rows.append(columns | {"CPU us/img": "" if row.busy is None else f"{row.busy.median:.0f}"})
-        again = ", over and over" if self.samples < self.images else ""
+        again = ", repeated" if self.samples < self.images else ""
         s = self.setting
         title = (
-            f"{printable(self.data)}: {plural(self.images, 'image')} an epoch "
+            f"{printable(self.data)}: {plural(self.images, 'image')} per epoch "
             f"({plural(self.samples, 'sample')}{again}), batches of "
             f"{s.batch_size}, random crops to {s.size}, flips; on the CPU, median of {s.repeats}, epochs in turn"
         )

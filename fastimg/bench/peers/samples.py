@@ -1,4 +1,4 @@
-"""The samples that loaders are compared on: of DATA a seeded choice of those that can be decoded, as files too."""
+"""The samples that loaders are compared on: a seeded choice of DATA's decodable samples, as files, too."""
 
 import os
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ from rich.progress import track
 from fastimg.convert.image_preparation import in_order
 from fastimg.errors import UserError
 from fastimg.loaders import Dataset, FilesDataset, ImageError
-from fastimg.loaders.decode import decode, read_header
+from fastimg.loaders.decode import decode, is_tiled, read_header
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.wording import plural
 
-from .data import Original, Sources
+from .data import SourceData, Sources
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Samples of DATA, each once, and what was left out of them."""
+    """Distinct samples of DATA, and those that were left out."""
 
     files: tuple[Path, ...]
-    original: Original | None  # None: DATA is these files
+    original: SourceData | None  # None: DATA is these files
     left_out: dict[str, str]  # sample -> why it cannot be decoded
-    tiled: int  # of the samples: JPEGs with restart markers
+    tiled: int  # number of tiled JPEGs among the samples
 
     def sources(self, folder: Path, count: int, parts: int) -> Sources:
-        """The first `count`, or all of them over and over until there are so many."""
+        """The first `count` samples, repeated if there are fewer."""
         again = [i % len(self.files) for i in range(count)]
         original = self.original
         if original is not None:
@@ -41,15 +41,15 @@ class Samples:
 
 
 def choose(dataset: Dataset, source: Path, split: str, most: int, seed: int, folder: Path, console: Console) -> Samples:
-    """Up to `most` samples by chance. Those that are no files of their own are written below `folder`, as they are.
+    """Choose up to `most` samples at random. Samples that are not separate files are written, unchanged, to `folder`.
 
-    Raises UserError where there is none, DataError for damaged shards, OSError where nothing can be written.
+    Raises UserError if none can be decoded, DataError for damaged shards, and OSError if files cannot be written.
     """
     look = _Look(dataset, folder)
     order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
     threads = available_cpus()
     ids: list[int] = []
-    found: list[_Seen] = []
+    chosen: list[_Seen] = []
     left_out: dict[str, str] = {}
     with ThreadPoolExecutor(threads, "fastimg-samples") as pool:
         steps = track(
@@ -65,42 +65,42 @@ def choose(dataset: Dataset, source: Path, split: str, most: int, seed: int, fol
                 left_out[dataset.sample_name(index)] = seen
                 continue
             ids.append(index)
-            found.append(seen)
-            if len(found) == most:
+            chosen.append(seen)
+            if len(chosen) == most:
                 break
-    if not found:
+    if not chosen:
         reason = next((f"; {name}: {why}" for name, why in left_out.items()), "")
         raise UserError(
             f"{source}: none of its {plural(len(order), 'sample')} is an image that can be decoded{reason}; "
-            "give a folder of "
-            "images, or shards of them"
+            "give a folder of images, or shards"
         )
     original = None
     if look.own is None:
-        original = Original(path=source.absolute(), split=split, fingerprint=dataset.fingerprint, ids=tuple(ids))
+        original = SourceData(path=source.absolute(), split=split, fingerprint=dataset.fingerprint, ids=tuple(ids))
     return Samples(
-        files=tuple(seen.file for seen in found),
+        files=tuple(seen.file for seen in chosen),
         original=original,
         left_out=left_out,
-        tiled=sum(seen.restarts for seen in found),
+        tiled=sum(seen.tiled for seen in chosen),
     )
 
 
 class _Seen(NamedTuple):
     file: Path
-    restarts: bool
+    tiled: bool
 
 
 class _Look:
-    """Decodes a whole sample, for every loader but ours does, and writes it where it is no file."""
+    """Decodes a whole sample, as every other loader does, and writes it if it is not a separate file."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
-        self._dataset, self._folder = dataset, folder
+        self._dataset = dataset
+        self._folder = folder
         self.own: Sequence[Path] | None = dataset.files() if isinstance(dataset, FilesDataset) else None
         folder.mkdir(parents=True)
 
     def __call__(self, index: int) -> "_Seen | str":
-        """What was seen, or why it cannot be decoded."""
+        """The sample's file, or why it cannot be decoded."""
         try:
             data = self._dataset.read(index, Scratch())
             header = read_header(data)
@@ -108,7 +108,7 @@ class _Look:
         except ImageError as error:
             return str(error)
         if self.own is not None:
-            return _Seen(Path(os.path.abspath(self.own[index])), header.restarts)
+            return _Seen(Path(os.path.abspath(self.own[index])), is_tiled(data, header))
         file = self._folder / f"{index:09d}.{header.extension}"
         file.write_bytes(data)
-        return _Seen(file, header.restarts)
+        return _Seen(file, is_tiled(data, header))

@@ -16,6 +16,7 @@ from fastimg.bench import advice, rig, tuning
 from fastimg.bench import benchmark as bench
 from fastimg.bench import stage_table as stagebench
 from fastimg.bench import training as trainbench
+from fastimg.bench.dataset import open_images
 from fastimg.bench.stage_table import Stage
 from fastimg.loaders import FilesDataset
 from fastimg.system.machine_load import Load
@@ -144,9 +145,9 @@ def test_it_measures_prints_and_advises(cli, image_folder):
     assert ran.code == 0, ran.err
     for words in ("data      images: 36 images", "read, warm", "splice", "decode", "resize", "augment", "step"):
         assert words in ran.out
-    assert "none: the CPU trains on the slot that was filled" in ran.out
+    assert "none: the CPU trains on the loader's buffer itself" in ran.out
     assert "real/synthetic" in ran.out and "verdict" in ran.out
-    assert "measured against itself it differs by" in ran.out
+    assert "measured twice, it differs by" in ran.out
 
 
 def test_json_has_what_a_script_needs(cli, trained):
@@ -191,15 +192,15 @@ def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
     (image_folder / "red" / "000.jpg").write_bytes(b"nothing")
     ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
     assert ran.code == 0, ran.err
-    assert "of the images that were looked at, 1 cannot be read" in ran.out and "red/000.jpg" in ran.out
+    assert "of the sampled images, 1 cannot be read" in ran.out and "red/000.jpg" in ran.out
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--stages", "decoding"), "--stages decoding: no such stage; did you mean decode? there are read, splice"),
+        (("--stages", "decoding"), "--stages decoding: no such stage; did you mean decode? choose from read, splice"),
         (("--stages", "read,x"), "--stages x: no such stage"),
-        (("--threads", "1,two"), "--threads 1,two: two is no number of threads"),
+        (("--threads", "1,two"), "--threads 1,two: two is not a number of threads"),
         (("--batch-size", "0"), "--batch-size 0: give 1 or more"),
         (("--repeats", "0"), "--repeats 0: give 1 or more"),
         (("--plot", "x.png"), "--plot has no effect without --loaders or --threads"),
@@ -229,7 +230,7 @@ def test_data_that_cannot_be(cli, tmp_path, encode):
         ("nowhere", 1, "no such folder"),
         ("empty", 1, "no images in it"),
         ("zero", 1, "none of 3 images can be read"),
-        ("texts", 2, "holds texts; bench measures images"),
+        ("texts", 2, "contains texts; bench measures images"),
     ):
         ran = cli("bench", tmp_path / path, *SMALL)
         assert ran.code == code and words in ran.err and "Traceback" not in ran.err, ran.err
@@ -250,6 +251,18 @@ def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch)
     verdict = json.loads(ran.out)["training"][0]["verdict"]
     assert verdict["kind"] == "decode-bound"
     assert verdict["advice"] == [{"change": "--loader native", "factor": 3.0, "tried": True, "note": ""}]
+
+
+def test_restart_markers_alone_do_not_make_a_jpeg_tiled(tmp_path):
+    """Crops can be decoded alone only if restart intervals divide the rows of blocks: the first and the third image."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8))
+    for number, flags in enumerate(
+        ({"restart_marker_rows": 1}, {"restart_marker_blocks": 5}, {"restart_marker_blocks": 2}, {})
+    ):
+        noise.save(tmp_path / f"{number}.jpg", **flags)
+    images = open_images(tmp_path, "train", 0)
+    assert (images.jpegs, images.tiled) == (1.0, 0.5)
+    images.dataset.close()
 
 
 def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def test_the_stages_make_the_loaders_pixels(tiled, crop, scaling):
 
 def test_other_pixels_are_found_out(tiled, monkeypatch):
     monkeypatch.setattr(stages, "resample", lambda pixels, window, interpolation, out: out.fill(0))
-    with pytest.raises(RuntimeError, match=r"\.png.*not those of the decoder"):
+    with pytest.raises(RuntimeError, match=r"\.png.*differ from the decoder's"):
         take_apart(tiled, np.arange(len(tiled)), ImageDecoder(RandomResizedCrop(size=24)), threads=1)
 
 

@@ -93,7 +93,7 @@ def test_advice_says_whether_it_was_tried():
             "the step alone 13.4 img/s, and the training step with its augmentation, which cannot be faster, 124",
         ),
         ({"augment": 5_000.0}, {}, "augmentation alone 5,000 img/s, and the training step with its augmentation"),
-        ({"synthetic": 5_000.0, "step": 5_000.0}, {}, "training on data that costs nothing 5,000 img/s, and training"),
+        ({"synthetic": 5_000.0, "step": 5_000.0}, {}, "training on synthetic data 5,000 img/s, and training"),
         ({"decode": 5_000.0}, {}, "the loader alone 5,000 img/s, and training end to end, which cannot be faster"),
     ],
 )

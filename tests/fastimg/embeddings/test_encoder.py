@@ -200,7 +200,7 @@ def test_after_an_append_only_what_is_new_is_encoded(train, encoded, trained, sh
 
 def test_augmentation_turns_it_off_and_the_output_says_why(train, shards):
     ran = train("run", "--hflip", "0.5")
-    assert "in every epoch: augmentation was asked for; --cache-embeddings K keeps K augmented views" in ran.out
+    assert "in every epoch: augmentation is on; --cache-embeddings K caches K augmented views" in ran.out
     assert not list(shards.rglob("shards.jsonl"))
 
 
@@ -322,9 +322,9 @@ def test_a_searched_batch(train):
 
 
 REFUSED = {
-    "fsdp": (("--strategy", "fsdp"), "start it with torchrun"),
+    "fsdp": (("--strategy", "fsdp"), "run torchrun --nproc-per-node N"),
     "mixup": (("--mixup", "0.2", "--cache-embeddings", "2"), "mixed images have no embeddings of their own"),
-    "tta": (("--tta",), "--cache-embeddings 1: --tta answers to mirror images too"),
+    "tta": (("--tta",), "--cache-embeddings 1: --tta also evaluates mirror images"),
     "dropout": (("--model-kwargs", "drop_rate=0.5"), "has dropout before its classifier"),
     "views": (("--cache-embeddings", "3"), "without augmentation all views are the same"),
     "none": (("--cache-embeddings", "0"), "a number of views, 1 or more, or off"),
@@ -345,14 +345,15 @@ def test_what_cannot_be_cached_is_refused(train, name):
 def test_pixels_of_nobody_are_refused(cli, shards):
     flags = ("--arch", "test_resnet", "--img-size", "32", "--freeze", "backbone", "--loader", "synthetic")
     ran = cli("train", shards, *flags, "--cache-embeddings")
-    assert ran.code == 2 and "--cache-embeddings 1: the pixels of --loader synthetic" in ran.err
+    assert ran.code == 2 and "--cache-embeddings 1: --loader synthetic makes up its pixels" in ran.err
 
 
 def test_kornia_is_refused(train, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("kornia: [{RandomInvert: {p: 0.3}}]")
     assert (
-        "what Kornia draws belongs to a batch" in train("run", "--config", file, "--cache-embeddings", "1", code=2).err
+        "Kornia's augmentation depends on the whole batch"
+        in train("run", "--config", file, "--cache-embeddings", "1", code=2).err
     )
 
 
@@ -390,8 +391,8 @@ class Toy(nn.Module):
     [
         ({}, ""),
         ({"drop": 0.5}, "has dropout before its classifier"),
-        ({"scale": 2.0}, "does more after its classifier"),
-        ({"calls": 2}, "does more after its classifier"),
+        ({"scale": 2.0}, "has further layers after its classifier"),
+        ({"calls": 2}, "has further layers after its classifier"),
     ],
 )
 def test_zeros_hide_nothing(options, words):
@@ -407,7 +408,7 @@ def test_zeros_hide_nothing(options, words):
 def test_real_models(monkeypatch):
     """One whose classifier is a convolution that is pooled afterwards, one with two of them, and one that can."""
     for arch, words in {
-        "torchvision/squeezenet1_1": "does more after its classifier",
+        "torchvision/squeezenet1_1": "has further layers after its classifier",
         "torchvision/mobilenet_v3_small": "has dropout before its classifier",
         "torchvision/shufflenet_v2_x0_5": "",
         "test_vit": "",
@@ -438,7 +439,7 @@ def test_numbers_that_fp16_cannot_hold_end_the_run(shards, trained):
     loader = engine.loader(dataset, 8, 1, None, None)
     feed = lambda batch: torch.full_like(batch.inputs, 1, dtype=torch.float32) * 1e6  # noqa: E731
     try:
-        with pytest.raises(UserError, match=r"numbers that float16 cannot hold; use --cache-dtype fp32"):
+        with pytest.raises(UserError, match="its embedding overflows float16; use --cache-dtype fp32"):
             list(Encoder(model, FLOAT32.autocast, feed, "float16").rows(loader, 12, lambda _: None))
     finally:
         loader.close()

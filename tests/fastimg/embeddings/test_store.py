@@ -260,7 +260,7 @@ def test_a_damaged_file_is_found_told_of_once_and_made_again(fill, tmp_path, nam
     assert len(maker.made) == (4 if "1" in name else 2)
     assert files(cache) == files(whole) and words_of(cache) == SPELT
     (sentence,) = said
-    assert sentence.startswith(str(cache.folder / name).replace(".idx", ".tar")) and "made again" in sentence
+    assert sentence.startswith(str(cache.folder / name).replace(".idx", ".tar")) and "computed again" in sentence
 
 
 def test_a_complete_cache_is_only_read(fill, monkeypatch):
@@ -297,7 +297,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stands(fill, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(arraycache, "ShardWriter", Full)
         words, maker = Words(), Maker(Words())
-        with pytest.raises(UserError, match=r"No space left on device\); make room") as caught:
+        with pytest.raises(UserError, match=r"No space left on device\); free some space") as caught:
             ArrayCache(tmp_path / "cache", ABOUT, print).fill(words.digests(), ONE, maker)
         assert maker.closed and caught  # with its loader and threads, while the error is held
     cache, maker = fill()
@@ -407,4 +407,4 @@ def test_digests_that_cannot_be_kept_are_told_of(folder, tmp_path):
     said = []
     (tmp_path / "file").write_text("")
     found = sample_digests(folder, "stamp", tmp_path / "file" / "digests.bin", 1, said.append)
-    assert len(found) == 5 and "cannot be written" in said[0] and "reads all samples again" in said[0]
+    assert len(found) == 5 and "cannot be written" in said[0] and "will read all samples again" in said[0]

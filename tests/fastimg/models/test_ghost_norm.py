@@ -92,7 +92,7 @@ def test_evaluation_is_unchanged(kind):
 
 
 def test_a_batch_that_is_no_multiple():
-    with pytest.raises(AssertionError, match="10 samples are no multiple of 4"):
+    with pytest.raises(AssertionError, match="10 samples are not a multiple of 4"):
         ghost_of(nn.BatchNorm2d(3), 4)(torch.randn(10, 3, 2, 2))
 
 

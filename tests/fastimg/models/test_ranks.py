@@ -174,7 +174,7 @@ def test_moving_averages_of_running_statistics_become_the_mean_too() -> None:
 @pytest.mark.parametrize(
     ("backend", "dtype", "sync_bn", "words"),
     [
-        (None, None, False, "start it with torchrun --nproc-per-node N"),
+        (None, None, False, "run torchrun --nproc-per-node N"),
         ("nccl", torch.float16, False, "use --amp-dtype bf16 or --no-amp"),
         ("nccl", None, True, "leave --sync-bn out"),
     ],

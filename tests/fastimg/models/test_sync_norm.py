@@ -154,7 +154,7 @@ def test_a_model_without_batch_norm_has_none_to_share() -> None:
 
 
 def test_one_process_has_nobody_to_share_with() -> None:
-    with pytest.raises(UsageError, match="--sync-bn has no effect on one process; leave it out, or start several"):
+    with pytest.raises(UsageError, match="--sync-bn has no effect with one process; leave it out, or start several"):
         check_strategy("ddp", Ranks(0, 1, 1, torch.device("cpu"), "gloo"), None, True)
 
 

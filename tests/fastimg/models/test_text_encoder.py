@@ -137,7 +137,7 @@ def test_a_greatest_length(train, tmp_path):
     ran = train("run", "--max-length", "6", "--epochs", "1")
     assert "tokens, up to 6 a text, 6 on average" in ran.out and "texts are truncated or exactly that long" in ran.out
     assert train("long", "--max-length", "25", code=2).err.endswith(
-        "takes texts of up to 24 tokens; give that or less\n"
+        "accepts texts of up to 24 tokens; give that or less\n"
     )
     assert "--max-length 3: give 4 or more" in train("short", "--max-length", "3", code=2).err
 
@@ -274,7 +274,7 @@ def test_flags_that_are_idle(refused, bert):
     assert "pooling=sum: give mean, cls or last" in refused("--model-kwargs", "pooling=sum")
     words = refused("--max-length", "8", "--freeze", "backbone", arch="resnet18")
     assert "--max-length has no effect without a text encoder" in words
-    assert "does not take them" in refused("--model-kwargs", "nonsense=1")
+    assert "does not accept them" in refused("--model-kwargs", "nonsense=1")
 
 
 def test_folders_that_are_no_encoder(refused, bert, tmp_path):
@@ -298,7 +298,7 @@ def test_weights_that_are_missing_are_not_drawn(refused, train, bert, tmp_path):
         {name: value for name, value in kept.items() if name != gone}, part / "model.safetensors", {"format": "pt"}
     )
     words = refused(code=1, arch=f"hf:{part}")
-    assert f"its weights lack 1 of the encoder's {len(kept)} tensors ({gone}, say)" in words
+    assert f"its weights lack 1 of the encoder's {len(kept)} tensors ({gone}, for example)" in words
 
 
 def test_a_name_without_a_network_is_one_sentence(refused, monkeypatch):
@@ -310,8 +310,8 @@ def test_a_name_without_a_network_is_one_sentence(refused, monkeypatch):
 
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", unreachable)
     words = refused(code=1, arch="hf:someone/some-model")
-    assert "could not be had from Hugging Face's hub ([Errno -3] Temporary failure in name resolution)" in words
-    assert "check the name, connect to the network once, or give a folder: hf:PATH" in words
+    assert "could not be downloaded from Hugging Face's hub ([Errno -3] Temporary failure in name resolution)" in words
+    assert "check the name, connect to the network once, or give a folder as hf:PATH" in words
 
 
 def test_without_transformers_the_extra_is_named(refused, monkeypatch):
@@ -383,7 +383,7 @@ def test_tokens_of_texts(bert):
             tokenizer.tokens(data)
     definition = json.loads(tokenizer.definition)
     definition |= {"normalizer": {"type": "Replace", "pattern": {"String": "."}, "content": ""}, "post_processor": None}
-    with pytest.raises(ImageError, match="a text of no tokens"):
+    with pytest.raises(ImageError, match="a text without tokens"):
         Tokens(json.dumps(definition), 6).tokens(b"...")
 
 
@@ -391,7 +391,7 @@ def test_a_checkpoint_without_its_tokenizer(train, tmp_path, texts, cli):
     train("run", "--epochs", "1")
     (tmp_path / "runs" / "run" / "last" / "tokenizer.json").unlink()
     ran = cli("eval", tmp_path / "runs" / "run" / "last", texts)
-    assert ran.code == 1 and "tokenizer.json: the tokenizer of the checkpoint cannot be read" in ran.err
+    assert ran.code == 1 and "tokenizer.json: the checkpoint's tokenizer cannot be read" in ran.err
 
 
 def test_names_that_are_folders(tmp_path):

@@ -189,7 +189,7 @@ def test_what_is_somebody_elses_is_refused(embed, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert "holds something else; give an empty folder, or add --overwrite" in embed(code=2).err
+    assert "contains other files; give an empty folder, or add --overwrite" in embed(code=2).err
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
     embed("--overwrite")
     assert (out / "notes.txt").read_text() == "mine" and len(from_tars(out, "val")[0]) == 12
@@ -201,7 +201,7 @@ def test_what_is_somebody_elses_is_refused(embed, tmp_path):
 def test_embeddings_of_another_make_are_refused_and_replaced_when_asked(embed, flags, tmp_path):
     embed()
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert "holds embeddings of another make" in embed(*flags, code=2).err
+    assert "contains embeddings made with other settings" in embed(*flags, code=2).err
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     embed(*flags, "--overwrite")
     told = json.loads((tmp_path / "out" / "embeddings.json").read_text())
@@ -212,7 +212,7 @@ def test_embeddings_of_another_make_are_refused_and_replaced_when_asked(embed, f
 def test_embeddings_of_other_data_are_refused(embed, shards, tmp_path):
     embed()
     other = shutil.copytree(shards, tmp_path / "other")
-    assert "holds embeddings of another make" in embed(data=other, code=2).err
+    assert "contains embeddings made with other settings" in embed(data=other, code=2).err
 
 
 def test_splits_one_after_the_other(embed, tmp_path, monkeypatch):
@@ -246,7 +246,7 @@ def test_a_full_disk_is_a_sentence(embed, monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(module._WRITERS, "shards", full)
-    assert "No space left on device; make room" in embed(code=1).err
+    assert "No space left on device; free some space" in embed(code=1).err
 
 
 def nearest(known, labels, asked, k, skip):
@@ -279,7 +279,7 @@ def test_knn_of_a_run(embed, tmp_path):
     alone = embed("--knn", "3", "--split", "val", out=tmp_path / "alone").out
     assert "of 12 of val, among all others" in alone
     ran = embed("--knn", "12", "--split", "val", out=tmp_path / "few", code=1)
-    assert "there are 11 to choose from; give a smaller number" in ran.err
+    assert "there are only 11 neighbours; give a smaller number" in ran.err
 
 
 REFUSED = {
@@ -302,4 +302,4 @@ def test_what_cannot_be_is_refused(cli, words, shards, trained, tmp_path):
 
 def test_an_encoder_needs_weights(cli, shards, tmp_path):
     ran = cli("embed", shards, tmp_path / "out", "--arch", "test_resnet")
-    assert ran.code == 2 and "an encoder needs weights; add --pretrained, or --weights FILE" in ran.err
+    assert ran.code == 2 and "has no weights; add --pretrained, or give --weights FILE" in ran.err

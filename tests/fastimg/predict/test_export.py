@@ -256,8 +256,8 @@ def test_check_on_noise_of_several_sizes(trained, tmp_path, written, monkeypatch
     ran = cli(*arguments)
     assert ran.code == 0 and ran.err == "", ran.err
     words = " ".join(ran.out.split())
-    assert "agrees with predict on 16 images of noise of several sizes" in words
-    assert "the caller's part: decoded to upright RGB" in words and "centre crop 32" in words
+    assert "agrees with predict on 16 noise images of several sizes" in words
+    assert "left to the caller: decode to upright RGB" in words and "centre crop to 32" in words
     assert len({shape[2:] for shape in asked}) == 16
     monkeypatch.setattr(graph, "open_pt2", lambda file, what: lambda images: right(images[:, :, 3:]))
     ran = cli(*arguments, "--overwrite")
@@ -267,10 +267,10 @@ def test_check_on_noise_of_several_sizes(trained, tmp_path, written, monkeypatch
 def test_preprocessing_that_has_no_place(trained, text_run, tmp_path, cli):
     ran = cli("export", trained.run, "--format", "safetensors", "--with-preprocessing", "-o", tmp_path)
     assert (ran.code, ran.out) == (2, "") and not list(tmp_path.iterdir())
-    assert "--with-preprocessing: --format safetensors holds weights alone; leave it out" in ran.err
+    assert "--with-preprocessing: --format safetensors holds only weights; leave it out" in ran.err
     ran = cli("export", text_run, "--format", "onnx", "--with-preprocessing", "-o", tmp_path)
     assert (ran.code, ran.out) == (2, "") and not list(tmp_path.iterdir())
-    assert "reads texts, and its tokenizer goes beside the file; leave it out" in ran.err
+    assert "reads texts, and its tokenizer is written next to the file; leave it out" in ran.err
 
 
 def test_onnx_is_one_valid_file_with_named_axes(exported):
@@ -309,7 +309,7 @@ def test_check(kind, trained, tmp_path, cli):
     assert told["preprocessing"]["normalisation"] == ("by the caller" if kind == "safetensors" else "inside")
     check = told["check"]
     assert check["agrees"] and (check["samples"], check["top1"], check["unreadable"]) == (12, 12, 0)
-    assert check["origin"] == f"images of {trained.shards} (val)"
+    assert check["origin"] == f"images from {trained.shards} (val)"
     assert check["probabilities"] < 1e-5 and check["logits"] < 1e-4
 
 
@@ -334,12 +334,12 @@ def test_words(trained, tmp_path, written, honest, monkeypatch, cli):
     ran = cli("export", trained.run, "--format", "pt2", "-o", tmp_path, "--check")
     assert ran.code == 0 and ran.err == ""
     for words in (
-        *("run.pt2", "test_resnet, 3 classes", "images uint8 [batch, 3, 32, 32]", "resized to", "logits float32"),
-        *("normalisation (mean 0.5 0.5 0.5", "agrees with predict on 16 images of noise", "is the same for 16"),
+        *("run.pt2", "test_resnet, 3 classes", "images uint8 [batch, 3, 32, 32]", "resize to", "logits float32"),
+        *("normalisation (mean 0.5 0.5 0.5", "agrees with predict on 16 noise images", "is the same for 16"),
     ):
         assert words in ran.out
     ran = cli("export", trained.run, "--format", "safetensors", "-o", tmp_path)
-    assert ran.code == 0 and "weights alone" in ran.out and "check" not in ran.out and "input" not in ran.out
+    assert ran.code == 0 and "only weights" in ran.out and "check" not in ran.out and "input" not in ran.out
 
 
 def test_what_the_check_counts(judged, honest, trained):
@@ -439,7 +439,7 @@ def test_an_existing_file(trained, tmp_path, cli):
     [
         (("--check-data", "x"), 2, "--check-data x: has no effect without --check"),
         (("-o", "x.pt2"), 2, "ends in .onnx"),
-        (("-o", "no/x.onnx"), 1, "there is no folder no"),
+        (("-o", "no/x.onnx"), 1, "the folder no does not exist"),
     ],
 )
 def test_flags_that_make_no_sense(flags, code, text, trained, tmp_path, monkeypatch, cli):
@@ -455,10 +455,15 @@ def test_missing_packages(trained, monkeypatch, tmp_path, written, cli):
     arguments = ("export", trained.run, "--format", "onnx", "-o", tmp_path)
     assert cli(*arguments).code == 0  # it is for --check alone
     ran = cli(*arguments, "--overwrite", "--check")
-    assert ran.code == 2 and "--format onnx --check: needs onnxruntime, not installed; `pip install onnx " in ran.err
+    assert (
+        ran.code == 2
+        and "--format onnx --check: needs onnxruntime, which is not installed; `pip install onnx " in ran.err
+    )
     lost |= {"onnx", "onnxscript"}
     ran = cli(*arguments, "--overwrite")
-    assert ran.code == 2 and "needs onnx and onnxscript, not installed" in ran.err and "Traceback" not in ran.err
+    assert (
+        ran.code == 2 and "needs onnx and onnxscript, which are not installed" in ran.err and "Traceback" not in ran.err
+    )
     assert cli("export", trained.run, "--format", "pt2", "-o", tmp_path).code == 0
 
 
@@ -554,7 +559,7 @@ def test_texts(kind, text_run, tmp_path, cli):
     ran = cli(*arguments, "--check", "--check-data", tmp_path, "--json")
     assert (ran.code, ran.err) == (0, "")
     told = json.loads(ran.out)
-    assert told["check"]["origin"] == f"texts of {tmp_path}" and told["check"]["samples"] == 5
+    assert told["check"]["origin"] == f"texts from {tmp_path}" and told["check"]["samples"] == 5
     assert told["beside"] == [str(out / "tokenizer.json")] and told["preprocessing"]["length"] == 12
     assert sorted(path.name for path in out.iterdir()) == sorted(["tokenizer.json", f"run.{kind}"])
     if kind == "safetensors":
@@ -579,7 +584,7 @@ def test_texts(kind, text_run, tmp_path, cli):
 def test_another_tokenizer_is_not_replaced(text_run, tmp_path, cli):
     (tmp_path / "tokenizer.json").write_text("another's")
     ran = cli("export", text_run, "--format", "safetensors", "-o", tmp_path, "--overwrite")
-    assert ran.code == 1 and "tokenizer.json: is not the checkpoint's" in ran.err
+    assert ran.code == 1 and "tokenizer.json: exists and is not the checkpoint's" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
@@ -590,7 +595,7 @@ def test_data_of_the_other_kind(reads, trained, text_run, tmp_path, cli):
     assert cli("convert", tmp_path / "set.csv", tmp_path / "texts").code == 0
     run, data = (trained.run, tmp_path / "texts") if reads == "images" else (text_run, trained.shards)
     ran = cli("export", run, "--format", "safetensors", "-o", tmp_path, "--check", "--check-data", data)
-    assert ran.code == 1 and f"and the checkpoint reads {reads}" in ran.err
+    assert ran.code == 1 and f"but the checkpoint reads {reads}" in ran.err
     assert not (tmp_path / "run.safetensors").exists()
     if reads == "texts":
         ran = cli("export", run, "--format", "safetensors", "-o", tmp_path, "--check", "--check-data", trained.images)

@@ -157,14 +157,17 @@ def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, h
     Image.open(tmp_path / "good.jpg").save(tmp_path / "good.avif")
     (tmp_path / "phone.heic").write_bytes(heic())
     (tmp_path / "drawing.svg").write_text("<svg/>")
+    (tmp_path / "camera.NEF").write_bytes(b"MM\0*" + bytes(100))
+    (tmp_path / "empty.nef").touch()
     (tmp_path / "notes.md").write_text("x")
     ran = cli("predict", run, tmp_path, "--json", "--no-amp")
     found = {os.path.basename(answer["file"]): answer for answer in answers(ran)}
-    assert ran.code == 0 and list(found) == ["drawing.svg", "good.avif", "good.jpg", "phone.heic"]
+    assert ran.code == 0
+    assert list(found) == ["camera.NEF", "drawing.svg", "empty.nef", "good.avif", "good.jpg", "phone.heic"]
     assert found["phone.heic"]["error"] == "HEIC, readable after `pip install pillow-heif`"
-    assert found["drawing.svg"]["error"] == (
-        "not an image in a format that Pillow knows: SVG, which has to be converted to JPEG or PNG first"
-    )
+    assert found["drawing.svg"]["error"] == "SVG, which has to be converted to JPEG or PNG first"
+    assert found["camera.NEF"]["error"] == "camera raw, which has to be converted to JPEG or PNG first"
+    assert found["empty.nef"]["error"] == "the file is empty"
     assert found["good.avif"]["classes"] == found["good.jpg"]["classes"]
     assert "1 of 5 files is not used: 1 without an image's extension (.md); the first is" in ran.err
     heif_plugin(installed=True)

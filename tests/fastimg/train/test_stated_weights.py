@@ -59,7 +59,7 @@ def test_the_optimisers_state_is_not_weights(trained, cli):
     file = trained.run / "best" / TRAINING
     ran = cli("train", trained.images, "--weights", file, "--dry-run")
     assert ran.code == 1
-    assert f"{file}: holds the state of the optimiser; the weights are in {file.with_name(MODEL)}" in ran.err
+    assert f"{file}: contains the optimiser's state; the weights are in {file.with_name(MODEL)}" in ran.err
 
 
 @pytest.mark.parametrize(
