@@ -73,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _dispatch(list(arguments), console)
     except UserError as error:
-        return _end(console, error.exit_code, prefix + str(error))
+        return _end(console, error.exit_code, prefix + with_flags(str(error)))
     except KeyboardInterrupt:
         return _end(console, 130, "fastimg: interrupted")
     except BrokenPipeError:  # the reader of our output has gone: `fastimg ... | head`
