@@ -144,7 +144,7 @@ def test_sizes_that_cannot_be(files, backend, open_loader):
         loader.set_size(20)
         for size in (LARGE + 1, 0, -3):
             with pytest.raises(
-                ValueError, match=f"size {size}: give 1 to {LARGE} pixels, or make the loader with the l"
+                ValueError, match=f"size {size}: give 1 to {LARGE} pixels, or make the loader with a larger crop"
             ):
                 loader.set_size(size)
         assert next(iter(loader)).inputs.shape[2:] == (20, 20)  # as before
