@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch.distributed.checkpoint.api import CheckpointException
 
-from fastimg.errors import UserError
+from fastimg.errors import UserError, reason_of
 from fastimg.loaders import DataError
 from fastimg.models.ranks import agree_on_buffers
 from fastimg.models.registry import read_weights
@@ -39,9 +38,9 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
     links = ["last", "best"] if best else ["last"]
     try:
         if setup.config.strategy == "fsdp":
-            saved = checkpoint.save_sharded(
-                setup.directory, card, setup.model.module, optimizer, training, ranks, averages, files
-            )
+            from .sharded import save_sharded
+
+            saved = save_sharded(setup.directory, card, setup.model.module, optimizer, training, ranks, averages, files)
             if ranks.first:
                 _point(run, saved, links)
         elif ranks.first:
@@ -55,8 +54,8 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
             progress.pending |= dict.fromkeys(links, pending)
             if not waits:
                 _write_pending(run)
-    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # a full disk, as each library says
-        reason = checkpoint.first_reason(error)
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library says
+        reason = reason_of(error)
         raise UserError(
             f"{setup.directory}: the checkpoint of step {progress.step} could not be written ({reason}); make room, "
             "then continue from the previous one with --resume auto"
@@ -138,7 +137,9 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
     optimizer = setup.optimisation.optimizer
     averages = setup.optimisation.ema.tensors if setup.optimisation.ema else None
     if setup.config.strategy == "fsdp":
-        checkpoint.load_sharded(saved, training, module, optimizer, setup.ranks, averages)
+        from .sharded import load_sharded
+
+        load_sharded(saved, training, module, optimizer, setup.ranks, averages)
     else:
         tensors, _ = read_weights(saved / checkpoint.MODEL)
         for name, average in (averages or {}).items():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fastimg.models.ranks import Ranks, accumulate, clip_gradients, local_shards
 from fastimg.models.registry import Preprocessing, build
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints import sharded
 from fastimg.train.checkpoints.format import Card
 
 STEPS = 4  # 2 epochs of 24 images: 20, and then 4
@@ -99,9 +101,9 @@ def test_one_rank_goes_on_with_what_two_began(
 
 KILLED = """
 import os, signal, sys
-from fastimg.train.checkpoints import format as checkpoint; from fastimg import cli
+from fastimg.train.checkpoints import sharded; from fastimg import cli
 
-write, saves = checkpoint.save_shards, []
+write, saves = sharded.save_shards, []
 
 def write_and_die(*arguments, **options):
     write(*arguments, **options)
@@ -110,7 +112,7 @@ def write_and_die(*arguments, **options):
         os.kill(os.getpid(), signal.SIGKILL)
 
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
-    checkpoint.save_shards = write_and_die
+    sharded.save_shards = write_and_die
 sys.exit(cli.run(sys.argv[1:]))
 """
 
@@ -180,13 +182,13 @@ def test_going_on_from_shards_equals_never_having_stopped(
     for seed in (0, 1):
         step(module, optimizer, seed)
     averages = {name: p.detach() * 0.5 for name, p in module.named_parameters()}
-    saved = checkpoint.save_sharded(tmp_path, card(arch), module, optimizer, {"step": 2}, alone, averages)
+    saved = sharded.save_sharded(tmp_path, card(arch), module, optimizer, {"step": 2}, alone, averages)
     module.requires_grad_(True)
     expected = [step(module, optimizer, seed) for seed in (2, 3)]
     again, optimizer2 = trainee(alone, arch, 1, trained_part)
     averages2 = {name: torch.zeros_like(average) for name, average in averages.items()}
     training = checkpoint.load_training(saved)
-    checkpoint.load_sharded(saved, training, again, optimizer2, alone, averages2)
+    sharded.load_sharded(saved, training, again, optimizer2, alone, averages2)
     again.requires_grad_(True)
     assert [step(again, optimizer2, seed) for seed in (2, 3)] == expected
     for name, average in averages.items():
@@ -211,15 +213,17 @@ def test_damaged_shards_are_named(
     module = nn.Linear(3, 2)
     wrap(module, alone, "fsdp")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    saved = checkpoint.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone)
+    saved = sharded.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone)
     damage(saved / "sharded" / name)
     with pytest.raises(UserError, match=rf"sharded/{name}: .*{words}.*resume from another"):
-        checkpoint.load_sharded(saved, checkpoint.load_training(saved), module, optimizer, alone)
+        sharded.load_sharded(saved, checkpoint.load_training(saved), module, optimizer, alone)
 
 
-@pytest.mark.parametrize("fails", ["save_shards", "save_file", "sync_folder"])
+@pytest.mark.parametrize(
+    ("module_of", "fails"), [(sharded, "save_shards"), (checkpoint, "save_file"), (sharded, "sync_folder")]
+)
 def test_a_crash_while_saving_leaves_nothing_that_looks_whole(
-    fails: str, alone: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module_of: ModuleType, fails: str, alone: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = nn.Linear(3, 2)
     wrap(module, alone, "fsdp")
@@ -228,12 +232,12 @@ def test_a_crash_while_saving_leaves_nothing_that_looks_whole(
     def crash(*_: object, **__: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(checkpoint, fails, crash)
+    monkeypatch.setattr(module_of, fails, crash)
     with pytest.raises(OSError, match="full"):
-        checkpoint.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone)
+        sharded.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone)
     assert not list((tmp_path / "checkpoints").glob("[0-9]*"))
     monkeypatch.undo()
-    saved = checkpoint.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone)
+    saved = sharded.save_sharded(tmp_path, card("x"), module, optimizer, {}, alone)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved.name]
 
 
