@@ -25,7 +25,7 @@ from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import flags, recipes
 from .config import yaml_file as configfile
-from .config.rules import refuse
+from .config.rules import Excludes, Range, refuse
 from .errors import UsageError, UserError, nearest
 from .system import rank_failures as ending
 from .system import terminal
@@ -202,8 +202,10 @@ def _refuse(command: str, settings: Any) -> None:
         "embed": tables.EMBED,
         "bench": tables.BENCH,
     }
-    if command in rules and getattr(settings, "weights", None) is None:  # weights may state further settings
+    if command in rules and getattr(settings, "weights", None) is None:
         refuse(settings, rules[command])
+    elif command in rules:  # weights may state further settings, on which other rules depend
+        refuse(settings, [rule for rule in rules[command] if isinstance(rule, Range | Excludes)])
     if command in ("eval", "predict", "export"):
         from .train.checkpoints.model_files import find
 

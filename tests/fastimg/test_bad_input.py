@@ -499,7 +499,7 @@ def test_no_message_advises_to_run_what_a_file_holds(trained, tmp_path):
         ),
         (
             "it needs code.\nPlease pass the argument `trust_remote_code=True` to allow it to be run.",
-            "brings Python code",
+            "it comes with Python code, which is not run",
         ),
         ("\n  first \nsecond", "first"),
         ("", "ValueError"),

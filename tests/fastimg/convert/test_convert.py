@@ -422,7 +422,7 @@ def test_interrupted_and_resumed_is_as_never_interrupted(config, whole, console,
         convert(config, console)
     assert "--resume goes on from here" in console.file.getvalue()
     assert unfinished(config.dst) and not list(config.dst.glob(".*"))
-    with pytest.raises(DataError, match=r"did not finish; .*--resume"):
+    with pytest.raises(DataError, match=r"did not finish; .*resume=True"):
         open_dataset(config.dst)
     monkeypatch.undo()
     with pytest.raises(UserError, match="did not finish; go on with --resume, or start again with --overwrite"):

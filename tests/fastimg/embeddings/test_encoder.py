@@ -359,7 +359,7 @@ def test_kornia_is_refused(train, tmp_path):
 
 def test_without_being_asked_it_is_off_and_says_why(train):
     ran = train("tta", "--tta")
-    assert "not cached, the encoder runs in every epoch: --tta answers" in ran.out
+    assert "not cached, the encoder runs in every epoch: --tta also evaluates mirror images" in ran.out
     assert "has dropout before its classifier" in train("dropout", "--model-kwargs", "drop_rate=0.5").out
 
 

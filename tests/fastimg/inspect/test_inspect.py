@@ -87,7 +87,9 @@ def test_the_same_in_words(flawed, tmp_path, cli):
     assert ran.code == 0, ran.err
     for words in (
         *("40 of 3 classes (train 26, val 14)", "train: smallest red 8, largest blue 9, ratio 0.89"),
-        *("leaks      1 image with", "copies     1 image with", "unreadable 2 images", "none.jpg: not an image"),
+        "leaks      1 image identical to one in another split",
+        "copies     1 image identical to another one in their split",
+        *("unreadable 2 images", "none.jpg: not an image"),
         *("In several splits:", "Twice in a split:", "(blue and red)", "1 of these is in several classes"),
         *("36 to 43, median ", "augmented.png"),
     ):

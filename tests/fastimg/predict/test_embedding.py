@@ -302,4 +302,4 @@ def test_what_cannot_be_is_refused(cli, words, shards, trained, tmp_path):
 
 def test_an_encoder_needs_weights(cli, shards, tmp_path):
     ran = cli("embed", shards, tmp_path / "out", "--arch", "test_resnet")
-    assert ran.code == 2 and "has no weights; add --pretrained, or give --weights FILE" in ran.err
+    assert ran.code == 2 and "an encoder needs weights; add --pretrained, or --weights FILE" in ran.err

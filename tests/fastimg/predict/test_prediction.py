@@ -169,7 +169,7 @@ def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, h
     assert found["camera.NEF"]["error"] == "camera raw, which has to be converted to JPEG or PNG first"
     assert found["empty.nef"]["error"] == "the file is empty"
     assert found["good.avif"]["classes"] == found["good.jpg"]["classes"]
-    assert "1 of 5 files is not used: 1 without an image's extension (.md); the first is" in ran.err
+    assert "1 of 7 files is not used: 1 without an image's extension (.md); the first is" in ran.err
     heif_plugin(installed=True)
     ran = cli("predict", run, tmp_path / "phone.heic", tmp_path / "gone.svg", "--json", "--no-amp")
     decoded, gone = answers(ran)

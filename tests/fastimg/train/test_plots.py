@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fastimg.config.commands import Train
-from fastimg.train.reporting import plots, report
+from fastimg.train.reporting import plots, summary
 from fastimg.train.reporting.plots import CurveNotes, plot_confusion, plot_curves, plot_predictions
 
 
@@ -134,7 +134,7 @@ def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
     ],
 )
 def test_what_sets_training_apart_is_noted(settings, notes):
-    assert astuple(report._curve_notes(Train(**settings))) == notes
+    assert astuple(summary._curve_notes(Train(**settings))) == notes
 
 
 @pytest.mark.parametrize("count", [1, 6, 7])

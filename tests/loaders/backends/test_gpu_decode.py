@@ -262,8 +262,8 @@ class Further(ImageDecoder):
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        (ImageDecoder(RandomResizedCrop(size=(16, 24))), "crop 16 x 24: the GPU's resize makes squares; give one side"),
-        (Further(RandomResizedCrop(size=16)), "fills `inputs` alone; decode on the CPU for further fields"),
+        (ImageDecoder(RandomResizedCrop(size=(16, 24))), "crop 16 x 24: the GPU's resize makes only squares"),
+        (Further(RandomResizedCrop(size=16)), "a decoder on the device fills only `inputs`; decode on the CPU"),
     ],
 )
 def test_what_the_device_does_not_make(images, words):
@@ -271,5 +271,5 @@ def test_what_the_device_does_not_make(images, words):
         with pytest.raises(ValueError, match=words):
             make(images)
     square = DeviceResize(ImageDecoder(RandomResizedCrop(size=16)))
-    with pytest.raises(ValueError, match="crop 8 x 16: the GPU's resize makes squares"):
+    with pytest.raises(ValueError, match="crop 8 x 16: the GPU's resize makes only squares"):
         square.sized((8, 16))
