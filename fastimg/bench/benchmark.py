@@ -33,7 +33,7 @@ from fastimg.data.datasets import center_crop, check_backend, check_readable, ch
 from fastimg.errors import UsageError, nearest, printable
 from fastimg.loaders import ImageDecoder
 from fastimg.models.ranks import Ranks, start
-from fastimg.system.machine_load import Watch
+from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import environment
 from fastimg.system.progress import telling
 from fastimg.train.choices import machine_profile as machine
@@ -134,7 +134,7 @@ def _measure(
 ) -> dict[str, Any]:
     archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
     out = Console(quiet=True) if settings.json else console
-    watch = Watch()
+    watch = LoadWatch()
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
     decoder = _decoder(first)
     threads = int(first.config.workers)

@@ -12,7 +12,7 @@ from fastimg.config.benchmarking import Bench
 from fastimg.errors import printable
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system import measurement as measuring
-from fastimg.system.machine_load import Watch
+from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import Spread
 from fastimg.system.memory import available
 from fastimg.system.progress import Status, telling
@@ -68,7 +68,7 @@ def measure_training(
     alone: Spread,
     scratch: Path,
     progress: Console,
-    watch: Watch,
+    watch: LoadWatch,
 ) -> Trained:
     """Measure training end to end and on synthetic data; judge what limits it, and try what would help.
 

@@ -9,7 +9,7 @@ from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 
 from .description import Base
-from .journal import Journal, State, clear, journal_options, shards_in, state_of
+from .journal import DestinationState, Journal, clear, journal_options, shards_in, state_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -21,34 +21,36 @@ def missing_folders(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
 
-def admit(folder: Path, flags: Convert, options: dict[str, Any] | None = None, base: Base | None = None) -> State:
+def admit(
+    folder: Path, flags: Convert, options: dict[str, Any] | None = None, base: Base | None = None
+) -> DestinationState:
     """What is in the destination; of an append, with `options` and `base`, of that. Raises UserError unless allowed."""
     state = _appending(folder, flags, options, base) if base and options else state_of(folder)
-    if state is State.OTHER:
+    if state is DestinationState.OTHER:
         raise UserError(f"{folder}: not empty, and nothing that fastimg convert made; give a new or empty folder")
-    if state is State.DATASET and not (flags.resume or flags.overwrite):
+    if state is DestinationState.DATASET and not (flags.resume or flags.overwrite):
         raise UserError(f"{folder}: holds a dataset already; give another folder, or replace it with --overwrite")
-    if state is State.UNFINISHED and not (flags.resume or flags.overwrite):
+    if state is DestinationState.UNFINISHED and not (flags.resume or flags.overwrite):
         raise UserError(
             f"{folder}: holds a conversion that did not finish; go on with --resume, or start again with --overwrite"
         )
     return state
 
 
-def _appending(folder: Path, flags: Convert, options: dict[str, Any], base: Base) -> State:
+def _appending(folder: Path, flags: Convert, options: dict[str, Any], base: Base) -> DestinationState:
     """Whether an append has begun, or is done."""
     if base.holds(options):
         if not flags.resume:
             raise UserError(
                 f"{folder}: these very samples were appended or converted already; leave them out, or give what is new"
             )
-        return State.DATASET
+        return DestinationState.DATASET
     there = journal_options(folder)
     if there is None and (others := shards_in(folder) - base.files):
         raise UserError(
             f"{folder}: {min(others)} is there and not of the dataset, and would be deleted; move it elsewhere first"
         )
-    return State.UNFINISHED if there and "base" in there else State.EMPTY
+    return DestinationState.UNFINISHED if there and "base" in there else DestinationState.EMPTY
 
 
 def begin_journal(folder: Path, options: dict[str, Any], base: Base | None, resumed: bool) -> Journal:

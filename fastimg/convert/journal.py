@@ -33,7 +33,7 @@ _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 
-class State(Enum):
+class DestinationState(Enum):
     """What a destination is before a conversion."""
 
     EMPTY = "empty"
@@ -143,16 +143,16 @@ def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
     return found
 
 
-def state_of(folder: Path) -> State:
+def state_of(folder: Path) -> DestinationState:
     """What is in `folder`. A journal that was never completed is nothing."""
     names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part", CACHE} if folder.exists() else set()
     if not names:
-        return State.EMPTY
+        return DestinationState.EMPTY
     if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:
-        return State.DATASET
+        return DestinationState.DATASET
     if "dataset.json" not in names and "convert.json" in names and journal_options(folder) is not None:
-        return State.UNFINISHED
-    return State.OTHER
+        return DestinationState.UNFINISHED
+    return DestinationState.OTHER
 
 
 def journal_options(folder: Path) -> dict[str, Any] | None:

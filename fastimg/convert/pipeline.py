@@ -30,7 +30,7 @@ from fastimg.convert.sources.combined import combine, onto
 from fastimg.convert.sources.delimiters import parse_delimiter
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
-from fastimg.convert.sources.samples import Entry, Source
+from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.errors import UsageError, printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
@@ -41,7 +41,7 @@ from fastimg.system.terminal import say, telling_of_compilation
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
 from .image_preparation import Prepare, Prepared, prepared_in_order
-from .journal import Finished, Journal, State, clear, journal_options, locked
+from .journal import DestinationState, Finished, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
 from .request import Request, check_paths, read_request, refuse_image_flags
@@ -154,7 +154,7 @@ def _check_missing(source: Source, config: Convert) -> None:
                 raise _failure(source, entry, reason)
 
 
-def _failure(source: Source, entry: Entry, reason: str) -> DataError:
+def _failure(source: Source, entry: SourceEntry, reason: str) -> DataError:
     return DataError(
         f"{printable(source.name(entry))}: {reason}; repair or remove it, or leave it out with --on-error skip"
     )
@@ -168,9 +168,9 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             state = admit(folder, config, job.options, job.base)
-            if state is State.DATASET and config.resume:
+            if state is DestinationState.DATASET and config.resume:
                 return _already(folder, job, console), 0
-            resumed = state is State.UNFINISHED and config.resume
+            resumed = state is DestinationState.UNFINISHED and config.resume
             try:
                 return _run(job, resumed, console)
             except Exception as error:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """A split as it is used: a dataset, or those samples of it that `indices` names."""
 
     dataset: Dataset
@@ -61,7 +61,7 @@ def open_parts(
     val_fraction: float | None,
     seed: int,
     classes: Level | None = None,
-) -> tuple[Part, Part | None]:
+) -> tuple[DatasetPart, DatasetPart | None]:
     """The training and the validation part of DATA. Raises UsageError for flags that would have no effect."""
     check_classes(path, classes)
     splits = list_splits(path, classes)
@@ -80,16 +80,16 @@ def open_parts(
             raise UserError(
                 f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
             )
-        return Part(train, None, train_split), Part(val, None, f"the {val_split} split", split=val_split)
+        return DatasetPart(train, None, train_split), DatasetPart(val, None, f"the {val_split} split", split=val_split)
     fraction = 0.1 if val_fraction is None else val_fraction
     if fraction == 0.0:
-        return Part(train, None, train_split), None
+        return DatasetPart(train, None, train_split), None
     kept, held_out = stratified_split(train.labels, fraction, seed)
     if len(held_out) == 0:
         raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
     share = share_of_split(len(held_out), len(train), singular(train.content), train_split)
     origin = f"{share}, held out by seed {seed}"
-    return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
+    return DatasetPart(train, kept, train_split), DatasetPart(train, held_out, origin, held_out=fraction)
 
 
 def check_classes(path: Path, classes: Level | None) -> None:
@@ -161,7 +161,7 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
 
 
 def build_loader(
-    part: Part,
+    part: DatasetPart,
     crop: Crop,
     config: "LoaderConfig",
     max_pixels: int | None,

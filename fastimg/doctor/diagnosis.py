@@ -21,12 +21,12 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import disks, hardware, measurement, terminal
 from fastimg.system import packages as installed
-from fastimg.system.disks import Reading
+from fastimg.system.disks import DiskReading
 from fastimg.system.terminal import print_table, say
 
 from . import torch_facts
 from .findings import rows
-from .remedies import Copying, Facts, Unknown, advice, probe, unusable
+from .remedies import Copying, MachineFacts, Unknown, advice, probe, unusable
 
 _MEMORY_SHARE = 8  # at most one part in so many of the memory that is left is copied
 
@@ -46,7 +46,7 @@ def doctor(settings: Doctor, console: Console) -> int:
     return 1 if unusable(facts) else 0
 
 
-def look(folder: Path, err: Console) -> Facts:
+def look(folder: Path, err: Console) -> MachineFacts:
     """All facts. What cannot be found out is Unknown, with the reason; nothing is raised."""
     with err.status("looking at what is installed"):
         torch = torch_facts.ask()
@@ -66,7 +66,7 @@ def look(folder: Path, err: Console) -> Facts:
         copying = probe(lambda: _copying(room, cores))
     with err.status("measuring the disk"):
         disk = probe(lambda: disks.measure_disk(folder, disks.FILE))
-    return Facts(
+    return MachineFacts(
         fastimg=__version__,
         commit=probe(measurement.commit),
         python=platform.python_version(),
@@ -86,7 +86,7 @@ def look(folder: Path, err: Console) -> Facts:
     )
 
 
-def _print(facts: Facts, told: list[str], console: Console) -> None:
+def _print(facts: MachineFacts, told: list[str], console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -106,7 +106,7 @@ def as_json(value: Any) -> Any:
     """Facts as json has them: dataclasses as objects, rates of readings with them, {"unknown": reason} for Unknown."""
     if isinstance(value, Unknown):
         return {"unknown": printable(value.reason)}
-    if isinstance(value, Reading):
+    if isinstance(value, DiskReading):
         rates = {"bytes_per_second": round(value.bytes_per_second), "reads_per_second": value.reads_per_second}
         return {**dataclasses.asdict(value), **rates}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

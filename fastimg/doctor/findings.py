@@ -8,7 +8,7 @@ from fastimg.system.hardware import Cpu, Cuda, Folder
 from fastimg.system.packages import Compiled, Compiler, Package, Pillow
 from fastimg.wording import plural
 
-from .remedies import Facts, Unknown, size
+from .remedies import MachineFacts, Unknown, size
 
 
 class Row(NamedTuple):
@@ -24,7 +24,7 @@ _DECODERS = ("simplejpeg", "ffcv", "nvidia-dali", "nvimgcodec", "webdataset")
 _SHOWN = ("torch", "torchvision", "timm", "numpy", "numba")
 
 
-def rows(facts: Facts) -> Iterator[Row]:
+def rows(facts: MachineFacts) -> Iterator[Row]:
     """In sections: versions, GPU, decoders, in use, machine, disk, caches."""
     for section, lines in (
         ("versions", _versions(facts)),
@@ -39,7 +39,7 @@ def rows(facts: Facts) -> Iterator[Row]:
             yield Row(section, name, value)
 
 
-def _versions(facts: Facts) -> Iterator[tuple[str, str]]:
+def _versions(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     commit = facts.commit
     behind = f" (commit {unknown(commit)})" if isinstance(commit, Unknown) else f" ({commit})" if commit else ""
     yield "fastimg", facts.fastimg + behind
@@ -64,7 +64,7 @@ def _versions(facts: Facts) -> Iterator[tuple[str, str]]:
         yield ", ".join(names), f"not installed; {_clone(install)}"
 
 
-def _gpu(facts: Facts) -> Iterator[tuple[str, str]]:
+def _gpu(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     cuda = facts.cuda
     if isinstance(cuda, Unknown):
         yield "CUDA", unknown(cuda)
@@ -81,7 +81,7 @@ def _gpu(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "C compiler", _compiler(facts.compiler)
 
 
-def _decoders(facts: Facts) -> Iterator[tuple[str, str]]:
+def _decoders(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     pillow = facts.pillow
     if isinstance(pillow, Pillow):
         jpeg = f"libjpeg-turbo {pillow.libjpeg_turbo}" if pillow.libjpeg_turbo else "another libjpeg"
@@ -99,7 +99,7 @@ def _decoders(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "fastimg's own", _compiled(compiled)
 
 
-def _in_use(facts: Facts) -> Iterator[tuple[str, str]]:
+def _in_use(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     used = facts.in_use
     if isinstance(used, Unknown):
         yield "settings", unknown(used)
@@ -109,7 +109,7 @@ def _in_use(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "augmentation", used.augmentation
 
 
-def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
+def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     if isinstance(facts.cpu, Unknown):
         yield "CPU", unknown(facts.cpu)
     else:
@@ -172,7 +172,7 @@ def _disk(disk: Disk | Unknown) -> Iterator[tuple[str, str]]:
     yield "from memory", f"{_rate(disk.warm.bytes_per_second)} in order"
 
 
-def _caches(facts: Facts) -> Iterator[tuple[str, str]]:
+def _caches(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     for name, folder in facts.caches.items():
         yield name, _folder(folder)
     if isinstance(facts.compiled, Compiled):

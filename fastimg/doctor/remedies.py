@@ -58,7 +58,7 @@ class InUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MachineFacts:
     """Everything that `doctor` looks at."""
 
     fastimg: str
@@ -79,19 +79,19 @@ class Facts:
     caches: dict[str, Folder | Unknown]
 
 
-def unusable(facts: Facts) -> list[str]:
+def unusable(facts: MachineFacts) -> list[str]:
     """The packages that fastimg needs and that cannot be imported."""
     if isinstance(facts.packages, Unknown):
         return []
     return [name for name, package in facts.packages.items() if package.needed and package.fault]
 
 
-def advice(facts: Facts) -> list[str]:
+def advice(facts: MachineFacts) -> list[str]:
     """What to mend, the worst first: sentences with the commands that do it. None where all is well."""
     return [sentence for rule in RULES for sentence in rule(facts)]
 
 
-def packages(facts: Facts) -> Iterator[str]:
+def packages(facts: MachineFacts) -> Iterator[str]:
     """What is missing, broken or too old."""
     if isinstance(facts.packages, Unknown):
         return
@@ -116,7 +116,7 @@ def packages(facts: Facts) -> Iterator[str]:
             yield f"{name} {package.version} is older than {package.oldest}, which fastimg needs: `{package.install}`"
 
 
-def two_pillows(facts: Facts) -> Iterator[str]:
+def two_pillows(facts: MachineFacts) -> Iterator[str]:
     """Pillow and Pillow-SIMD overwrite each other's files."""
     if isinstance(facts.pillow, Pillow) and len(facts.pillow.distributions) > 1:
         imported = "Pillow-SIMD" if facts.pillow.simd else "Pillow without SIMD"
@@ -126,7 +126,7 @@ def two_pillows(facts: Facts) -> Iterator[str]:
         )
 
 
-def gpu_unused(facts: Facts) -> Iterator[str]:
+def gpu_unused(facts: MachineFacts) -> Iterator[str]:
     """A driver is there, and torch sees no GPU."""
     cuda = facts.cuda
     if isinstance(cuda, Unknown) or cuda.available or cuda.driver is None:
@@ -146,7 +146,7 @@ def gpu_unused(facts: Facts) -> Iterator[str]:
         )
 
 
-def gpus(facts: Facts) -> Iterator[str]:
+def gpus(facts: MachineFacts) -> Iterator[str]:
     """GPUs that this torch cannot use, alone or together."""
     if isinstance(facts.cuda, Unknown):
         return
@@ -163,7 +163,7 @@ def gpus(facts: Facts) -> Iterator[str]:
         )
 
 
-def c_compiler(facts: Facts) -> Iterator[str]:
+def c_compiler(facts: MachineFacts) -> Iterator[str]:
     """Triton compiles small C programs at run time."""
     if isinstance(facts.packages, Unknown) or isinstance(facts.compiler, Unknown):
         return
@@ -189,7 +189,7 @@ def c_compiler(facts: Facts) -> Iterator[str]:
         )
 
 
-def few_cores(facts: Facts) -> Iterator[str]:
+def few_cores(facts: MachineFacts) -> Iterator[str]:
     """The loader of each GPU needs cores of its own."""
     if isinstance(facts.cpu, Unknown) or isinstance(facts.cuda, Unknown) or not facts.cuda.gpus:
         return
@@ -204,7 +204,7 @@ def few_cores(facts: Facts) -> Iterator[str]:
         yield f"{have}: decoding will hold training up; give it more (`docker run --cpuset-cpus`, `taskset`)"
 
 
-def busy(facts: Facts) -> Iterator[str]:
+def busy(facts: MachineFacts) -> Iterator[str]:
     """Others take the processors."""
     if isinstance(facts.cpu, Cpu) and facts.cpu.load >= facts.cpu.logical:
         yield (
@@ -214,7 +214,7 @@ def busy(facts: Facts) -> Iterator[str]:
         )
 
 
-def small_limits(facts: Facts) -> Iterator[str]:
+def small_limits(facts: MachineFacts) -> Iterator[str]:
     """What containers often have too little of."""
     if isinstance(facts.shared_memory, Space) and facts.shared_memory.total < _GIB:
         yield (
@@ -225,7 +225,7 @@ def small_limits(facts: Facts) -> Iterator[str]:
         yield f"a process may open {plural(facts.open_files, 'file')} only, and shards stay open: `ulimit -n 65536`"
 
 
-def slow_disk(facts: Facts) -> Iterator[str]:
+def slow_disk(facts: MachineFacts) -> Iterator[str]:
     """200 MB/s are 1,800 photographs of 110 KB a second: what a GPU trains on, not more."""
     if isinstance(facts.disk, Unknown):
         return
@@ -237,7 +237,7 @@ def slow_disk(facts: Facts) -> Iterator[str]:
         )
 
 
-def caches(facts: Facts) -> Iterator[str]:
+def caches(facts: MachineFacts) -> Iterator[str]:
     """What cannot be kept is made or fetched again every time."""
     if isinstance(facts.compiled, Compiled) and facts.compiled.folder is None:
         yield (
@@ -266,7 +266,7 @@ CACHES = {
     "temporary": ("what is needed for a while", "TMPDIR"),
 }
 
-RULES: tuple[Callable[[Facts], Iterator[str]], ...] = (
+RULES: tuple[Callable[[MachineFacts], Iterator[str]], ...] = (
     *(packages, two_pillows, gpu_unused, gpus, c_compiler, few_cores, small_limits, slow_disk, caches, busy),
 )
 

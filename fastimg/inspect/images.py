@@ -26,7 +26,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
-from .scan import Duplicates, Facts, duplicates, gather, several
+from .scan import Duplicates, SplitFacts, duplicates, gather, several
 from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 from .texts import TextInspection, inspect_texts
 
@@ -38,7 +38,7 @@ _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
 _OF_PICTURES = ("samples", "img_size", "config", "output", "seed", "no_aug", *FIELDS)  # what only pictures show
 
 
-class Spread(NamedTuple):
+class ValueRange(NamedTuple):
     """Of a number over images."""
 
     min: float
@@ -59,9 +59,9 @@ class Inspection:
     balance: dict[str, Balance | None]
     bytes: int
     formats: dict[str, int]
-    width: Spread | None  # pixels, upright; None where no image could be read
-    height: Spread | None
-    aspect: Spread | None  # width / height
+    width: ValueRange | None  # pixels, upright; None where no image could be read
+    height: ValueRange | None
+    aspect: ValueRange | None  # width / height
     tiled: int  # images of which crops can be decoded alone
     decoded: bool  # every image; else headers alone
     unreadable: int
@@ -173,7 +173,7 @@ def _draw(
     shown: Train,
     crop: Crop,
     kornia: "KorniaPass | None",
-    facts: Facts,
+    facts: SplitFacts,
     err: Console,
 ) -> list[str]:
     """The pictures, of the first split: TrivialAugment's operations where it is on. Raises UserError.
@@ -206,7 +206,7 @@ def _draw(
     return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 
 
-def _result(config: Inspect, splits: list[Facts], pictures: list[str] | None) -> Inspection:
+def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | None) -> Inspection:
     records = np.concatenate([facts.records for facts in splits])
     readable = records[records["readable"]]
     counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
@@ -234,10 +234,10 @@ def _result(config: Inspect, splits: list[Facts], pictures: list[str] | None) ->
     )
 
 
-def _spread(values: Any) -> Spread | None:
+def _spread(values: Any) -> ValueRange | None:
     if not len(values):
         return None
-    return Spread(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
+    return ValueRange(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
 
 
 def _print(result: Inspection, out: Console) -> None:
@@ -272,7 +272,7 @@ def _print(result: Inspection, out: Console) -> None:
     )
 
 
-def _from_to(spread: Spread | None, form: str, unit: str) -> str:
+def _from_to(spread: ValueRange | None, form: str, unit: str) -> str:
     if spread is None:
         return "none"
     return f"{spread.min:{form}} to {spread.max:{form}}, median {spread.median:{form}}{unit}"

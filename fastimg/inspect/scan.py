@@ -47,7 +47,7 @@ TEXT_RECORD = np.dtype(
 
 
 @dataclass(frozen=True)
-class Facts:
+class SplitFacts:
     """Of one split."""
 
     split: str
@@ -69,10 +69,10 @@ class _Seen(NamedTuple):
     faults: list[tuple[int, str]]
 
 
-def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded: bool, err: Console) -> Facts:
+def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded: bool, err: Console) -> SplitFacts:
     """Read every sample of a split once, in chunks on `workers` threads; decode images too where `decoded`."""
     texts = dataset.content == "text"
-    facts = Facts(split, dataset, np.zeros(len(dataset), TEXT_RECORD if texts else RECORD))
+    facts = SplitFacts(split, dataset, np.zeros(len(dataset), TEXT_RECORD if texts else RECORD))
     chunks = [range(at, min(at + _CHUNK, len(dataset))) for at in range(0, len(dataset), _CHUNK)]
 
     def look(chunk: range) -> _Seen:
@@ -152,7 +152,7 @@ class Duplicates:
     conflicting: int  # groups of which not all are of one class
 
 
-def duplicates(splits: list[Facts]) -> Duplicates:
+def duplicates(splits: list[SplitFacts]) -> Duplicates:
     """Exact duplicates by the hash of the bytes, within and across splits."""
     part = np.concatenate([np.full(len(f.records), number) for number, f in enumerate(splits)])
     index = np.concatenate([np.arange(len(f.records)) for f in splits])
@@ -183,7 +183,7 @@ def duplicates(splits: list[Facts]) -> Duplicates:
     return Duplicates(within, leaked, across, same, conflicting)
 
 
-def _copies(splits: list[Facts], parts: list[int], indices: list[int]) -> Copies:
+def _copies(splits: list[SplitFacts], parts: list[int], indices: list[int]) -> Copies:
     names, classes = [], []
     for part, index in list(zip(parts, indices, strict=True))[:MEMBERS]:
         dataset = splits[part].dataset
@@ -193,7 +193,7 @@ def _copies(splits: list[Facts], parts: list[int], indices: list[int]) -> Copies
     return Copies(len(parts), names, list(dict.fromkeys(classes)))
 
 
-def several(facts: Facts, count: int, seed: int) -> npt.NDArray[np.int64]:
+def several(facts: SplitFacts, count: int, seed: int) -> npt.NDArray[np.int64]:
     """Up to `count` samples that can be read, drawn by `seed`: one of each class, then a second of each, and so on."""
     usable = np.flatnonzero(facts.records["readable"])
     drawn = np.random.default_rng(seed).permutation(usable)

@@ -11,7 +11,7 @@ from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import agreeing, plural
 
-from .scan import Copies, Duplicates, Facts
+from .scan import Copies, Duplicates, SplitFacts
 
 _LINES, _CLASSES = 5, 30
 
@@ -26,7 +26,7 @@ class Balance(NamedTuple):
     ratio: float  # smallest / largest
 
 
-def class_names(facts: Facts) -> list[str]:
+def class_names(facts: SplitFacts) -> list[str]:
     """Names of classes; of two that print alike the second keeps its number."""
     names = [printable(name) for name in facts.dataset.classes]
     return [name if names.index(name) == i else f"{name} ({i})" for i, name in enumerate(names)]

@@ -18,7 +18,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import print_table
 from fastimg.wording import plural, shortened
 
-from .scan import Duplicates, Facts, duplicates, gather, several
+from .scan import Duplicates, SplitFacts, duplicates, gather, several
 from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 
 _SHOWN, _CHARACTERS = 10, 80
@@ -105,7 +105,7 @@ def _lengths(values: npt.NDArray[np.int64]) -> Lengths | None:
     return Lengths(int(values.min()), float(np.median(values)), round(float(values.mean()), 1), p95, int(values.max()))
 
 
-def _shown(facts: Facts, count: int, seed: int) -> list[Shown]:
+def _shown(facts: SplitFacts, count: int, seed: int) -> list[Shown]:
     """Texts of the first split, of every class in turn."""
     scratch, names = Scratch(), class_names(facts)
     shown = []

@@ -23,7 +23,7 @@ from fastimg.config import intent
 from fastimg.config.commands import Embed, Train
 from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import Part, build_loader, center_crop, check_classes, worker_count
+from fastimg.data.datasets import DatasetPart, build_loader, center_crop, check_classes, worker_count
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import cache_root, why_not
 from fastimg.errors import UsageError, UserError, printable
@@ -76,7 +76,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         all_vectors: list[Vectors] = []
         made: dict[str, int] = {}
         for name, dataset in datasets.items():
-            part = Part(dataset, None, name)
+            part = DatasetPart(dataset, None, name)
             if model.text is not None:
                 part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
             arrays, _, made[name] = keeper.embeddings(part, encoding)
@@ -137,7 +137,7 @@ def _encoding(
     )
     crop = center_crop(preprocessing)
 
-    def open_(part: Part) -> BatchSource:
+    def open_(part: DatasetPart) -> BatchSource:
         if model.text is not None:
             return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
         return build_loader(part, crop, settings, config.max_pixels, ranks.device)

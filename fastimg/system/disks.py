@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Reading:
+class DiskReading:
     """What was read in one go: by one thread, one read after the other."""
 
     bytes: int
@@ -61,9 +61,9 @@ class Disk:
     filesystem: str | None
     free: int  # bytes
     measured_on: str
-    cold: Reading | None
-    scattered: Reading | None  # cold as well
-    warm: Reading
+    cold: DiskReading | None
+    scattered: DiskReading | None  # cold as well
+    warm: DiskReading
     why: str = ""
 
 
@@ -107,7 +107,7 @@ def sequential_read(
     limit: int = FILE,
     most_seconds: float = _SECONDS,
     clock: Clock = time.perf_counter,
-) -> Reading:
+) -> DiskReading:
     """Read files one after the other in pieces of 8 MiB, `limit` bytes and about `most_seconds` at most.
 
     With `cold` each is dropped from the page cache first; the result is cold where all that was checked (the first
@@ -128,7 +128,7 @@ def sequential_read(
         if total >= limit or seconds >= most_seconds:
             break
     why = why if reads else "nothing was read"
-    return Reading(total, reads, seconds, not why, why)
+    return DiskReading(total, reads, seconds, not why, why)
 
 
 def memory_bandwidth(nbytes: int = FILE, threads: int = 1, repeats: int = 3, clock: Clock = time.perf_counter) -> float:
@@ -275,7 +275,7 @@ def _at_random(file: int, buffer: memoryview, size: int) -> Iterator[int]:
         yield os.preadv(file, [buffer[:SCATTERED_PIECE]], place * SCATTERED_PIECE)
 
 
-def _reading(reads: Iterator[int], cold: bool, clock: Clock, most_seconds: float = _SECONDS) -> Reading:
+def _reading(reads: Iterator[int], cold: bool, clock: Clock, most_seconds: float = _SECONDS) -> DiskReading:
     """Let reads happen, and time them: it ends with the first that comes after `most_seconds`."""
     total = count = 0
     began = now = clock()
@@ -283,4 +283,4 @@ def _reading(reads: Iterator[int], cold: bool, clock: Clock, most_seconds: float
         total, count, now = total + got, count + 1, clock()
         if now - began >= most_seconds:
             break
-    return Reading(total, count, now - began, cold)
+    return DiskReading(total, count, now - began, cold)

@@ -12,7 +12,7 @@ from fastimg.wording import plural
 ROOT = Path("/")
 
 
-class Spent(NamedTuple):
+class CpuTimes(NamedTuple):
     """Seconds of processors since the machine was started: all there were, those in use, and those of this program."""
 
     total: float
@@ -49,16 +49,16 @@ class Load:
         }
 
 
-class Watch:
+class LoadWatch:
     """Looks at the machine from now on: `load()` says what went on since."""
 
     def __init__(
         self,
-        spent: Callable[[], Spent | None] | None = None,
+        spent: Callable[[], CpuTimes | None] | None = None,
         average: Callable[[], float | None] | None = None,
         cores: int | None = None,
     ) -> None:
-        self._spent, self._average = spent or read_spent, average or load_average
+        self._spent, self._average = spent or read_cpu_times, average or load_average
         self._cores = cores or os.cpu_count() or 1
         self._began, self._before = self._spent(), self._average()
 
@@ -72,7 +72,7 @@ class Watch:
         )
 
 
-def share_of_others(before: Spent | None, after: Spent | None) -> float | None:
+def share_of_others(before: CpuTimes | None, after: CpuTimes | None) -> float | None:
     """The share of all processors, from 0 to 1, that was in use and not by this program."""
     if before is None or after is None or after.total <= before.total:
         return None
@@ -88,7 +88,7 @@ def load_average() -> float | None:
         return None
 
 
-def read_spent(root: Path = ROOT) -> Spent | None:
+def read_cpu_times(root: Path = ROOT) -> CpuTimes | None:
     """From /proc/stat; None where there is none."""
     ticks = os.sysconf("SC_CLK_TCK")
     try:
@@ -97,7 +97,7 @@ def read_spent(root: Path = ROOT) -> Spent | None:
     except (OSError, ValueError, IndexError):
         return None
     busy = user + nice + system + sum(rest)  # rest: interrupts, and what the host took from this virtual machine
-    return Spent(total=busy + idle + waiting, busy=busy, own=_own(root, ticks))
+    return CpuTimes(total=busy + idle + waiting, busy=busy, own=_own(root, ticks))
 
 
 def _own(root: Path, ticks: int) -> float:

@@ -10,7 +10,7 @@ from rich.console import Console
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data.datasets import (
-    Part,
+    DatasetPart,
     build_loader,
     check_readable,
     chosen_backend,
@@ -39,7 +39,9 @@ from fastimg.wording import plural
 from .choices import resolution as effective
 
 
-def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
+def open_data(
+    config: Train, ranks: Ranks, console: Console, stack: ExitStack
+) -> tuple[DatasetPart, DatasetPart | None, Path]:
     """The training split, the validation split, and the dataset's absolute path. `stack` closes them."""
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
@@ -71,7 +73,7 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
     return part, val_part, data.resolve()
 
 
-def check_content(config: Train, data: Path, part: Part) -> None:
+def check_content(config: Train, data: Path, part: DatasetPart) -> None:
     """Raises UsageError if the model cannot read this kind of data."""
     texts = part.dataset.content == "text"
     arch = intent.architecture(config)
@@ -85,7 +87,7 @@ def check_content(config: Train, data: Path, part: Part) -> None:
         raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
-def check_classes(data: Path, part: Part) -> None:
+def check_classes(data: Path, part: DatasetPart) -> None:
     """Raises UserError if all samples are of one class."""
     labels = part.dataset.labels
     if len(labels) and (labels == labels[0]).all():
@@ -172,7 +174,7 @@ def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
 def open_loader(
     config: Train,
     ranks: Ranks | None,
-    part: Part,
+    part: DatasetPart,
     crop: Crop,
     order: Order,
     padding: Padding,

@@ -15,7 +15,7 @@ from rich.console import Console
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, provenance
-from fastimg.data.datasets import Part, center_crop, display_name, worker_count
+from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
 from fastimg.embeddings.encoder import cache_root
@@ -60,8 +60,8 @@ class Opened:
 
     checked: Checked
     path: Path
-    part: Part
-    val_part: Part | None
+    part: DatasetPart
+    val_part: DatasetPart | None
     directory: Path
     resuming: bool
 
@@ -73,8 +73,8 @@ class Built:
     blueprint: Blueprint
     requested: Train  # as it was before open choices were resolved
     searched: bool  # for a batch size
-    part: Part  # images, texts or tokens; `blueprint.parts` may hold their embeddings
-    val_part: Part | None
+    part: DatasetPart  # images, texts or tokens; `blueprint.parts` may hold their embeddings
+    val_part: DatasetPart | None
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:

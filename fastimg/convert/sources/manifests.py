@@ -31,7 +31,7 @@ from .columns import (
 )
 from .folders import FilesReader, file_size
 from .labels import Labels, number_classes
-from .samples import Entries, Entry, Row, Source
+from .samples import Entries, Row, Source, SourceEntry
 from .tables import Rows, readable, table_rows
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
@@ -83,7 +83,7 @@ def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         path, size = paths.find(path, number)
-        listed.append(Entry(path, len(listed), size, number, extra))
+        listed.append(SourceEntry(path, len(listed), size, number, extra))
     remarks = (*said, *label_cells.judged(), *paths.remarks(listed, labels))
     classes, numbers = number_classes(labels)
     listed.relabel(numbers)
@@ -176,7 +176,7 @@ def split_up(
     splits: list[str],
     split_column: str | None,
     classes: tuple[str, ...],
-    key: Callable[[Entry], Any] | None = None,
+    key: Callable[[SourceEntry], Any] | None = None,
 ) -> dict[str, Entries]:
     """Entries by their split, in the order of `key` or their own. The training split has every class."""
     if "train" not in splits:

@@ -31,7 +31,7 @@ from .columns import (
 )
 from .labels import Labels, number_classes
 from .manifests import first_row, plain, split_of, split_up
-from .samples import Entries, Entry, Row, Source
+from .samples import Entries, Row, Source, SourceEntry
 from .streams import Spool, SpoolReader
 from .tables import (
     Rows,
@@ -60,7 +60,7 @@ class _Chosen(NamedTuple):
 class TextReader(SpoolReader):
     """Reads texts that were spooled, and knows what is wrong with those that were not."""
 
-    def add_text(self, entry: Entry, value: Any, fault: str, extra: Row) -> Entry:
+    def add_text(self, entry: SourceEntry, value: Any, fault: str, extra: Row) -> SourceEntry:
         """`entry` with its size and place, or with its fault."""
         data, wrong = _encoded(value)
         fault = wrong or fault
@@ -68,12 +68,12 @@ class TextReader(SpoolReader):
             return entry._replace(size=-1, extra={"fault": fault})
         return self.add(entry, data, extra, {})
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """The file and the row."""
         return f"{self.where}: row {entry.row}"
 
-    def problem(self, entry: Entry) -> str | None:
-        """See Reader."""
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
         return (entry.extra or {}).get("fault")
 
 
@@ -154,7 +154,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
-        entry = Entry(f"{src.name}:{number}", len(listed), 0, number)
+        entry = SourceEntry(f"{src.name}:{number}", len(listed), 0, number)
         listed.append(reader.add_text(entry, row[chosen.text], fault, extra))
     judged = label_cells.judged() if names is None else ()
     classes, numbers = number_classes(labels)

@@ -92,7 +92,7 @@ def test_a_slow_part_is_the_verdict(fake, rates, kind):
 def busy(monkeypatch):
     """A machine on which others work, too."""
     load = Load(before=7.5, during=8.0, cores=2, others=0.6)
-    monkeypatch.setattr(bench, "Watch", lambda: SimpleNamespace(load=lambda: load))
+    monkeypatch.setattr(bench, "LoadWatch", lambda: SimpleNamespace(load=lambda: load))
 
 
 def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):

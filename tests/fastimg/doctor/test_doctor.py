@@ -14,10 +14,10 @@ from fastimg import __version__
 from fastimg.doctor import diagnosis as doctor
 from fastimg.doctor import torch_facts
 from fastimg.doctor.findings import rows
-from fastimg.doctor.remedies import CACHES, Copying, Facts, InUse, Unknown, advice, unusable
+from fastimg.doctor.remedies import CACHES, Copying, InUse, MachineFacts, Unknown, advice, unusable
 from fastimg.system import measurement
 from fastimg.system import packages as installed
-from fastimg.system.disks import Disk, Reading
+from fastimg.system.disks import Disk, DiskReading
 from fastimg.system.hardware import Cpu, Cuda, Folder, Gpu, Memory, Space
 from fastimg.system.packages import NEEDED, OPTIONAL, Compiled, Compiler, Package, Pillow
 
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 def reading(rate, cold):
     """A second of reading."""
-    return Reading(bytes=rate, reads=10, seconds=1.0, cold=cold)
+    return DiskReading(bytes=rate, reads=10, seconds=1.0, cold=cold)
 
 
 DISK = Disk(
@@ -52,7 +52,7 @@ CPU = Cpu(
     instructions=["avx2", "avx512f"],
     load=0.5,
 )
-GOOD = Facts(
+GOOD = MachineFacts(
     fastimg="0.1.0",
     commit="0123456789ab",
     python="3.12.1",
@@ -321,7 +321,7 @@ def test_the_table_of_what_could_not_be_found_out():
 
 def test_json_of_facts():
     told = json.loads(json.dumps(doctor.as_json(GOOD)))
-    assert set(told) == {field.name for field in dataclasses.fields(Facts)}
+    assert set(told) == {field.name for field in dataclasses.fields(MachineFacts)}
     assert told["disk"]["cold"]["bytes_per_second"] == 2_000_000_000 and told["disk"]["cold"]["cold"]
     assert told["cuda"]["gpus"][0]["name"] == "A GPU" and told["commit"] == "0123456789ab"
     unknown = json.loads(json.dumps(doctor.as_json(ALL_UNKNOWN)))
