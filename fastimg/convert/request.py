@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fastimg import __version__
 from fastimg.config.commands import Convert
+from fastimg.config.flag_types import parse_workers
 from fastimg.config.rules import refuse_set
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UsageError
@@ -62,9 +63,12 @@ def read_request(config: Convert, container: str | None = None) -> Request:
     """`container` is that of the dataset to append to. Raises UsageError for flags without sense or effect."""
     if container and config.format not in (None, container):
         raise UsageError(f"--format {config.format}: {config.dst} is in {container}; leave it out, or --merge the two")
-    shard_size, workers, tile_px = parse_size(config.shard_size), _workers(config.workers), _tile_px(config.tile)
+    shard_size = parse_size(config.shard_size)
+    workers = parse_workers(config.workers, available_cpus())
+    tile_px = _tile_px(config.tile)
     paths = (config.src, config.dst, *config.more)
-    sources, dst = paths[:-1], paths[-1]
+    sources = paths[:-1]
+    dst = paths[-1]
     if config.resume and config.overwrite:
         raise UsageError("--resume goes on with what is there, --overwrite deletes it; give one of them")
     if config.shuffle and config.no_shuffle:
@@ -147,12 +151,4 @@ def _tile_px(text: str) -> int | None:
         return {"off": None, "auto": DEFAULT_TILE_PX}[text]
     if not text.isascii() or not text.isdigit() or not 8 <= int(text) <= 65_535:
         raise UsageError(f"--tile {text}: give auto, off or a width of 8 to 65535 pixels")
-    return int(text)
-
-
-def _workers(text: str) -> int:
-    if text == "auto":
-        return available_cpus()
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--workers {text}: give auto or a number of threads, 1 or more")
     return int(text)

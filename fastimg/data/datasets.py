@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.config.flag_types import parse_workers
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import CenterCrop, Dataset, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
@@ -99,12 +100,8 @@ def check_classes(path: Path, classes: Level | None) -> None:
 
 
 def worker_count(workers: str, ranks: "Ranks") -> int:
-    """Loader threads: as told, else this process's cores on a GPU machine, half of them where the CPU also trains."""
-    if workers != "auto":
-        if not workers.isdigit() or int(workers) < 1:
-            raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
-        return int(workers)
-    return ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2)
+    """Loader threads: as given; with `auto` all cores of this process, or half of them if the CPU also trains."""
+    return parse_workers(workers, ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2))
 
 
 def center_crop(preprocessing: "Preprocessing") -> CenterCrop:

@@ -31,6 +31,7 @@ from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.tokenizer import Tokenizer
+from fastimg.system.terminal import say
 from fastimg.wording import plural
 
 from .digests import DIGEST, NONE, of, sample_digests, stamp_of
@@ -54,7 +55,7 @@ class Keeper:
 
     def say(self, text: str) -> None:
         """Print a message."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(self.console, text)
 
     def digests(self, dataset: Dataset) -> npt.NDArray[np.void]:
         """The digests of all samples of a dataset, which is read only once."""

@@ -15,6 +15,7 @@ from rich.text import Text
 from fastimg.config import yaml_file as configfile
 from fastimg.config.augmentation import FIELDS, effective
 from fastimg.config.commands import Inspect, Train
+from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.data import augmentation
@@ -76,7 +77,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     if config.no_pictures:
         refuse_set(config, _OF_PICTURES, "with --no-pictures")
     shown, crop = _augmentation(config)
-    workers = _workers(config.workers)
+    workers = parse_workers(config.workers, available_cpus())
     check_classes(config.data, config.classes)
     found = list_splits(config.data, config.classes)
     if config.split is not None and config.split not in found:
@@ -142,14 +143,6 @@ def _kornia(shown: Train, crop: Crop) -> "KorniaPass | None":
     from fastimg.data import kornia_pass
 
     return kornia_pass.build(shown.kornia, shape_of(crop)[0], torch.device("cpu"))
-
-
-def _workers(workers: str) -> int:
-    if workers == "auto":
-        return available_cpus()
-    if not workers.isdigit() or int(workers) < 1:
-        raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
-    return int(workers)
 
 
 def _made(folder: Path, stack: ExitStack) -> None:

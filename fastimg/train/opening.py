@@ -33,6 +33,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.recompute import checkpoint_blocks
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
 from fastimg.models.tokenizer import TextDecoder
+from fastimg.system.terminal import say
 from fastimg.train.choices.stated_weights import Stated
 from fastimg.wording import plural
 
@@ -52,7 +53,7 @@ def open_data(
     for dataset in opened:
         stack.callback(dataset.close)
     for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
-        console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
+        say(console, remark, style="yellow")
     if config.order == "quasi-random" and is_plain_folder(data):
         raise UsageError(
             f"--order quasi-random: {data} is a plain folder, whose files are not stored together; leave it out, or "
@@ -60,15 +61,13 @@ def open_data(
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
     if note:
-        console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+        say(console, note, style="bold yellow")
     elif is_plain_folder(data):
-        console.print(
+        say(
+            console,
             f"{data} is a plain folder: {plural(len(part.dataset), 'file', 'is')} opened one by one; `fastimg "
             f"convert {data} DST` "
             "checks every image once and stores them in a few large files that disks read fast",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
         )
     return part, val_part, data.resolve()
 

@@ -300,7 +300,7 @@ def test_a_split_of_which_nothing_is_left(tmp_path, encode, console):
         ({"val_fraction": float("nan")}, "--val-fraction nan"),
         ({"shard_size": "many"}, "--shard-size many"),
         ({"shard_size": "9" * 400}, "--shard-size 99999"),
-        ({"workers": "0"}, "--workers 0: give auto or a number"),
+        ({"workers": "0"}, "--workers 0: give auto or a number of threads, 1 or more"),
         ({"workers": "two"}, "--workers two"),
         ({"seed": -1}, "--seed -1"),
         ({"max_pixels": 0}, "--max-pixels 0"),
