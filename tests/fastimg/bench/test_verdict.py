@@ -112,7 +112,7 @@ def test_no_verdict_says_why_and_how_busy_the_machine_was():
     none = NoVerdict(share=0.64, doubts=("the step from 13.4 to 124 img/s",), load=load)
     assert none.sentence() == (
         "no verdict: the measurements disagree by more than 30% (the step from 13.4 to 124 img/s); the machine was "
-        "busy, or its speed changed (load average 7.5 before and 8.1 after, on 2 cores; other processes took 61% of "
+        "busy, or its speed changed (load average 7.5 before and 8.1 after, on 2 cores; other processes used 61% of "
         "the processors); run again when it is idle"
     )
     record = none.record()
