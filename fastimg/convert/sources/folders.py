@@ -7,7 +7,7 @@ from pathlib import Path
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import Level, list_folder
 
-from .samples import Entries, Original, Source, SourceEntry, note
+from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
 
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
@@ -39,6 +39,8 @@ class FilesReader:
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
+        if self._listed and entry.label < 0:
+            return NO_LABEL
         if entry.size >= _MAX_BYTES:
             return "8 GiB or more: no member of a tar shard may be so large"
         if entry.size >= 0:

@@ -17,6 +17,8 @@ from fastimg.loaders.folders.ignored import Ignored
 
 Row = dict[str, Any]
 
+NO_LABEL = "the label is empty"  # why a row of a manifest is left out
+
 
 class SourceEntry(NamedTuple):
     """One sample of a source, as its listing knows it."""

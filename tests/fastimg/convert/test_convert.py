@@ -275,6 +275,21 @@ def test_a_row_without_its_file(image_folder, tmp_path, console):
     assert report.images == 1 and report.skipped == [Skipped("images/red/nowhere.jpg", "no such file")]
 
 
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_a_row_without_a_label(image_folder, tmp_path, console, container):
+    src = tmp_path / "set.csv"
+    rows = ["red/000.jpg,a", "red/001.jpg,", "red/001.jpg,b", "red/002.jpg, "]
+    src.write_text("path,label\n" + "".join(f"images/{row}\n" for row in rows))
+    config = Convert(src=src, dst=tmp_path / "out", format=container)
+    with pytest.raises(DataError, match=r"set\.csv: row 3: images/red/001\.jpg: the label is empty; .*--on-error skip"):
+        convert(replace(config, on_error="fail"), console)
+    assert not config.dst.exists()
+    report = convert(config, console)
+    assert report.images == 2 and report.classes == 2
+    left_out = {f"images/red/{name}.jpg": "the label is empty" for name in ("001", "002")}
+    assert dict(report.skipped) == left_out and len(report.skipped) == 2
+
+
 @pytest.mark.parametrize("val_fraction", [0.0, 0.25])
 def test_a_class_of_which_nothing_is_left(config, image_folder, console, val_fraction):
     for file in (image_folder / "green").iterdir():

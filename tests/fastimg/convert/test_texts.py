@@ -215,7 +215,7 @@ def test_a_csv_without_a_header(tmp_path, make, console):
         ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "--text-column is for texts"),
         ("text,label\ngood,1\n", {"label_column": "text"}, "names one of them twice"),
         ("text,label\ngood,1\nbad\n", {}, "row 3: 1 field under a header of 2"),
-        ("text,label\ngood, \n", {}, "row 2: the label in column 'label' is empty"),
+        ("text,label\ngood, \n", {}, "every label in column 'label' is empty"),
         ("text,label\ngood,\udcff\n", {}, "row 2: the label .* is not UTF-8"),
         ("text,label,split\ngood,1,fold1\n", {}, "row 2: 'fold1' is no split"),
         ("text,label\n", {}, "no rows"),
@@ -226,6 +226,15 @@ def test_manifests_of_texts_that_are_refused(content, options, message, tmp_path
     with pytest.raises((DataError, UsageError), match=message):
         make(src, **options)
     assert not (tmp_path / "out0").exists()
+
+
+def test_a_text_without_a_label(tmp_path, make):
+    src = write(tmp_path / "set.csv", b"text,label\ngood,1\nbad,0\nso so,\nfine, \n")
+    with pytest.raises(DataError, match=r"set\.csv: row 4: the label is empty; .*--on-error skip"):
+        make(src, on_error="fail")
+    _, report = make(src)
+    assert report.images == 2 and report.classes == 2
+    assert dict(report.skipped) == {"set.csv:4": "the label is empty", "set.csv:5": "the label is empty"}
 
 
 @pytest.mark.parametrize(
