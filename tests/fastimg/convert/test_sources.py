@@ -586,7 +586,7 @@ def test_what_lies_beside_shards_is_counted(kind, shard_folder):
     what = "parquet files" if kind == "parquet" else "shards"
     assert source.ignored.reasons == {
         f"outside the {what}": 2,
-        f"a {suffix} file where none is looked for": 1,
+        f"a {suffix} file in an unexpected place": 1,
         f"not among the {what}": 1,
         "hidden by a leading dot": 1,
     }

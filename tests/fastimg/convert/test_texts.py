@@ -496,9 +496,9 @@ def test_appending_and_merging(container, tmp_path, make, image_folder):
     make(first, dst=more, more=(both,), merge=True, format=container)
     assert sorted(texts(both)) == sorted(texts(dst))
     before = contents(dst)
-    with pytest.raises(UsageError, match=r"holds texts and .*images images: a dataset is of one kind"):
+    with pytest.raises(UsageError, match=r"holds texts and .*images images: a dataset holds only one kind"):
         make(image_folder, dst=dst, append=True)
-    with pytest.raises(UsageError, match=r"images holds images and .*set\.csv texts: a dataset is of one kind"):
+    with pytest.raises(UsageError, match=r"images holds images and .*set\.csv texts: a dataset holds only one kind"):
         make(image_folder, dst=first, more=(tmp_path / "mixed",), merge=True)
     images, _ = make(image_folder, format=container)
     with pytest.raises(UsageError, match=r"holds images and .*set\.csv texts"):
