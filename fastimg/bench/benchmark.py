@@ -30,12 +30,13 @@ from fastimg.config.rule_tables import BENCH
 from fastimg.config.rules import refuse
 from fastimg.config.training import HF_PREFIX
 from fastimg.data.datasets import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
-from fastimg.errors import UsageError, nearest, printable
+from fastimg.errors import UsageError, nearest
 from fastimg.loaders import ImageDecoder
 from fastimg.models.ranks import Ranks, start
-from fastimg.system.machine_load import Watch
+from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import environment
 from fastimg.system.progress import telling
+from fastimg.system.terminal import say
 from fastimg.train.choices import machine_profile as machine
 from fastimg.train.choices import refusals
 from fastimg.train.choices import resolution as effective
@@ -134,7 +135,7 @@ def _measure(
 ) -> dict[str, Any]:
     archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
     out = Console(quiet=True) if settings.json else console
-    watch = Watch()
+    watch = LoadWatch()
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
     decoder = _decoder(first)
     threads = int(first.config.workers)
@@ -160,7 +161,7 @@ def _measure(
     if images.unreadable:
         name, reason = next(iter(images.unreadable.items()))
         warning = f"of the sampled images, {len(images.unreadable):,} cannot be read: {name}: {reason}"
-        out.print(printable(warning), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(out, warning, style="yellow")
     stages: list[Stage] = []
     if names := _stages(settings.stages):
         with telling(progress, f"measuring stages: {', '.join(names)}"):
@@ -170,7 +171,7 @@ def _measure(
     alone, noise = loader_alone(rig, settings.repeats, progress)
     record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
     line = f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}"
-    out.print(line, highlight=False, soft_wrap=True)
+    say(out, line)
     trained = []
     for arch in archs:
         arch_rig = (
@@ -186,7 +187,7 @@ def _measure(
             arch_rig.close()
     load = watch.load()
     record["load"] = load.record()
-    out.print(f"load      {load.text()}", highlight=False, markup=False, soft_wrap=True)
+    say(out, f"load      {load.text()}")
     record["training"] = [result.record() for result in trained]
     record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
     record["verdict"] = trained[0].verdict.sentence()
@@ -202,7 +203,7 @@ def _measure(
     if settings.plot is not None:
         scaling = [{"name": rig.config.loader, **row} for row in record.get("scaling", [])]
         plot_loaders(records or scaling, settings.plot)
-        out.print(f"drawn in {settings.plot}", highlight=False, markup=False, soft_wrap=True)
+        say(out, f"drawn in {settings.plot}")
     if settings.tune:
         with telling(progress, "tuning"):
             best = tuning.tune(rig, images, count, progress)
@@ -249,7 +250,7 @@ def _head(out: Console, record: dict[str, Any]) -> None:
         "before measuring",
     }
     for name, text in rows.items():
-        out.print(f"{name:<9} {printable(text)}", highlight=False, markup=False, soft_wrap=True)
+        say(out, f"{name:<9} {text}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from fastimg.augment import draw
 from fastimg.config.commands import Train
-from fastimg.data.datasets import Part
+from fastimg.data.datasets import DatasetPart
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
 from fastimg.models.precision import choose as choose_precision
@@ -75,7 +75,7 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
         model=model,
         preprocessing=preprocessing,
         precision=precision,
-        parts=Parts(Part(dataset, indices, config.train_split), None, None),
+        parts=Parts(DatasetPart(dataset, indices, config.train_split), None, None),
     )
     run = assemble(blueprint, ranks, alone=True)
     train_mode(run.setup.trained)
@@ -94,7 +94,7 @@ def with_loader(rig: Rig, dataset: Dataset, indices: npt.NDArray[np.int64], **ch
         model=setup.model,
         preprocessing=setup.input.preprocessing,
         precision=setup.precision,
-        parts=Parts(Part(dataset, indices, config.train_split), None, None),
+        parts=Parts(DatasetPart(dataset, indices, config.train_split), None, None),
     )
     other = assemble(blueprint, setup.ranks, alone=True)
     train_mode(other.setup.trained)

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
-from fastimg.errors import printable
 from fastimg.loaders import ImageDecoder
 from fastimg.system.disks import drop, memory_bandwidth, sequential_read
 from fastimg.system.measurement import Spread
 from fastimg.system.measurement import show as show_table
+from fastimg.system.terminal import say
 from fastimg.train.reporting.hints import number
 from fastimg.wording import agreeing, plural
 
@@ -87,7 +87,7 @@ def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
         show_table(console, f"stages alone, {plural(threads, 'thread')}", rows)
     for stage in stages:
         if stage.words():
-            console.print(printable(f"  {stage.words()}"), highlight=False, markup=False, soft_wrap=True)
+            say(console, f"  {stage.words()}")
 
 
 def measure(

@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from fastimg.config.benchmarking import Bench
-from fastimg.errors import printable
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system import measurement as measuring
-from fastimg.system.machine_load import Watch
+from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import Spread
 from fastimg.system.memory import available
 from fastimg.system.progress import Status, telling
+from fastimg.system.terminal import say
 from fastimg.wording import plural
 
 from .advice import advise
@@ -68,7 +68,7 @@ def measure_training(
     alone: Spread,
     scratch: Path,
     progress: Console,
-    watch: Watch,
+    watch: LoadWatch,
 ) -> Trained:
     """Measure training end to end and on synthetic data; judge what limits it, and try what would help.
 
@@ -170,8 +170,8 @@ def show_training(out: Console, result: Trained) -> None:
     out.print(f"real/synthetic  {result.real.median / result.synthetic.median:.2f}", highlight=False, style="bold")
     sentence = result.verdict.sentence()
     line = sentence if isinstance(result.verdict, NoVerdict) else f"verdict  {sentence}"
-    out.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    say(out, line)
     for trial in result.tried:
         if trial not in result.verdict.advice:
             line = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"
-            out.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+            say(out, line)

@@ -18,6 +18,7 @@ from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.measurement import show as show_table
 from fastimg.system.memory import ran_out, release
+from fastimg.system.terminal import say
 from fastimg.train.choices.machine_profile import Profile, device_name, now
 
 from .dataset import Images
@@ -133,7 +134,7 @@ def show(tuned: Tuned, file: Path, console: Console) -> None:
         *([tuned.other] if tuned.other else []),
     ]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def settings(profile: Profile) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Types of flags that may be left out: None means "chosen for you", and `--help` shows no default of its own.
 
-Also the default that several commands share.
+Also the default that several commands share, and how `--workers` is read.
 """
 
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
+
+from fastimg.errors import UsageError
 
 MAX_PIXELS = 89_478_485  # `loaders.decode.MAX_PIXELS`, without importing the loaders: a test holds them equal
 
@@ -16,3 +18,12 @@ Str = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 Pair = Annotated[tuple[float, float] | None, arg(metavar="FLOAT FLOAT", help_behavior_hint="")]
 Triple = Annotated[tuple[float, float, float] | None, arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="")]
+
+
+def parse_workers(text: str, automatic: int) -> int:
+    """The number of threads that `--workers` gives, `automatic` for `auto`. Raises UsageError."""
+    if text == "auto":
+        return automatic
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--workers {text}: give auto or a number of threads, 1 or more")
+    return int(text)

@@ -1,4 +1,4 @@
-"""dataset.json: what is written there of a conversion, and what an append needs of it."""
+"""dataset.json: what a conversion writes into it, and what an append reads from it."""
 
 import hashlib
 from collections import Counter
@@ -60,33 +60,33 @@ class _Options(msgspec.Struct):
 
 
 class _Made(msgspec.Struct):
-    """What `describe` writes and what is read of it again; loaders.shards has checked the rest."""
+    """The parts of what `describe` writes that are read again; the loaders have checked the rest."""
 
     schema: dict[str, dict[str, Any]]
     splits: dict[Annotated[str, msgspec.Meta(pattern=rf"^{SPLIT}\Z")], _Split]
     skipped: list[_Skipped]
     outcomes: dict[str, int]
     options: _Options
-    ignored: _Ignored | None = None  # absent where an older version wrote it
+    ignored: _Ignored | None = None  # absent if an older version wrote the file
     appended: list[_Options] = []
 
 
 def read_made(folder: Path) -> dict[str, Any]:
-    """The description of a dataset that a conversion made. Raises DataError where it is none."""
+    """The description of a converted dataset. Raises DataError if it is not one."""
     description = read_description(folder)
     try:
         msgspec.convert(description, _Made)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a surrogate pair
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # UnicodeEncodeError: half a surrogate pair
         raise DataError(
-            f"{folder / 'dataset.json'}: not what this version of fastimg writes ({error}); convert again with "
-            "--overwrite"
+            f"{folder / 'dataset.json'}: not in the form that this version of fastimg writes ({error}); convert "
+            "again with --overwrite"
         ) from error
     return description
 
 
 @dataclass(frozen=True)
 class Base:
-    """A dataset, as what is appended to it has to know it."""
+    """The dataset that an append adds to."""
 
     folder: Path
     description: dict[str, Any]
@@ -94,7 +94,7 @@ class Base:
 
     @classmethod
     def of(cls, description: dict[str, Any]) -> "Base":
-        """Of a description alone."""
+        """A base with only a description."""
         return cls(Path(), description, "")
 
     @property
@@ -104,7 +104,7 @@ class Base:
 
     @property
     def content(self) -> Content:
-        """What its samples are."""
+        """What kind of samples it has."""
         return "text" if self.description.get("content") == "text" else "images"
 
     @property
@@ -114,12 +114,12 @@ class Base:
 
     @property
     def named(self) -> bool:
-        """Whether they are more than numbers."""
+        """Whether the classes have names, not only numbers."""
         return bool(self.description.get("named", True))
 
     @property
     def files(self) -> set[str]:
-        """Names of all files of the dataset."""
+        """Names of all its files."""
         names = {"dataset.json"}
         for split, content in self.description["splits"].items():
             shards = [str(shard["name"]) for shard in content["shards"]]
@@ -130,7 +130,7 @@ class Base:
 
     @property
     def betons(self) -> dict[str, Path]:
-        """The file of each split."""
+        """The .beton file of each split."""
         return {
             split: self.folder / shard["name"]
             for split, content in self.description["splits"].items()
@@ -138,22 +138,22 @@ class Base:
         }
 
     def begun(self) -> dict[str, Begun]:
-        """Where new shards and samples go on. The parts of a .beton that is made anew are counted from its end."""
+        """Where the numbers of new shards and samples start. Parts of a rewritten .beton are counted from its end."""
         skipped = Counter(skipped["split"] for skipped in self.description["skipped"])
-        found = {}
+        begun = {}
         for split, content in self.description["splits"].items():
             names = [Path(shard["name"]).stem for shard in content["shards"] if self.container == "tar"]
             last = max((int(name.rpartition("-")[2]) for name in names), default=-1)
-            found[split] = Begun(last + 1, content["samples"] + skipped[split])
-        return found
+            begun[split] = Begun(last + 1, content["samples"] + skipped[split])
+        return begun
 
     def holds(self, options: dict[str, Any]) -> bool:
-        """Whether samples with this listing are in it already."""
+        """Whether samples with this listing have been added already."""
         made = [self.description["options"], *self.description.get("appended", ())]
         return any(other["listing"] == options["listing"] for other in made)
 
     def accept(self, schema: Schema) -> Schema:
-        """The schema of its .beton files, where what is appended fits it. Raises UserError where it does not."""
+        """The schema of its .beton files, if the appended samples fit it. Raises UserError if they do not."""
         for file in self.betons.values():
             with BetonReader(file) as reader:
                 fields, page_size = reader.fields, reader.page_size
@@ -161,12 +161,12 @@ class Base:
                 if fields.get(name) != field:
                     drop = "add --originals drop, or " if name == ORIGINAL else ""
                     raise UserError(
-                        f"{file}: has no field {name} ({field.kind}), which what is appended needs; {drop}--merge both "
+                        f"{file}: has no field {name} ({field.kind}), which the new samples need; {drop}--merge both "
                         "into a new dataset"
                     )
             if page_size < schema.page_size:
                 raise UserError(
-                    f"{file}: a sample of what is appended does not fit in its pages of {page_size} bytes; --merge "
+                    f"{file}: a new sample does not fit in its pages of {page_size} bytes; --merge "
                     "both into a new dataset"
                 )
             return Schema.of(fields, page_size)
@@ -174,15 +174,15 @@ class Base:
 
 
 def ignored_of(description: Mapping[str, Any]) -> Ignored:
-    """The files that a description says were not used; none where an older version wrote it."""
+    """The unused files that a description lists; none if an older version wrote it."""
     return Ignored.of_json(description["ignored"]) if "ignored" in description else Ignored()
 
 
 def read_base(folder: Path) -> Base:
-    """The dataset to append to. Raises UserError where there is none."""
+    """The dataset to append to. Raises UserError if there is none."""
     file = folder / "dataset.json"
     if not file.exists():
-        raise UserError(f"{folder}: no dataset that could be appended to; leave out --append to make one")
+        raise UserError(f"{folder}: no dataset to append to; leave out --append to make a new one")
     return Base(folder, read_made(folder), hashlib.sha256(file.read_bytes()).hexdigest())
 
 
@@ -195,7 +195,7 @@ def describe(
     schema: Schema | None,
     base: Base | None,
 ) -> dict[str, Any]:
-    """dataset.json of what the journal says is there. Raises DataError where too little is left to train on."""
+    """dataset.json for the shards in the journal. Raises DataError if too few samples are left to train on."""
     old: dict[str, Any] = base.description if base else {"splits": {}, "skipped": [], "outcomes": {}}
     splits: dict[str, Any] = dict(old["splits"])
     outcomes = Counter(old["outcomes"])
@@ -221,7 +221,7 @@ def describe(
             "source_bytes": before["source_bytes"] + sum(shard.source_bytes for shard in shards),
             "shards": _files(folder, total, before["shards"], shards),
         }
-    for content in splits.values():  # of splits that nothing was added to
+    for content in splits.values():  # splits that nothing was added to
         content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
     described = {
         "format": FORMAT,
@@ -244,7 +244,8 @@ def describe(
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:
     first = skipped[0] if skipped else None
     example = f" ({first['path']}: {first['reason']}); repair or remove them" if first else ""
-    what, done = singular(source.content), "decoded" if source.content == "images" else "stored"
+    what = singular(source.content)
+    done = "decoded" if source.content == "images" else "stored"
     if not counts:
         raise DataError(f"{source.src}: no {what} of the split {split} can be {done}{example}")
     if split == "train" and not source.stored:
@@ -254,7 +255,7 @@ def _check_counts(source: Source, split: str, counts: Counter[int], skipped: lis
 
 
 def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: list[Finished]) -> list[dict[str, Any]]:
-    """The shards of a split. A .beton is one file, and stands for all that was there before."""
+    """The shards of a split. A .beton is a single file that includes everything from before."""
     if any(shard.part for shard in shards):
         file = folder / shards[0].name
         with file.open("rb") as content:
@@ -264,7 +265,7 @@ def _files(folder: Path, samples: int, before: list[dict[str, Any]], shards: lis
 
 
 def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[str, Any]:
-    """What every sample has, by the names in the container."""
+    """The fields of every sample, by their names in the container."""
     if schema is None:
         first = _TAR_SCHEMA if source.content == "images" else _TEXT_SCHEMA
         return {**first, **old, **{ext: {"kind": "bytes", "member": ext} for ext in source.fields}}

@@ -1,4 +1,4 @@
-"""The folder that a conversion writes into: what may be there, what it is left with when things go wrong."""
+"""The folder that a conversion writes into: what it may contain, and what is left after a failure."""
 
 import errno
 import os
@@ -9,50 +9,52 @@ from fastimg.config.commands import Convert
 from fastimg.errors import UserError
 
 from .description import Base
-from .journal import Journal, State, clear, journal_options, shards_in, state_of
+from .journal import DestinationState, Journal, clear, journal_options, shards_in, state_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """The folders that have to be made for `folder`, innermost first."""
+    """The folders that must be created for `folder`, innermost first."""
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UserError(f"{folder}: a file, where the dataset's folder is to be; give another destination")
+        raise UserError(f"{folder}: is a file, but the dataset needs a folder; give another destination")
     return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
 
 
-def admit(folder: Path, flags: Convert, options: dict[str, Any] | None = None, base: Base | None = None) -> State:
-    """What is in the destination; of an append, with `options` and `base`, of that. Raises UserError unless allowed."""
+def admit(
+    folder: Path, flags: Convert, options: dict[str, Any] | None = None, base: Base | None = None
+) -> DestinationState:
+    """The state of the destination; with `options` and `base`, of an append. Raises UserError unless it is allowed."""
     state = _appending(folder, flags, options, base) if base and options else state_of(folder)
-    if state is State.OTHER:
-        raise UserError(f"{folder}: not empty, and nothing that fastimg convert made; give a new or empty folder")
-    if state is State.DATASET and not (flags.resume or flags.overwrite):
-        raise UserError(f"{folder}: holds a dataset already; give another folder, or replace it with --overwrite")
-    if state is State.UNFINISHED and not (flags.resume or flags.overwrite):
+    if state is DestinationState.OTHER:
+        raise UserError(f"{folder}: not empty, and not made by fastimg convert; give a new or empty folder")
+    if state is DestinationState.DATASET and not (flags.resume or flags.overwrite):
+        raise UserError(f"{folder}: already holds a dataset; give another folder, or replace it with --overwrite")
+    if state is DestinationState.UNFINISHED and not (flags.resume or flags.overwrite):
         raise UserError(
-            f"{folder}: holds a conversion that did not finish; go on with --resume, or start again with --overwrite"
+            f"{folder}: holds an unfinished conversion; continue it with --resume, or start again with --overwrite"
         )
     return state
 
 
-def _appending(folder: Path, flags: Convert, options: dict[str, Any], base: Base) -> State:
-    """Whether an append has begun, or is done."""
+def _appending(folder: Path, flags: Convert, options: dict[str, Any], base: Base) -> DestinationState:
+    """Whether an append is unfinished or complete."""
     if base.holds(options):
         if not flags.resume:
             raise UserError(
-                f"{folder}: these very samples were appended or converted already; leave them out, or give what is new"
+                f"{folder}: the same samples were already converted or appended; leave them out, or give new ones"
             )
-        return State.DATASET
-    there = journal_options(folder)
-    if there is None and (others := shards_in(folder) - base.files):
+        return DestinationState.DATASET
+    begun = journal_options(folder)
+    if begun is None and (others := shards_in(folder) - base.files):
         raise UserError(
-            f"{folder}: {min(others)} is there and not of the dataset, and would be deleted; move it elsewhere first"
+            f"{folder}: {min(others)} does not belong to the dataset and would be deleted; move it elsewhere first"
         )
-    return State.UNFINISHED if there and "base" in there else State.EMPTY
+    return DestinationState.UNFINISHED if begun and "base" in begun else DestinationState.EMPTY
 
 
 def begin_journal(folder: Path, options: dict[str, Any], base: Base | None, resumed: bool) -> Journal:
-    """The journal to write to, and a folder without what it does not know of."""
+    """The open journal; files that it does not know are deleted."""
     if resumed:
         check_same(folder, journal_options(folder) or {}, options)
         journal = Journal.go_on(folder)
@@ -63,11 +65,11 @@ def begin_journal(folder: Path, options: dict[str, Any], base: Base | None, resu
 
 
 def check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raise UserError where options differ from those that a conversion began with."""
+    """Raise UserError if options differ from those that a conversion was started with."""
     names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
     if not names:
         return
-    told = {
+    descriptions = {
         "listing": "the source (its paths, labels or sizes)",
         "classes": "the classes",
         "fastimg": "the version of fastimg",
@@ -75,20 +77,21 @@ def check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> Non
         "base": "the dataset that is appended to",
     }
     what = ", ".join(
-        told.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)") for name in names
+        descriptions.get(name, f"--{name.replace('_', '-')} ({there.get(name)} there, {here.get(name)} here)")
+        for name in names
     )
-    raise UserError(f"{folder}: began with something else: {what}; give what it began with, or use --overwrite")
+    raise UserError(f"{folder}: was started with something else: {what}; use the same settings, or --overwrite")
 
 
 def undo(folder: Path, options: dict[str, Any], base: Base | None) -> None:
-    """Leave nothing behind of a conversion that this run began."""
+    """Delete everything that this run wrote."""
     if journal_options(folder) == options:
         clear(folder, keep=base.files if base else ())
 
 
 def plain_error(folder: Path, error: OSError) -> UserError:
-    """What went wrong with the disk, as a sentence."""
+    """An error of the file system as a sentence."""
     if error.errno in FULL:
-        goes_on = " go on with the same command and --resume" if journal_options(folder) else " convert again"
-        return UserError(f"{folder}: no space left on the disk; free some, then{goes_on}")
+        goes_on = " continue with the same command and --resume" if journal_options(folder) else " convert again"
+        return UserError(f"{folder}: no space left on the disk; free some space, then{goes_on}")
     return UserError(f"{error.filename or folder}: {error.strerror or error}; check the path and its permissions")

@@ -20,7 +20,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from fastimg.convert.sources.samples import Entry, Original, Source
+from fastimg.convert.sources.samples import Original, Source, SourceEntry
 from fastimg.loaders.containers.beton_fields import jpeg_fault
 from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import Header, Pixels, decode, read_header
@@ -96,7 +96,7 @@ class Prepare:
         self._extensions = image_extensions()
         self._thread = threading.local()
 
-    def __call__(self, entry: Entry) -> Prepared | str:
+    def __call__(self, entry: SourceEntry) -> Prepared | str:
         if reason := self._source.problem(entry):
             return reason
         try:
@@ -108,7 +108,7 @@ class Prepare:
         except DECODERS_OWN as error:
             return f"the decoder fails on it ({type(error).__name__}: {error})"
 
-    def _prepared(self, entry: Entry, original: Original) -> Prepared:
+    def _prepared(self, entry: SourceEntry, original: Original) -> Prepared:
         if isinstance(original.image, bytes):
             prepared = self._encoded(original, original.image)
         else:
@@ -160,7 +160,7 @@ class Prepare:
             buffer.getvalue(), "png", pixels.nbytes, _outcome(KEPT, "raw pixels, without loss as png"), *original[2:]
         )
 
-    def _for_beton(self, entry: Entry, prepared: Prepared) -> Prepared:
+    def _for_beton(self, entry: SourceEntry, prepared: Prepared) -> Prepared:
         """What an image field can hold: a JPEG that FFCV decodes rightly, else pixels."""
         data = prepared.image
         if not isinstance(data, bytes):
@@ -229,8 +229,8 @@ class Prepare:
 
 def prepared_in_order(
     pool: ThreadPoolExecutor,
-    prepare: Callable[[Entry], Prepared | str],
-    entries: Iterator[Entry],
+    prepare: Callable[[SourceEntry], Prepared | str],
+    entries: Iterator[SourceEntry],
     workers: int,
     container: str,
 ) -> Iterator[Prepared | str]:

@@ -1,6 +1,6 @@
-"""What a conversion leaves in its folder while it runs, so that it can be recognised, resumed and undone.
+"""The journal that a conversion keeps in its folder while it runs, so that it can be recognised, resumed and undone.
 
-`convert.json` is written before anything else and removed after `dataset.json` is there. It is a file of json lines:
+`convert.json` is written before anything else and removed once `dataset.json` exists. It is a file of JSON lines:
 first the options with a fingerprint of the source, then one line per finished shard, each on disk before the next shard
 begins. A last line that a crash cut short is dropped, and its shard is written again.
 """
@@ -26,15 +26,15 @@ from fastimg.loaders.containers.datasets import FORMAT
 from fastimg.loaders.containers.tar import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
-CACHE = ".fastimg"  # derived: tokens and embeddings of what was here, by content
+CACHE = ".fastimg"  # derived data: tokens and embeddings, addressed by content
 
 SPLIT = "(?:train|val|test)"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 
-class State(Enum):
-    """What a destination is before a conversion."""
+class DestinationState(Enum):
+    """What a destination holds before a conversion."""
 
     EMPTY = "empty"
     DATASET = "a finished dataset"
@@ -43,13 +43,13 @@ class State(Enum):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is on disk, or one of which no image was left (`samples` 0, no file)."""
+    """A shard that is on disk, or one without any usable image (`samples` is 0, no file)."""
 
     split: str
     number: int
     samples: int
     name: str = ""
-    bytes: int = 0  # of a .beton: up to the end of this part of it
+    bytes: int = 0  # of a .beton: up to the end of this part
     sha256: str = ""
     index_bytes: int = 0
     index_sha256: str = ""
@@ -60,7 +60,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int] = {}  # images by what became of them
 
     def on_disk(self, folder: Path) -> bool:
-        """Whether its files still are what they were when they were written, by sizes and the index's checksum."""
+        """Whether its files are unchanged since they were written, by their sizes and the index's checksum."""
         if not self.name:
             return not self.samples
         if not _MADE.fullmatch(self.name):
@@ -86,13 +86,13 @@ class Journal:
 
     @classmethod
     def start(cls, folder: Path, options: dict[str, Any]) -> "Journal":
-        """A journal without a shard, in place of any that is there."""
+        """A journal without shards; replaces an existing one."""
         replace_file(folder / "convert.json", _line({"format": JOURNAL_FORMAT, "options": options}))
         return cls(folder, [])
 
     @classmethod
     def go_on(cls, folder: Path) -> "Journal":
-        """The journal in `folder`, with the shards that are still on disk as they were finished."""
+        """The journal in `folder`, with those of its shards that are unchanged on disk."""
         head, *lines = _whole_lines(folder / "convert.json")
         shards = []
         for line in lines:
@@ -123,40 +123,41 @@ class Journal:
         return names
 
     def parts(self, split: str) -> list[Part]:
-        """What is on disk of the .beton of a split, in its order."""
+        """The parts of a split's .beton that are on disk, in order."""
         return [
             shard.part for (name, _), shard in sorted(self.finished.items()) if name == split and shard.part is not None
         ]
 
     def remove(self) -> None:
-        """The conversion is complete."""
+        """Delete the journal: the conversion is complete."""
         (self._folder / "convert.json").unlink()
         sync_folder(self._folder)
 
 
 def _parts_in_a_row(shards: list[Finished]) -> Counter[str]:
-    """How many parts of each split are there, from the first one on, before one is missing."""
-    there, found = {(shard.split, shard.number) for shard in shards}, Counter[str]()
+    """How many parts of each split exist, counted from the first up to the first missing one."""
+    existing = {(shard.split, shard.number) for shard in shards}
+    parts = Counter[str]()
     for split in {shard.split for shard in shards}:
-        while (split, found[split]) in there:
-            found[split] += 1
-    return found
+        while (split, parts[split]) in existing:
+            parts[split] += 1
+    return parts
 
 
-def state_of(folder: Path) -> State:
-    """What is in `folder`. A journal that was never completed is nothing."""
+def state_of(folder: Path) -> DestinationState:
+    """What `folder` holds. A journal that was not written completely does not count."""
     names = {entry.name for entry in os.scandir(folder)} - {".convert.json.part", CACHE} if folder.exists() else set()
     if not names:
-        return State.EMPTY
+        return DestinationState.EMPTY
     if "dataset.json" in names and _format(folder / "dataset.json") == FORMAT:
-        return State.DATASET
+        return DestinationState.DATASET
     if "dataset.json" not in names and "convert.json" in names and journal_options(folder) is not None:
-        return State.UNFINISHED
-    return State.OTHER
+        return DestinationState.UNFINISHED
+    return DestinationState.OTHER
 
 
 def journal_options(folder: Path) -> dict[str, Any] | None:
-    """The options in the journal of `folder`, None where it is no journal of ours."""
+    """The options in the journal of `folder`; None if it has no valid journal."""
     try:
         head = json.loads(_whole_lines(folder / "convert.json")[0])
         options = head["options"]
@@ -166,12 +167,12 @@ def journal_options(folder: Path) -> dict[str, Any] | None:
 
 
 def shards_in(folder: Path) -> set[str]:
-    """Files that are called as shards of a conversion are."""
+    """Files with the names of shards that a conversion writes."""
     return {name for name in os.listdir(folder) if _MADE.fullmatch(name) and name.endswith((".tar", ".beton"))}
 
 
 def clear(folder: Path, keep: Collection[str] = ()) -> None:
-    """Delete the files that a conversion makes, dataset.json first, the journal last; and nothing else."""
+    """Delete only the files that a conversion writes: dataset.json first, the journal last."""
     names = [name for name in os.listdir(folder) if _MADE.fullmatch(name) and name not in keep]
     for name in sorted(names, key=lambda name: (name != "dataset.json", name == "convert.json", name)):
         if not (folder / name).is_dir():
@@ -181,13 +182,15 @@ def clear(folder: Path, keep: Collection[str] = ()) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second conversion out of `folder`; the lock ends with the process, however it ends."""
+    """Keep other conversions out of `folder`. The lock is released however the process ends."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder}: another conversion is writing there; wait for it, or stop it first") from None
+            raise UserError(
+                f"{folder}: another conversion is writing to it; wait until it ends, or stop it first"
+            ) from None
         except OSError:  # a file system without locks
             pass
         yield

@@ -2,9 +2,9 @@
 
     read_source -> plan (splits, order, shards) -> threads: read, check, tile -> one writer, in order
 
-What is written depends on the source and the options alone: not on the threads, the clock, or interruptions. A sample's
-number is its place in the order of its split, and shards are cut by the sizes of the source images before any is read,
-so an image that is skipped leaves a gap and moves nothing.
+The output depends only on the source and the options, not on threads, time, or interruptions. A sample's number is its
+position in its split, and shard boundaries are computed from the sizes of the source images before any of them is read,
+so a skipped image leaves a gap and moves nothing else.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from fastimg.convert.sources.combined import combine, onto
 from fastimg.convert.sources.delimiters import parse_delimiter
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
-from fastimg.convert.sources.samples import Entry, Source
+from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.errors import UsageError, printable
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
@@ -41,7 +41,7 @@ from fastimg.system.terminal import say, telling_of_compilation
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
 from .image_preparation import Prepare, Prepared, prepared_in_order
-from .journal import Finished, Journal, State, clear, journal_options, locked
+from .journal import DestinationState, Finished, Journal, clear, journal_options, locked
 from .plan import Shard, plan_shards
 from .report import Report, report_on
 from .request import Request, check_paths, read_request, refuse_image_flags
@@ -52,19 +52,19 @@ from .writers import BetonStore, Store, TarStore
 
 @dataclass(frozen=True)
 class _Job:
-    """A conversion that is about to run."""
+    """A conversion that is ready to run."""
 
     request: Request
     source: Source
     plan: list[Shard]
     options: dict[str, Any]
-    base: Base | None  # of the dataset that is appended to
+    base: Base | None  # the dataset to append to
 
 
 def convert(config: Convert, console: Console) -> Report:
     """Convert what `config` names, with progress and messages on `console`.
 
-    Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after telling how to go on.
+    Raises UsageError, UserError and DataError, each a sentence; KeyboardInterrupt after printing how to continue.
     """
     try:
         with telling_of_compilation(console):
@@ -80,7 +80,7 @@ def _convert(config: Convert, console: Console) -> Report:
     request = read_request(config, base.container if base else None)
     if not base:
         missing_folders(request.dst)
-        admit(request.dst, config)  # before a source is read for nothing
+        admit(request.dst, config)  # before the source is read
     source = _source(request, base)
     try:
         if source.content == "text":
@@ -130,47 +130,45 @@ def _source(request: Request, base: Base | None) -> Source:
     if base.content != source.content:
         raise UsageError(
             f"{config.dst} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
-            "dataset is of one "
-            "kind; convert them apart"
+            "dataset holds only one kind; convert them separately"
         )
     return onto(source, base.classes, base.named)
 
 
 def _check_apart(source: Source, dst: Path) -> None:
-    """Shards in the destination are deleted or replaced: none of them may be a source, by whatever path."""
+    """Raise UsageError if a source file lies in the destination, where shards may be deleted or replaced."""
     for file in source.files:
         if os.path.realpath(dst) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
             raise UsageError(
-                f"{file}: is to be read and lies in the destination {dst}, where it may be deleted; give another "
+                f"{file}: is a source but lies in the destination {dst}, where it may be deleted; give another "
                 "destination, or move it elsewhere first"
             )
 
 
 def _check_missing(source: Source, config: Convert) -> None:
-    """Stop before anything is written where a listed file is missing and that is to fail."""
+    """With --on-error fail, raise DataError for a sample that cannot be read, before anything is written."""
     if config.on_error == "fail":
         for entry in (entry for entries in source.splits.values() for entry in entries):
             if reason := source.problem(entry):
                 raise _failure(source, entry, reason)
 
 
-def _failure(source: Source, entry: Entry, reason: str) -> DataError:
-    return DataError(
-        f"{printable(source.name(entry))}: {reason}; repair or remove it, or leave it out with --on-error skip"
-    )
+def _failure(source: Source, entry: SourceEntry, reason: str) -> DataError:
+    return DataError(f"{printable(source.name(entry))}: {reason}; repair or remove it, or skip it with --on-error skip")
 
 
 def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
-    """Write into the destination, or find it written: the description, and how many images were read for it."""
-    folder, config = job.request.dst, job.request.flags
+    """Write the dataset unless it is complete already. Returns its description and how many images were read."""
+    folder = job.request.dst
+    config = job.request.flags
     made = missing_folders(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             state = admit(folder, config, job.options, job.base)
-            if state is State.DATASET and config.resume:
+            if state is DestinationState.DATASET and config.resume:
                 return _already(folder, job, console), 0
-            resumed = state is State.UNFINISHED and config.resume
+            resumed = state is DestinationState.UNFINISHED and config.resume
             try:
                 return _run(job, resumed, console)
             except Exception as error:
@@ -180,28 +178,29 @@ def _in_folder(job: _Job, console: Console) -> tuple[dict[str, Any], int]:
                 raise
     except KeyboardInterrupt:
         if folder.is_dir() and journal_options(folder):
-            say(console, f"{folder}: interrupted; the same command with --resume goes on from here")
+            say(console, f"{folder}: interrupted; the same command with --resume continues from here")
         raise
     finally:
-        for path in made:  # still empty: nothing was begun, or all of it was undone
+        for path in made:  # still empty: nothing was written, or everything was undone
             with contextlib.suppress(OSError):
                 path.rmdir()
 
 
 def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], int]:
-    """From the journal to dataset.json: what was written there, and how many images were read for it."""
-    folder, workers = job.request.dst, job.request.workers
+    """Write shards and dataset.json. Returns the description and how many images were read."""
+    folder = job.request.dst
+    workers = job.request.workers
     journal = begin_journal(folder, job.options, job.base, resumed)
     todo = [shard for shard in job.plan if (shard.split, shard.number) not in journal.finished]
     total = sum(len(shard.entries) for shard in todo)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
-    logging.getLogger("PIL").addHandler(logging.NullHandler())  # or Python prints its remarks over the progress bar
+    logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its messages are printed over the progress bar
     with (
         warnings.catch_warnings(),
         Progress(*columns, console=console, transient=True) as progress,
         ThreadPoolExecutor(workers, "prepare") as pool,
     ):
-        warnings.simplefilter("ignore")  # what Pillow finds odd and yet decodes
+        warnings.simplefilter("ignore")  # Pillow warns about images that it can decode
         schema = _schema(job, pool, progress)
         what = samples_of(job.source.content)
         prepare = Prepare(job.source, job.request.treatment) if what == "images" else PrepareText(job.source)
@@ -223,7 +222,7 @@ def _run(job: _Job, resumed: bool, console: Console) -> tuple[dict[str, Any], in
 
 
 def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema | None:
-    """The fields of a .beton; None for tars, which need none."""
+    """The fields of a .beton; None for tars, which need no schema."""
     treatment = job.request.treatment
     if treatment.container == "tar":
         return None
@@ -251,7 +250,8 @@ def _write_shard(
 ) -> Finished:
     counts: Counter[int] = Counter()
     outcomes: Counter[str] = Counter()
-    skipped, source_bytes = [], 0
+    skipped = []
+    source_bytes = 0
     store.begin(shard)
     for number, (entry, sample) in enumerate(zip(shard.entries, prepared, strict=False), shard.start):
         try:
@@ -280,26 +280,26 @@ def _write_shard(
 
 
 def _open_once(folder: Path, description: dict[str, Any]) -> None:
-    """Open every split, which leaves its compact index behind and shows that it opens."""
+    """Open every split: this writes its compact index, and shows that it can be opened."""
     for split in description["splits"]:
         open_dataset(folder, split).close()
 
 
 def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:
-    """The description of a dataset that an earlier run finished, or nearly: the journal may still be there."""
+    """The description of a dataset that an earlier run completed; its journal may still exist."""
     description = read_made(folder)
     if not job.base:
         check_same(folder, description.get("options", {}), job.options)
     _open_once(folder, description)
-    if journal_options(folder) is not None:  # else nothing there can be a left-over
+    if journal_options(folder) is not None:  # otherwise nothing can be left over
         _tidy(folder, description)
         (folder / "convert.json").unlink()
-    say(console, f"{folder}: complete already; nothing to do")
+    say(console, f"{folder}: already complete; nothing to do")
     return description
 
 
 def _tidy(folder: Path, description: dict[str, Any]) -> None:
-    """Remove what an append has replaced."""
+    """Delete the files that an append has replaced."""
     clear(folder, keep=Base.of(description).files | {"convert.json"})
 
 

@@ -1,4 +1,4 @@
-"""Which sample gets which number in which shard: a pure function of the source's listing and the options."""
+"""Which sample gets which number in which shard: a pure function of the source listing and the options."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,13 +26,13 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Of its file, without an ending."""
+        """Name of its file, without an extension."""
         return f"{self.split}-{self.number:05d}"
 
 
 @dataclass(frozen=True)
 class Begun:
-    """How much of a split is there already, where a dataset is appended to."""
+    """How much of a split exists already when a dataset is appended to."""
 
     shards: int = 0
     samples: int = 0
@@ -48,8 +48,9 @@ def parse_size(text: str) -> int:
 
 
 def assign_shards(sizes: Iterable[int], shard_size: int) -> list[int]:
-    """Where each shard starts: one is full when the next image would take it over `shard_size`."""
-    starts, filled = [0], 0
+    """Where each shard starts. A shard is full when the next image would exceed `shard_size`."""
+    starts = [0]
+    filled = 0
     for index, size in enumerate(sizes):
         if filled and filled + size > shard_size:
             starts.append(index)
@@ -67,30 +68,32 @@ def plan_shards(
     seed: int,
     begun: Mapping[str, Begun] | None = None,
 ) -> list[Shard]:
-    """Every sample's split, number and shard, from the listing alone."""
+    """Assign a split, number and shard to every sample, from the listing alone."""
     splits = dict(source.splits)
     if val_fraction > 0:
         if "val" in splits:
-            raise UsageError(f"{source.src}: has a validation split already; leave out --val-fraction")
+            raise UsageError(f"{source.src}: already has a validation split; leave out --val-fraction")
         if "train" not in splits:
             raise UsageError(f"{source.src}: has no training split to hold images out of; leave out --val-fraction")
         train = splits["train"]
-        keep, held = stratified_split(train.labels, val_fraction, seed)
-        if len(held) == 0:
-            raise DataError(f"{source.src}: no class has two images, so --val-fraction can hold out none; leave it out")
-        splits |= {"train": train.select(keep), "val": train.select(held)}
+        kept, held_out = stratified_split(train.labels, val_fraction, seed)
+        if len(held_out) == 0:
+            raise DataError(
+                f"{source.src}: no class has two images, so --val-fraction cannot hold any out; leave it out"
+            )
+        splits |= {"train": train.select(kept), "val": train.select(held_out)}
     if shuffle and "train" in splits:
         splits["train"] = splits["train"].select(shuffled(len(splits["train"]), seed))
     plan = []
     for split, entries in sorted(splits.items()):
-        there = (begun or {}).get(split, Begun())
+        existing = (begun or {}).get(split, Begun())
         starts = assign_shards(stored_sizes(entries.sizes), shard_size)
         for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(entries)], strict=True)):
-            plan.append(Shard(split, there.shards + number, there.samples + start, entries[start:end]))
+            plan.append(Shard(split, existing.shards + number, existing.samples + start, entries[start:end]))
     return plan
 
 
 def stored_sizes(sizes: npt.NDArray[np.int64]) -> Iterator[int]:
-    """What images take in a tar, with their labels and notes: a header of 512 bytes each, and whole blocks."""
+    """Bytes that images take up in a tar, with labels and notes: a header of 512 bytes each, and whole blocks."""
     for size in sizes.tolist():
         yield 512 + -(-max(size, 0) // 512) * 512 + 2 * 1024

@@ -1,4 +1,4 @@
-"""What a `fastimg convert` command line asks for: its flags checked against each other, and as values."""
+"""The flags of `fastimg convert`, checked against each other and turned into values."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fastimg import __version__
 from fastimg.config.commands import Convert
+from fastimg.config.flag_types import parse_workers
 from fastimg.config.rules import refuse_set
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UsageError
@@ -22,7 +23,7 @@ _OF_IMAGES = ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals"
 
 @dataclass(frozen=True)
 class Request:
-    """A conversion, as it was asked for."""
+    """A conversion as the user asked for it."""
 
     sources: tuple[Path, ...]
     dst: Path
@@ -38,9 +39,10 @@ class Request:
         return self.flags.merge or not source.stored
 
     def options(self, source: Source) -> dict[str, Any]:
-        """Everything that determines the bytes."""
+        """Everything that determines the output bytes."""
         treatment = asdict(self.treatment)
-        tile_px, _, _ = treatment.pop("tile_px"), treatment.pop("compare"), treatment.pop("seed")
+        tile_px = treatment.pop("tile_px")
+        del treatment["compare"], treatment["seed"]
         return {
             "fastimg": __version__,
             "format": treatment.pop("container"),
@@ -59,16 +61,19 @@ class Request:
 
 
 def read_request(config: Convert, container: str | None = None) -> Request:
-    """`container` is that of the dataset to append to. Raises UsageError for flags without sense or effect."""
+    """Check the flags; `container` is that of the dataset to append to. Raises UsageError."""
     if container and config.format not in (None, container):
         raise UsageError(f"--format {config.format}: {config.dst} is in {container}; leave it out, or --merge the two")
-    shard_size, workers, tile_px = parse_size(config.shard_size), _workers(config.workers), _tile_px(config.tile)
+    shard_size = parse_size(config.shard_size)
+    workers = parse_workers(config.workers, available_cpus())
+    tile_px = _tile_px(config.tile)
     paths = (config.src, config.dst, *config.more)
-    sources, dst = paths[:-1], paths[-1]
+    sources = paths[:-1]
+    dst = paths[-1]
     if config.resume and config.overwrite:
-        raise UsageError("--resume goes on with what is there, --overwrite deletes it; give one of them")
+        raise UsageError("--resume continues with what is there, --overwrite deletes it; give only one of them")
     if config.shuffle and config.no_shuffle:
-        raise UsageError("--shuffle and --no-shuffle: give one of them")
+        raise UsageError("--shuffle and --no-shuffle: give only one of them")
     if not 0 <= config.val_fraction < 1:
         raise UsageError(f"--val-fraction {config.val_fraction}: give a share of at least 0 and less than 1, as in 0.1")
     if config.seed < 0:
@@ -80,7 +85,7 @@ def read_request(config: Convert, container: str | None = None) -> Request:
         outer, inner = Path(os.path.realpath(source)), Path(os.path.realpath(dst))  # resolve() raises on loops
         inside = inner == outer or outer in inner.parents
         if inside and not config.append:
-            raise UsageError(f"{dst}: the destination lies in the source {source}; give a folder outside of it")
+            raise UsageError(f"{dst}: the destination lies in the source {source}; give a folder outside it")
     return Request(
         tuple(sources),
         dst,
@@ -92,18 +97,18 @@ def read_request(config: Convert, container: str | None = None) -> Request:
 
 
 def check_paths(config: Convert) -> None:
-    """Raise UsageError where the paths are not those that --append or --merge take."""
+    """Raise UsageError if the number of paths does not fit --append or --merge."""
     sources = 1 + len(config.more)
     if config.merge and sources < 2:
         raise UsageError(f"--merge {config.src} {config.dst}: give at least two sources and then the destination")
     if config.merge and config.append:
-        raise UsageError("--merge makes a new dataset, --append adds to one; give one of them")
+        raise UsageError("--merge makes a new dataset, --append adds to one; give only one of them")
     if sources > 1 and not config.merge:
         raise UsageError(f"{sources + 1} paths: convert takes SRC DST; --merge takes several sources and then DST")
 
 
 def refuse_image_flags(config: Convert) -> None:
-    """Raise UsageError where a flag that is about images alone is given with texts."""
+    """Raise UsageError if a flag that applies only to images is given with texts."""
     refuse_set(config, _OF_IMAGES, "on texts")
 
 
@@ -142,17 +147,9 @@ def _treatment(config: Convert, container: str, tile_px: int | None) -> Treatmen
 
 
 def _tile_px(text: str) -> int | None:
-    """Width of a tile in pixels, None for none."""
+    """Width of a tile in pixels; None for no tiles."""
     if text in ("off", "auto"):
         return {"off": None, "auto": DEFAULT_TILE_PX}[text]
     if not text.isascii() or not text.isdigit() or not 8 <= int(text) <= 65_535:
         raise UsageError(f"--tile {text}: give auto, off or a width of 8 to 65535 pixels")
-    return int(text)
-
-
-def _workers(text: str) -> int:
-    if text == "auto":
-        return available_cpus()
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--workers {text}: give auto or a number of threads, 1 or more")
     return int(text)

@@ -1,4 +1,4 @@
-"""Files in a folder of shards or of parquet files that are none of these: counted, and left where they are."""
+"""Counts the files in a folder of shards or parquet files that are neither; they are left where they are."""
 
 import os
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _INDEXES = (".idx", ".fidx")
 
 
 def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:
-    """Every file under `src` that is neither among the `used` ones nor their index, description or cache."""
+    """Every file under `src` that is not among the `used` ones, and not their index, description or cache."""
     ignored = Ignored()
     files = {os.path.normpath(path) for path in used}
     suffixes = {extension_of(path) for path in files}
@@ -28,7 +28,7 @@ def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:
         if extension in _INDEXES and os.path.dirname(name) == "":
             continue
         if extension in suffixes:
-            reason = f"a {extension} file where none is looked for"
+            reason = f"a {extension} file in an unexpected place"
         elif extension in samples:
             reason = f"outside the {what}"
         else:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.convert.sources.containers import ABSENT, ORIGINAL, extension
-from fastimg.convert.sources.samples import Entry, Source
+from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.loaders.containers.beton_dataset import USUAL
 from fastimg.loaders.containers.beton_fields import PAGE_SIZES, Field, describe, jpeg_fault
 from fastimg.loaders.decode import read_header
@@ -78,7 +78,7 @@ class _Seen(NamedTuple):
 
 def survey(
     source: Source,
-    entries: Iterator[Entry],
+    entries: Iterator[SourceEntry],
     treatment: Treatment,
     pool: ThreadPoolExecutor,
     ahead: int,
@@ -88,7 +88,7 @@ def survey(
     largest, original = 0, False
     found: dict[str, Field] = {}
 
-    def look_at(chunk: list[Entry]) -> list[_Seen]:
+    def look_at(chunk: list[SourceEntry]) -> list[_Seen]:
         return [seen for entry in chunk if (seen := _look(source, entry, treatment))]
 
     chunks = iter(lambda: list(islice(entries, _CHUNK)), [])
@@ -116,7 +116,7 @@ def survey(
     return Schema(fields, places, page_size)
 
 
-def _look(source: Source, entry: Entry, treatment: Treatment) -> _Seen | None:
+def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | None:
     """What a sample asks for; None for one that will be left out, or named when it is its turn."""
     if source.problem(entry):
         return None

@@ -1,6 +1,6 @@
 """What becomes of a text on its way into a shard: it is stored as it is, or left out with a reason."""
 
-from fastimg.convert.sources.samples import Entry, Source
+from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS
 from fastimg.loaders.errors import ImageError
 
@@ -24,7 +24,7 @@ class PrepareText:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __call__(self, entry: Entry) -> Prepared | str:
+    def __call__(self, entry: SourceEntry) -> Prepared | str:
         if reason := self._source.problem(entry):
             return reason
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.config.flag_types import parse_workers
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import CenterCrop, Dataset, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """A split as it is used: a dataset, or those samples of it that `indices` names."""
 
     dataset: Dataset
@@ -61,7 +62,7 @@ def open_parts(
     val_fraction: float | None,
     seed: int,
     classes: Level | None = None,
-) -> tuple[Part, Part | None]:
+) -> tuple[DatasetPart, DatasetPart | None]:
     """The training and the validation part of DATA. Raises UsageError for flags that would have no effect."""
     check_classes(path, classes)
     splits = list_splits(path, classes)
@@ -80,16 +81,16 @@ def open_parts(
             raise UserError(
                 f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
             )
-        return Part(train, None, train_split), Part(val, None, f"the {val_split} split", split=val_split)
+        return DatasetPart(train, None, train_split), DatasetPart(val, None, f"the {val_split} split", split=val_split)
     fraction = 0.1 if val_fraction is None else val_fraction
     if fraction == 0.0:
-        return Part(train, None, train_split), None
+        return DatasetPart(train, None, train_split), None
     kept, held_out = stratified_split(train.labels, fraction, seed)
     if len(held_out) == 0:
         raise UserError(f"{path}: too few samples to hold any out for validation; add images, or use --val-fraction 0")
     share = share_of_split(len(held_out), len(train), singular(train.content), train_split)
     origin = f"{share}, held out by seed {seed}"
-    return Part(train, kept, train_split), Part(train, held_out, origin, held_out=fraction)
+    return DatasetPart(train, kept, train_split), DatasetPart(train, held_out, origin, held_out=fraction)
 
 
 def check_classes(path: Path, classes: Level | None) -> None:
@@ -99,12 +100,8 @@ def check_classes(path: Path, classes: Level | None) -> None:
 
 
 def worker_count(workers: str, ranks: "Ranks") -> int:
-    """Loader threads: as told, else this process's cores on a GPU machine, half of them where the CPU also trains."""
-    if workers != "auto":
-        if not workers.isdigit() or int(workers) < 1:
-            raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
-        return int(workers)
-    return ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2)
+    """Loader threads: as given; with `auto` all cores of this process, or half of them if the CPU also trains."""
+    return parse_workers(workers, ranks.cpus if ranks.device.type == "cuda" else max(1, ranks.cpus // 2))
 
 
 def center_crop(preprocessing: "Preprocessing") -> CenterCrop:
@@ -161,7 +158,7 @@ def check_readable(backend: Backend, data: Path, dataset: Dataset) -> None:
 
 
 def build_loader(
-    part: Part,
+    part: DatasetPart,
     crop: Crop,
     config: "LoaderConfig",
     max_pixels: int | None,

@@ -18,14 +18,14 @@ from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.folders.folder import Level
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .datasets import Part
+from .datasets import DatasetPart
 from .splits import share_of_split, stratified_split
 
 _PROBES = 16  # samples, spread over a split, whose content tells it from another with the same labels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class ProbeSample:
     """A sample that stands for its split."""
 
     index: int
@@ -42,7 +42,7 @@ class Identity:
     counts: str  # digest of the number of samples of each class
     content: str  # digest of some samples, and of file names in a plain folder
     folder: bool  # a plain folder, not shards
-    probes: tuple[Probe, ...] = ()  # those samples; checkpoints of earlier versions have none
+    probes: tuple[ProbeSample, ...] = ()  # those samples; checkpoints of earlier versions have none
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Identity":
@@ -97,7 +97,7 @@ class TrainedOn:
         return stratified_split(dataset.labels, self.held_out, self.seed)[1]
 
 
-def record(data: Path, part: Part, val_part: Part | None, split: str, seed: int) -> TrainedOn:
+def record(data: Path, part: DatasetPart, val_part: DatasetPart | None, split: str, seed: int) -> TrainedOn:
     """The record of a training that is about to begin."""
     apart = val_part is not None and val_part.held_out is None
     return TrainedOn(
@@ -272,13 +272,13 @@ def _content_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _probes(dataset: Dataset) -> tuple[Probe, ...]:
+def _probes(dataset: Dataset) -> tuple[ProbeSample, ...]:
     """Samples spread over the split."""
     scratch = Scratch()
     named = isinstance(dataset, FilesDataset)
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(_PROBES, len(dataset))).astype(np.int64)).tolist()
     return tuple(
-        Probe(
+        ProbeSample(
             index=index,
             name=_name_digest(dataset, index) if named else "",
             content=_sample_digest(dataset, index, scratch),

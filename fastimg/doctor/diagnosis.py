@@ -1,6 +1,6 @@
-"""`fastimg doctor`: what is installed and in use, what the machine has, and what is wrong with it.
+"""`fastimg doctor`: what is installed and in use, what the machine offers, and what is wrong with it.
 
-This process does not import torch: another one does (`torch_facts`).
+torch is imported only in a subprocess (`torch_facts`).
 """
 
 import dataclasses
@@ -21,34 +21,34 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import disks, hardware, measurement, terminal
 from fastimg.system import packages as installed
-from fastimg.system.disks import Reading
+from fastimg.system.disks import DiskReading
 from fastimg.system.terminal import print_table, say
 
 from . import torch_facts
 from .findings import rows
-from .remedies import Copying, Facts, Unknown, advice, probe, unusable
+from .remedies import Copying, MachineFacts, Unknown, advice, probe, unusable
 
-_MEMORY_SHARE = 8  # at most one part in so many of the memory that is left is copied
+_MEMORY_SHARE = 8  # at most 1/8 of the available memory is used to measure copying
 
 
 def doctor(settings: Doctor, console: Console) -> int:
-    """Look, and say it. Returns 0, or 1 where a package that fastimg needs cannot be imported. Raises UsageError."""
+    """Print the findings. Returns 0, or 1 if a required package cannot be imported. Raises UsageError."""
     if not settings.folder.exists():
-        raise UsageError(f"{settings.folder}: no such folder; name the one that your data is in, or none")
+        raise UsageError(f"{settings.folder}: no such folder; name the folder of your data, or leave it out")
     if not settings.folder.is_dir():
-        raise UsageError(f"{settings.folder}: not a folder; name the one that it is in")
+        raise UsageError(f"{settings.folder}: not a folder; name the folder that contains it")
     facts = look(settings.folder, terminal.console(stderr=True))
-    told = advice(facts)
+    sentences = advice(facts)
     if settings.json:
-        print(json.dumps({**as_json(facts), "advice": told, "unusable": unusable(facts)}))
+        print(json.dumps({**as_json(facts), "advice": sentences, "unusable": unusable(facts)}))
     else:
-        _print(facts, told, console)
+        _print(facts, sentences, console)
     return 1 if unusable(facts) else 0
 
 
-def look(folder: Path, err: Console) -> Facts:
-    """All facts. What cannot be found out is Unknown, with the reason; nothing is raised."""
-    with err.status("looking at what is installed"):
+def look(folder: Path, err: Console) -> MachineFacts:
+    """All facts. A fact that cannot be determined is Unknown, with the reason; nothing is raised."""
+    with err.status("checking what is installed"):
         torch = torch_facts.ask()
         memory = probe(hardware.memory)
         cpu = probe(hardware.cpu)
@@ -66,7 +66,7 @@ def look(folder: Path, err: Console) -> Facts:
         copying = probe(lambda: _copying(room, cores))
     with err.status("measuring the disk"):
         disk = probe(lambda: disks.measure_disk(folder, disks.FILE))
-    return Facts(
+    return MachineFacts(
         fastimg=__version__,
         commit=probe(measurement.commit),
         python=platform.python_version(),
@@ -86,7 +86,7 @@ def look(folder: Path, err: Console) -> Facts:
     )
 
 
-def _print(facts: Facts, told: list[str], console: Console) -> None:
+def _print(facts: MachineFacts, sentences: list[str], console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -96,17 +96,17 @@ def _print(facts: Facts, told: list[str], console: Console) -> None:
         table.add_row(row.section if row.section != section else "", row.name, Text(printable(row.value)))
         section = row.section
     print_table(console, table)
-    for sentence in told:
+    for sentence in sentences:
         say(console, f"advice: {sentence}")
-    if not told:
-        say(console, "advice: none, all is well")
+    if not sentences:
+        say(console, "advice: none, everything is fine")
 
 
 def as_json(value: Any) -> Any:
-    """Facts as json has them: dataclasses as objects, rates of readings with them, {"unknown": reason} for Unknown."""
+    """Facts as JSON values: dataclasses as objects, readings with their rates, Unknown as {"unknown": reason}."""
     if isinstance(value, Unknown):
         return {"unknown": printable(value.reason)}
-    if isinstance(value, Reading):
+    if isinstance(value, DiskReading):
         rates = {"bytes_per_second": round(value.bytes_per_second), "reads_per_second": value.reads_per_second}
         return {**dataclasses.asdict(value), **rates}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -121,6 +121,7 @@ def as_json(value: Any) -> Any:
 def _copying(room: int, cores: int) -> Copying:
     nbytes = min(disks.FILE, room)
     if nbytes < disks.PIECE:
-        raise UserError("too little memory is left to measure on")
-    one = disks.memory_bandwidth(nbytes)
-    return Copying(one_thread=one, all_cores=disks.memory_bandwidth(nbytes, cores) if cores > 1 else one)
+        raise UserError("too little memory is available for a measurement")
+    one_thread = disks.memory_bandwidth(nbytes)
+    all_cores = disks.memory_bandwidth(nbytes, cores) if cores > 1 else one_thread
+    return Copying(one_thread=one_thread, all_cores=all_cores)

@@ -1,4 +1,4 @@
-"""The facts that `doctor` found as rows of a table."""
+"""The facts found by `doctor`, as rows of a table."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,23 +8,23 @@ from fastimg.system.hardware import Cpu, Cuda, Folder
 from fastimg.system.packages import Compiled, Compiler, Package, Pillow
 from fastimg.wording import plural
 
-from .remedies import Facts, Unknown, size
+from .remedies import MachineFacts, Unknown, size
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     section: str
     name: str
     value: str
 
 
-# Packages that decode, read, or run what loaders need; the others are listed with the versions.
+# Packages that decode or read images; the others are listed under the versions.
 _DECODERS = ("simplejpeg", "ffcv", "nvidia-dali", "nvimgcodec", "webdataset")
 _SHOWN = ("torch", "torchvision", "timm", "numpy", "numba")
 
 
-def rows(facts: Facts) -> Iterator[Row]:
+def rows(facts: MachineFacts) -> Iterator[Row]:
     """In sections: versions, GPU, decoders, in use, machine, disk, caches."""
     for section, lines in (
         ("versions", _versions(facts)),
@@ -39,10 +39,10 @@ def rows(facts: Facts) -> Iterator[Row]:
             yield Row(section, name, value)
 
 
-def _versions(facts: Facts) -> Iterator[tuple[str, str]]:
+def _versions(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     commit = facts.commit
-    behind = f" (commit {unknown(commit)})" if isinstance(commit, Unknown) else f" ({commit})" if commit else ""
-    yield "fastimg", facts.fastimg + behind
+    suffix = f" (commit {unknown(commit)})" if isinstance(commit, Unknown) else f" ({commit})" if commit else ""
+    yield "fastimg", facts.fastimg + suffix
     yield "python", facts.python
     if isinstance(facts.packages, Unknown):
         yield "packages", unknown(facts.packages)
@@ -54,8 +54,8 @@ def _versions(facts: Facts) -> Iterator[tuple[str, str]]:
         if name in _SHOWN or package.fault or package.oldest:
             yield name, _package(package) + (build if name == "torch" and not package.fault else "")
     rest = {n: p for n, p in facts.packages.items() if n not in (*_DECODERS, *_SHOWN, "pillow", "triton")}
-    there = [f"{n} {p.version}" for n, p in rest.items() if p.version and not (p.fault or p.oldest)]
-    yield "others", ", ".join(there) or "none"
+    installed = [f"{n} {p.version}" for n, p in rest.items() if p.version and not (p.fault or p.oldest)]
+    yield "others", ", ".join(installed) or "none"
     missing: dict[str, list[str]] = {}
     for name, package in rest.items():
         if package.version is None and not package.needed:
@@ -64,7 +64,7 @@ def _versions(facts: Facts) -> Iterator[tuple[str, str]]:
         yield ", ".join(names), f"not installed; {_clone(install)}"
 
 
-def _gpu(facts: Facts) -> Iterator[tuple[str, str]]:
+def _gpu(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     cuda = facts.cuda
     if isinstance(cuda, Unknown):
         yield "CUDA", unknown(cuda)
@@ -81,11 +81,11 @@ def _gpu(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "C compiler", _compiler(facts.compiler)
 
 
-def _decoders(facts: Facts) -> Iterator[tuple[str, str]]:
+def _decoders(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     pillow = facts.pillow
     if isinstance(pillow, Pillow):
         jpeg = f"libjpeg-turbo {pillow.libjpeg_turbo}" if pillow.libjpeg_turbo else "another libjpeg"
-        kind = "Pillow-SIMD" if pillow.simd else "without SIMD, which matters to `--loader torch` alone"
+        kind = "Pillow-SIMD" if pillow.simd else "without SIMD, which matters only for `--loader torch`"
         yield "pillow", f"{pillow.version} ({kind}), {jpeg}"
     else:
         yield "pillow", unknown(pillow)
@@ -99,7 +99,7 @@ def _decoders(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "fastimg's own", _compiled(compiled)
 
 
-def _in_use(facts: Facts) -> Iterator[tuple[str, str]]:
+def _in_use(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     used = facts.in_use
     if isinstance(used, Unknown):
         yield "settings", unknown(used)
@@ -109,7 +109,7 @@ def _in_use(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "augmentation", used.augmentation
 
 
-def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
+def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     if isinstance(facts.cpu, Unknown):
         yield "CPU", unknown(facts.cpu)
     else:
@@ -139,15 +139,15 @@ def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
 
 def _cpu(cpu: Cpu) -> Iterator[tuple[str, str]]:
     physical = f", {cpu.physical} physical" if cpu.physical is not None else ""
-    yield "CPU", f"{cpu.model}; {', '.join(cpu.instructions) or 'none of the vector instructions that matter'}"
+    yield "CPU", f"{cpu.model}; {', '.join(cpu.instructions) or 'none of the relevant vector instructions'}"
     limits = []
     if cpu.affinity != cpu.logical:
         limits.append(f"{cpu.affinity} for this process")
     if cpu.quota is not None:
         lower = ", which is lower" if cpu.quota < cpu.affinity else ""
         limits.append(f"the container's quota is {cpu.quota:g}{lower}")
-    told = "".join(f"; {limit}" for limit in limits)
-    yield "cores", f"{cpu.cores} to use: {cpu.logical} logical{physical}{told}; load {cpu.load:g}"
+    limited = "".join(f"; {limit}" for limit in limits)
+    yield "cores", f"{cpu.cores} to use: {cpu.logical} logical{physical}{limited}; load {cpu.load:g}"
 
 
 def _disk(disk: Disk | Unknown) -> Iterator[tuple[str, str]]:
@@ -172,12 +172,12 @@ def _disk(disk: Disk | Unknown) -> Iterator[tuple[str, str]]:
     yield "from memory", f"{_rate(disk.warm.bytes_per_second)} in order"
 
 
-def _caches(facts: Facts) -> Iterator[tuple[str, str]]:
+def _caches(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     for name, folder in facts.caches.items():
         yield name, _folder(folder)
     if isinstance(facts.compiled, Compiled):
         kept = facts.compiled.folder
-        yield "numba", f"{kept}, writable" if kept else "none that can be written: every process compiles anew"
+        yield "numba", f"{kept}, writable" if kept else "no writable folder: every process compiles again"
 
 
 def _folder(folder: Folder | Unknown) -> str:
@@ -203,16 +203,16 @@ def _compiler(compiler: Compiler | Unknown) -> str:
     if isinstance(compiler, Unknown):
         return unknown(compiler)
     if compiler.command is None:
-        return "none that Triton finds" + (f"; {compiler.other} is there" if compiler.other else "")
+        return "none that Triton finds" + (f"; {compiler.other} is installed" if compiler.other else "")
     return compiler.command + (" ($CC)" if compiler.cc else "") + ("" if compiler.headers else "; Python.h is missing")
 
 
 def _compiled(compiled: Compiled) -> str:
-    made = [command for command, lies in compiled.made.items() if lies]
-    later = [command for command, lies in compiled.made.items() if not lies]
-    told = [f"compiled for {' and '.join(made)}"] * bool(made)
-    told += [f"{' and '.join(later)} will compile at the first use"] * bool(later)
-    return "; ".join(told)
+    made = [command for command, cached in compiled.made.items() if cached]
+    later = [command for command, cached in compiled.made.items() if not cached]
+    parts = [f"compiled for {' and '.join(made)}"] * bool(made)
+    parts += [f"{' and '.join(later)} will compile at first use"] * bool(later)
+    return "; ".join(parts)
 
 
 def _rate(bytes_per_second: float) -> str:
@@ -220,5 +220,5 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def unknown(value: Unknown) -> str:
-    """What stands for a fact that could not be found out."""
+    """The text shown for a fact that could not be determined."""
     return f"unknown: {value.reason}"

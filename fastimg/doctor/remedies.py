@@ -1,4 +1,4 @@
-"""What `doctor` found, and what follows from it: advice is a function of the facts alone."""
+"""The facts found by `doctor`, and the advice that follows from them: a pure function of the facts."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,32 +15,32 @@ T = TypeVar("T")
 
 _GIB = 1 << 30
 _SLOW = 200e6  # bytes per second
-_CORES = 2  # per GPU, at the least
+_CORES = 2  # minimum per GPU
 _FILES = 1024
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A fact that could not be found out."""
+    """A fact that could not be determined."""
 
     reason: str
 
 
 def probe(call: Callable[[], T]) -> T | Unknown:
-    """A fact, or why it could not be found out."""
+    """A fact, or why it could not be determined."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return call()
     except UserError as error:
         return Unknown(str(error))
-    except Exception as error:  # noqa: BLE001 - one fact that cannot be found out leaves the others
+    except Exception as error:  # noqa: BLE001 - the other facts can still be determined
         return Unknown(said(error))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copying:
-    """Bytes of memory copied in a second: each is read and written once."""
+    """Bytes of memory copied per second: each is read and written once."""
 
     one_thread: float
     all_cores: float
@@ -48,7 +48,7 @@ class Copying:
 
 @dataclass(frozen=True, kw_only=True)
 class InUse:
-    """What fastimg takes here where nothing is said."""
+    """What fastimg uses on this machine by default."""
 
     loader: str
     decode: str
@@ -58,8 +58,8 @@ class InUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Everything that `doctor` looks at."""
+class MachineFacts:
+    """Everything that `doctor` checks."""
 
     fastimg: str
     commit: str | Unknown | None  # None outside a checkout
@@ -73,80 +73,80 @@ class Facts:
     memory: Memory | Unknown
     copying: Copying | Unknown
     shared_memory: Space | Unknown
-    open_files: int | Unknown | None  # None: as many as it likes
+    open_files: int | Unknown | None  # None: unlimited
     disk: Disk | Unknown
     compiled: Compiled | Unknown
     caches: dict[str, Folder | Unknown]
 
 
-def unusable(facts: Facts) -> list[str]:
-    """The packages that fastimg needs and that cannot be imported."""
+def unusable(facts: MachineFacts) -> list[str]:
+    """The required packages that cannot be imported."""
     if isinstance(facts.packages, Unknown):
         return []
     return [name for name, package in facts.packages.items() if package.needed and package.fault]
 
 
-def advice(facts: Facts) -> list[str]:
-    """What to mend, the worst first: sentences with the commands that do it. None where all is well."""
+def advice(facts: MachineFacts) -> list[str]:
+    """What to fix, the most severe first: sentences with the commands to run. Empty if everything is fine."""
     return [sentence for rule in RULES for sentence in rule(facts)]
 
 
-def packages(facts: Facts) -> Iterator[str]:
-    """What is missing, broken or too old."""
+def packages(facts: MachineFacts) -> Iterator[str]:
+    """Packages that are missing, broken or too old."""
     if isinstance(facts.packages, Unknown):
         return
     torch = facts.packages["torch"].fault
     for name, package in facts.packages.items():
-        if torch and name != "torch" and package.fault == torch:  # it goes with torch
+        if torch and name != "torch" and package.fault == torch:  # torch is the cause
             continue
         if package.fault and package.needed and package.version is None:
             yield f"{name}, which fastimg needs, is not installed: `{package.install}`"
         elif package.fault and name == "torchvision":
             yield (
-                f"torchvision {package.version} cannot be imported ({package.fault}); where it does not belong to the "
-                "torch that is installed: `pip install --upgrade torch torchvision`"
+                f"torchvision {package.version} cannot be imported ({package.fault}); if it does not match the "
+                "installed torch: `pip install --upgrade torch torchvision`"
             )
         elif package.fault:
             again = package.install.replace("pip install", "pip install --force-reinstall --no-deps", 1)
-            if name == "torch":  # with the libraries that it comes with
+            if name == "torch":  # with the libraries that it depends on
                 again = "pip install --force-reinstall torch torchvision"
             remedy = f"`{again}`" if package.needed else f"`{package.install}` in a clone of fastimg"
-            yield f"{name} {package.version} is installed and cannot be imported ({package.fault}): {remedy}"
+            yield f"{name} {package.version} is installed but cannot be imported ({package.fault}): {remedy}"
         elif package.oldest:
             yield f"{name} {package.version} is older than {package.oldest}, which fastimg needs: `{package.install}`"
 
 
-def two_pillows(facts: Facts) -> Iterator[str]:
+def two_pillows(facts: MachineFacts) -> Iterator[str]:
     """Pillow and Pillow-SIMD overwrite each other's files."""
     if isinstance(facts.pillow, Pillow) and len(facts.pillow.distributions) > 1:
         imported = "Pillow-SIMD" if facts.pillow.simd else "Pillow without SIMD"
         yield (
             f"pillow and pillow-simd are both installed and overwrite each other's files; {imported} is imported now: "
-            "`pip uninstall pillow pillow-simd`, then `pip install` the one that you want"
+            "`pip uninstall pillow pillow-simd`, then `pip install` the one you want"
         )
 
 
-def gpu_unused(facts: Facts) -> Iterator[str]:
-    """A driver is there, and torch sees no GPU."""
+def gpu_unused(facts: MachineFacts) -> Iterator[str]:
+    """There is a driver, but torch sees no GPU."""
     cuda = facts.cuda
     if isinstance(cuda, Unknown) or cuda.available or cuda.driver is None:
         return
     if cuda.build is None:
         yield (
-            f"there is an NVIDIA driver ({cuda.driver}), and this torch is a CPU build: `pip uninstall torch "
+            f"there is an NVIDIA driver ({cuda.driver}), but this torch is a CPU build: `pip uninstall torch "
             "torchvision`, then `pip install torch torchvision` without a package index for CPU builds"
         )
     elif cuda.hidden:
         yield "CUDA_VISIBLE_DEVICES hides every GPU from this process: `unset CUDA_VISIBLE_DEVICES`"
     else:
         yield (
-            f"there is an NVIDIA driver ({cuda.driver}), and torch, built for CUDA {cuda.build}, sees no GPU: "
-            f"{cuda.reason.rstrip('.')}; see what `nvidia-smi` says, in a container run it with `docker run --gpus "
-            "all`, and where the driver is too old, update it or install a torch for its CUDA"
+            f"there is an NVIDIA driver ({cuda.driver}), but torch, built for CUDA {cuda.build}, sees no GPU: "
+            f"{cuda.reason.rstrip('.')}; check `nvidia-smi`; start a container with `docker run --gpus all`; if the "
+            "driver is too old, update it or install a torch for its CUDA version"
         )
 
 
-def gpus(facts: Facts) -> Iterator[str]:
+def gpus(facts: MachineFacts) -> Iterator[str]:
     """GPUs that this torch cannot use, alone or together."""
     if isinstance(facts.cuda, Unknown):
         return
@@ -154,7 +154,7 @@ def gpus(facts: Facts) -> Iterator[str]:
         if not gpu.supported:
             yield (
                 f"this torch has no code for {gpu.name} (compute capability {gpu.capability}): install one that "
-                "has; `python -c 'import torch; print(torch.cuda.get_arch_list())'` shows what this one is for"
+                "has; `python -c 'import torch; print(torch.cuda.get_arch_list())'` shows which GPUs this one supports"
             )
     if len(facts.cuda.gpus) > 1 and facts.cuda.nccl is None:
         yield (
@@ -163,8 +163,8 @@ def gpus(facts: Facts) -> Iterator[str]:
         )
 
 
-def c_compiler(facts: Facts) -> Iterator[str]:
-    """Triton compiles small C programs at run time."""
+def c_compiler(facts: MachineFacts) -> Iterator[str]:
+    """Triton compiles small C programs at run time, so it needs a compiler."""
     if isinstance(facts.packages, Unknown) or isinstance(facts.compiler, Unknown):
         return
     triton = facts.packages.get("triton")
@@ -175,9 +175,11 @@ def c_compiler(facts: Facts) -> Iterator[str]:
     if compiler.command is None:
         if compiler.cc is not None:
             ways = (
-                f"`unset CC`: {compiler.other} is there" if compiler.other else "`apt-get install gcc`, and `unset CC`"
+                f"`unset CC`: {compiler.other} is installed"
+                if compiler.other
+                else "`apt-get install gcc`, and `unset CC`"
             )
-            yield f"CC={compiler.cc!r} names no program, {needs}: {ways}"
+            yield f"CC={compiler.cc!r} does not name a program, {needs}: {ways}"
         elif compiler.other is not None:
             yield f"Triton looks for gcc and clang, not for {compiler.other}: `export CC={compiler.other}`"
         else:
@@ -189,8 +191,8 @@ def c_compiler(facts: Facts) -> Iterator[str]:
         )
 
 
-def few_cores(facts: Facts) -> Iterator[str]:
-    """The loader of each GPU needs cores of its own."""
+def few_cores(facts: MachineFacts) -> Iterator[str]:
+    """Every GPU needs enough cores for its loader."""
     if isinstance(facts.cpu, Unknown) or isinstance(facts.cuda, Unknown) or not facts.cuda.gpus:
         return
     cpu, count = facts.cpu, len(facts.cuda.gpus)
@@ -199,34 +201,34 @@ def few_cores(facts: Facts) -> Iterator[str]:
         return
     have = f"{cores:g} {'core' if cores == 1 else 'cores'} for {plural(count, 'GPU')}"
     if cpu.quota is not None and cpu.quota < cpu.affinity:
-        yield f"{have}, by the container's quota: decoding will hold training up; raise it (`docker run --cpus N`)"
+        yield f"{have}, by the container's quota: decoding will slow down training; raise it (`docker run --cpus N`)"
     else:
-        yield f"{have}: decoding will hold training up; give it more (`docker run --cpuset-cpus`, `taskset`)"
+        yield f"{have}: decoding will slow down training; provide more (`docker run --cpuset-cpus`, `taskset`)"
 
 
-def busy(facts: Facts) -> Iterator[str]:
-    """Others take the processors."""
+def busy(facts: MachineFacts) -> Iterator[str]:
+    """Other programs use the processors."""
     if isinstance(facts.cpu, Cpu) and facts.cpu.load >= facts.cpu.logical:
         yield (
-            f"{facts.cpu.load:g} {'process' if facts.cpu.load == 1 else 'processes'} wanted to run on "
-            f"{plural(facts.cpu.logical, 'core')} during the last minute: what is measured now is slower than it would "
-            "be alone; `top` shows who"
+            f"{facts.cpu.load:g} {'process' if facts.cpu.load == 1 else 'processes'} competed for "
+            f"{plural(facts.cpu.logical, 'core')} during the last minute, so measurements are slower than on an "
+            "idle machine; `top` shows them"
         )
 
 
-def small_limits(facts: Facts) -> Iterator[str]:
-    """What containers often have too little of."""
+def small_limits(facts: MachineFacts) -> Iterator[str]:
+    """Resources that containers often have too little of."""
     if isinstance(facts.shared_memory, Space) and facts.shared_memory.total < _GIB:
         yield (
             f"/dev/shm has {size(facts.shared_memory.total)}, and the processes of `--loader torch` pass batches "
             "through it: `docker run --shm-size 8g`, or `mount -o remount,size=8g /dev/shm`"
         )
     if isinstance(facts.open_files, int) and facts.open_files < _FILES:
-        yield f"a process may open {plural(facts.open_files, 'file')} only, and shards stay open: `ulimit -n 65536`"
+        yield f"a process may open {plural(facts.open_files, 'file')} only, but shards stay open: `ulimit -n 65536`"
 
 
-def slow_disk(facts: Facts) -> Iterator[str]:
-    """200 MB/s are 1,800 photographs of 110 KB a second: what a GPU trains on, not more."""
+def slow_disk(facts: MachineFacts) -> Iterator[str]:
+    """200 MB/s are 1,800 photographs of 110 KB per second: about what a GPU trains on."""
     if isinstance(facts.disk, Unknown):
         return
     reading = facts.disk.cold or facts.disk.warm
@@ -237,36 +239,36 @@ def slow_disk(facts: Facts) -> Iterator[str]:
         )
 
 
-def caches(facts: Facts) -> Iterator[str]:
-    """What cannot be kept is made or fetched again every time."""
+def caches(facts: MachineFacts) -> Iterator[str]:
+    """Caches that cannot be written: their content is made or downloaded again every time."""
     if isinstance(facts.compiled, Compiled) and facts.compiled.folder is None:
         yield (
-            "numba finds no folder that it can write, so every process compiles fastimg's code anew: "
-            "`export NUMBA_CACHE_DIR=FOLDER`, a folder that you may write"
+            "numba finds no writable cache folder, so every process compiles fastimg's code again: "
+            "`export NUMBA_CACHE_DIR=FOLDER`, a writable folder"
         )
     for name, folder in facts.caches.items():
         if isinstance(folder, Unknown):
             continue
         what, variable = CACHES[name]
         if not folder.writable:
-            yield f"{what} cannot be kept ({folder.reason}): `export {variable}=FOLDER`, a folder that you may write"
+            yield f"{what} cannot be cached ({folder.reason}): `export {variable}=FOLDER`, a writable folder"
         elif folder.free < _GIB:
             yield (
-                f"{folder.path}, where {what} is kept, has {size(folder.free)} left: make room, or "
+                f"{folder.path}, the cache for {what}, has {size(folder.free)} left: free some space, or "
                 f"`export {variable}=FOLDER`"
             )
 
 
-# What is kept in each cache, and what names another folder for it.
+# What each cache holds, and the variable that moves it to another folder.
 CACHES = {
-    "fastimg": ("what fastimg derives from data", "XDG_CACHE_HOME"),
-    "huggingface": ("what is fetched from the Hugging Face hub, timm's weights too,", "HF_HOME"),
-    "torch": ("what torch's hub fetches", "TORCH_HOME"),
-    "triton": ("what Triton compiles", "TRITON_CACHE_DIR"),
-    "temporary": ("what is needed for a while", "TMPDIR"),
+    "fastimg": ("data derived by fastimg", "XDG_CACHE_HOME"),
+    "huggingface": ("downloads from the Hugging Face hub (timm's weights too)", "HF_HOME"),
+    "torch": ("downloads of torch's hub", "TORCH_HOME"),
+    "triton": ("code compiled by Triton", "TRITON_CACHE_DIR"),
+    "temporary": ("temporary files", "TMPDIR"),
 }
 
-RULES: tuple[Callable[[Facts], Iterator[str]], ...] = (
+RULES: tuple[Callable[[MachineFacts], Iterator[str]], ...] = (
     *(packages, two_pillows, gpu_unused, gpus, c_compiler, few_cores, small_limits, slow_disk, caches, busy),
 )
 

@@ -1,6 +1,6 @@
-"""What only a process that imports torch can find out, asked in a process of its own.
+"""Facts that can only be determined by importing torch, which is done in a subprocess.
 
-`doctor` thus starts at once, and says what is wrong even where importing a package crashes.
+`doctor` thus starts at once, and reports what is wrong even if importing a package crashes.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .remedies import InUse, Unknown, probe
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """Facts about torch and what comes with it."""
+    """Facts about torch and the packages that depend on it."""
 
     packages: dict[str, Package] | Unknown
     cuda: Cuda | Unknown
@@ -33,7 +33,7 @@ class TorchFacts:
 
 
 def ask() -> TorchFacts:
-    """The facts, from another process. Where that ends early, each of them is Unknown, with the reason."""
+    """The facts, from a subprocess. If it fails, each of them is Unknown, with the reason."""
     facts = probe(_ask)
     if isinstance(facts, Unknown):
         return TorchFacts(packages=facts, cuda=facts, in_use=facts, caches=dict.fromkeys(_CACHES, facts))
@@ -44,7 +44,7 @@ def _ask() -> TorchFacts:
     command = [sys.executable, "-c", f"from {__name__} import tell; tell()"]
     done = subprocess.run(command, capture_output=True)
     if done.returncode < 0:
-        raise UserError(f"the process that imports torch was ended by signal {-done.returncode}")
+        raise UserError(f"the process that imports torch was killed by signal {-done.returncode}")
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise UserError(f"the process that imports torch failed: {lines[-1] if lines else done.returncode}")
@@ -53,14 +53,14 @@ def _ask() -> TorchFacts:
 
 
 def tell() -> None:
-    """Write the facts to standard output, and to standard error what libraries print."""
+    """Write the facts to standard output; whatever libraries print goes to standard error."""
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)
         answer.write(pickle.dumps(look()))
 
 
 def look() -> TorchFacts:
-    """The facts, from this process, which imports everything that fastimg needs."""
+    """The facts, determined in this process, which imports all required packages."""
     return TorchFacts(
         packages=probe(installed.packages),
         cuda=probe(hardware.cuda),
@@ -82,7 +82,7 @@ def _in_use() -> InUse:
     names = {"fused": "Triton on the GPU", "cpu": "compiled code on the CPU", "reference": "plain torch"}
     return InUse(
         loader=chosen_backend("auto"),
-        decode="the CPU; `--decode gpu` takes nvImageCodec" if on_gpu else "the CPU",
+        decode="the CPU; `--decode gpu` uses nvImageCodec" if on_gpu else "the CPU",
         augmentation=names[backend_of(device)],
         precision=choose(device, True, "auto").reason,
         device=str(device),

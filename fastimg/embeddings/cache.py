@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fastimg.augment import Policy, draw
-from fastimg.data.datasets import Part
+from fastimg.data.datasets import DatasetPart
 from fastimg.data.model_input import model_input
 from fastimg.loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
@@ -31,6 +31,7 @@ from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.tokenizer import Tokenizer
+from fastimg.system.terminal import say
 from fastimg.wording import plural
 
 from .digests import DIGEST, NONE, of, sample_digests, stamp_of
@@ -54,7 +55,7 @@ class Keeper:
 
     def say(self, text: str) -> None:
         """Print a message."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(self.console, text)
 
     def digests(self, dataset: Dataset) -> npt.NDArray[np.void]:
         """The digests of all samples of a dataset, which is read only once."""
@@ -95,7 +96,7 @@ class Keeper:
         sizes = cache.places(digests)["size"].astype(np.int64)
         return cache.dataset(dataset, digests, np.maximum(sizes - _HEADER, 0) // 4)
 
-    def embeddings(self, part: Part, encoding: "Encoding") -> tuple[ArrayDataset, Path, int]:
+    def embeddings(self, part: DatasetPart, encoding: "Encoding") -> tuple[ArrayDataset, Path, int]:
         """The embeddings of a part's samples, the cache folder, and the number of embeddings computed now."""
         dataset = part.dataset
         ids = part.indices
@@ -143,7 +144,7 @@ class Encoding:
     policy: Policy
     dtype: str  # of the cached embeddings
     reads: dict[str, Any]  # what else the model's input depends on
-    open_: Callable[[Part], BatchSource]
+    open_: Callable[[DatasetPart], BatchSource]
     view: int | None = None  # the epoch whose augmentation is drawn; None: no augmentation
     seed: int = 0
 
@@ -168,7 +169,7 @@ class Encoding:
         }
 
     @contextmanager
-    def rows(self, part: Part, tick: Callable[[int], object]) -> Iterator[Iterator[Made]]:
+    def rows(self, part: DatasetPart, tick: Callable[[int], object]) -> Iterator[Iterator[Made]]:
         """The embeddings of a part's samples, in order; a string gives the reason where there is none."""
         loader = self.open_(part)
         if self.view is not None:
@@ -200,7 +201,7 @@ def pixels_of(
     }
 
 
-def array_loader(part: Part, decoder: Decoder, config: LoaderConfig, device: torch.device) -> BatchSource:
+def array_loader(part: DatasetPart, decoder: Decoder, config: LoaderConfig, device: torch.device) -> BatchSource:
     """A loader of tokens or embeddings."""
     return Loader(part.dataset, decoder, config, device, part.indices)
 

@@ -1,4 +1,4 @@
-"""`fastimg inspect`: what is in a dataset, what is wrong with it, and pictures of what a model will see."""
+"""`fastimg inspect`: what a dataset contains, what is wrong with it, and pictures of what a model will see."""
 
 import json
 from collections import Counter
@@ -15,6 +15,7 @@ from rich.text import Text
 from fastimg.config import yaml_file as configfile
 from fastimg.config.augmentation import FIELDS, effective
 from fastimg.config.commands import Inspect, Train
+from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.data import augmentation
@@ -26,7 +27,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
-from .scan import Duplicates, Facts, duplicates, gather, several
+from .scan import Duplicates, SplitFacts, duplicates, gather, several
 from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 from .texts import TextInspection, inspect_texts
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
 
 _MEAN, _STD, _SIZE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224
 _ROWS, _EPOCHS, _SAMPLES = 8, 8, 36
-_OF_PICTURES = ("samples", "img_size", "config", "output", "seed", "no_aug", *FIELDS)  # what only pictures show
+_OF_PICTURES = ("samples", "img_size", "config", "output", "seed", "no_aug", *FIELDS)  # flags that affect only pictures
 
 
-class Spread(NamedTuple):
-    """Of a number over images."""
+class ValueRange(NamedTuple):
+    """The range of a number over all images."""
 
     min: float
     median: float
@@ -48,7 +49,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What was found."""
+    """The result of an inspection of images."""
 
     data: str
     images: int
@@ -59,29 +60,29 @@ class Inspection:
     balance: dict[str, Balance | None]
     bytes: int
     formats: dict[str, int]
-    width: Spread | None  # pixels, upright; None where no image could be read
-    height: Spread | None
-    aspect: Spread | None  # width / height
-    tiled: int  # images of which crops can be decoded alone
-    decoded: bool  # every image; else headers alone
+    width: ValueRange | None  # pixels, after EXIF orientation; None if no image could be read
+    height: ValueRange | None
+    aspect: ValueRange | None  # width / height
+    tiled: int  # images whose crops can be decoded alone
+    decoded: bool  # whether every image was decoded, not only its header
     unreadable: int
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
-    pictures: list[str] | None  # None: not asked for
+    pictures: list[str] | None  # None: not requested
 
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
-    """Look and print. Raises UsageError, UserError and DataError, each a sentence."""
+    """Inspect a dataset and print the result. Raises UsageError, UserError and DataError, each a sentence."""
     refuse(config, INSPECT)
     if config.no_pictures:
         refuse_set(config, _OF_PICTURES, "with --no-pictures")
     shown, crop = _augmentation(config)
-    workers = _workers(config.workers)
+    workers = parse_workers(config.workers, available_cpus())
     check_classes(config.data, config.classes)
-    found = list_splits(config.data, config.classes)
-    if config.split is not None and config.split not in found:
-        raise UsageError(f"--split {config.split}: {config.data} has no such split; it has {', '.join(found)}")
-    order = sorted(found, key=lambda name: (name != "train", name))  # a leak is out of the training split
+    splits_of_data = list_splits(config.data, config.classes)
+    if config.split is not None and config.split not in splits_of_data:
+        raise UsageError(f"--split {config.split}: {config.data} has no such split; it has {', '.join(splits_of_data)}")
+    order = sorted(splits_of_data, key=lambda name: (name != "train", name))  # leaks are from the training split
     folder = config.output or Path(f"inspect-{display_name(config.data)}")
     with ExitStack() as stack:
         names = [config.split] if config.split else order
@@ -92,12 +93,12 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
             say(err, remark)
         kinds = {dataset.content for dataset in datasets.values()}
         if len(kinds) > 1:
-            raise DataError(f"{config.data}: some splits are images and some texts; look at each with --split")
+            raise DataError(f"{config.data}: some splits hold images and some texts; inspect each one with --split")
         if "text" in kinds:
             return inspect_texts(config, datasets, workers, out, err)
         kornia = _kornia(shown, crop)
         if not config.no_pictures:
-            _made(folder, stack)
+            _make_folder(folder, stack)
         splits = []
         for name, dataset in datasets.items():
             splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
@@ -113,7 +114,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
 
 
 def _augmentation(config: Inspect) -> tuple[Train, Crop]:
-    """What training would do to images: the file's settings, and flags, which win; and the crop."""
+    """How training would augment and crop images: flags take precedence over the configuration file."""
     file = Train()
     given = {name: getattr(config, name) for name in FIELDS if getattr(config, name) is not None}
     if config.no_aug:
@@ -134,7 +135,7 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop]:
 
 
 def _kornia(shown: Train, crop: Crop) -> "KorniaPass | None":
-    """Kornia's part of the augmentation, None where there is none. Raises UsageError."""
+    """The part of the augmentation done by Kornia; None if there is none. Raises UsageError."""
     if not shown.kornia or shown.no_aug:
         return None
     import torch
@@ -144,16 +145,8 @@ def _kornia(shown: Train, crop: Crop) -> "KorniaPass | None":
     return kornia_pass.build(shown.kornia, shape_of(crop)[0], torch.device("cpu"))
 
 
-def _workers(workers: str) -> int:
-    if workers == "auto":
-        return available_cpus()
-    if not workers.isdigit() or int(workers) < 1:
-        raise UsageError(f"--workers {workers}: give a number of threads, 1 or more, or auto")
-    return int(workers)
-
-
-def _made(folder: Path, stack: ExitStack) -> None:
-    """The folder for the pictures, before hours of reading; taken away at the end where it stayed empty."""
+def _make_folder(folder: Path, stack: ExitStack) -> None:
+    """Create the folder for pictures before the long read; it is removed at the end if it stayed empty."""
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +157,7 @@ def _made(folder: Path, stack: ExitStack) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(f"--output {folder}: {error.strerror or error}; give a folder that can be written")
+    return UserError(f"--output {folder}: {error.strerror or error}; give a writable folder")
 
 
 def _draw(
@@ -173,21 +166,21 @@ def _draw(
     shown: Train,
     crop: Crop,
     kornia: "KorniaPass | None",
-    facts: Facts,
+    facts: SplitFacts,
     err: Console,
 ) -> list[str]:
-    """The pictures, of the first split: TrivialAugment's operations where it is on. Raises UserError.
+    """Draw the pictures of the first split, with TrivialAugment's operations if it is on. Raises UserError.
 
-    A remark on what a picture cannot show goes to `err`.
+    Remarks on what a picture cannot show are printed to `err`.
     """
     ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
-    from .sheets import draw_augmented, draw_samples, draw_trivial  # torch and matplotlib, which take seconds
+    from .sheets import draw_augmented, draw_samples, draw_trivial  # imports torch and matplotlib, which takes seconds
 
     assert shown.mean is not None and shown.std is not None
     samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))
-    rows = ids[:_ROWS]  # neighbours, which are mixed, are of different classes
+    rows = ids[:_ROWS]  # neighbours, which may be mixed, are of different classes
     policy = None if shown.no_aug else augmentation.policy_of(shown, shown.mean, shown.std)
     epochs = 1 if policy is None else _EPOCHS
     operations = policy is not None and policy.trivial
@@ -206,7 +199,7 @@ def _draw(
     return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 
 
-def _result(config: Inspect, splits: list[Facts], pictures: list[str] | None) -> Inspection:
+def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | None) -> Inspection:
     records = np.concatenate([facts.records for facts in splits])
     readable = records[records["readable"]]
     counted = {facts.split: dict(zip(class_names(facts), facts.counts(), strict=True)) for facts in splits}
@@ -234,10 +227,10 @@ def _result(config: Inspect, splits: list[Facts], pictures: list[str] | None) ->
     )
 
 
-def _spread(values: Any) -> Spread | None:
+def _spread(values: Any) -> ValueRange | None:
     if not len(values):
         return None
-    return Spread(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
+    return ValueRange(*(round(float(value), 4) for value in (values.min(), np.median(values), values.max())))
 
 
 def _print(result: Inspection, out: Console) -> None:
@@ -249,8 +242,8 @@ def _print(result: Inspection, out: Console) -> None:
     rows = {
         "dataset": result.data,
         "images": f"{result.images:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
-        "balance": "\n".join(balanced(split, found, "image") for split, found in result.balance.items()),
-        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB an image",
+        "balance": "\n".join(balanced(split, classes, "image") for split, classes in result.balance.items()),
+        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB per image",
         "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
         "width": _from_to(result.width, ",.0f", " pixels"),
         "height": _from_to(result.height, ",.0f", " pixels"),
@@ -258,7 +251,7 @@ def _print(result: Inspection, out: Console) -> None:
         "tiled": f"{result.tiled:,} ({result.tiled / max(1, result.images):.1%}), of which only the crop is decoded",
         "copies": f"{plural(result.duplicates.within, 'image')} identical to another one in their split",
         "leaks": f"{plural(result.duplicates.leaked, 'image')} identical to one in another split",
-        "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (by their headers alone)"),
+        "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (judged by headers only)"),
     }
     if result.pictures is not None:
         rows["pictures"] = ", ".join(result.pictures) or "none: no image can be read"
@@ -272,7 +265,7 @@ def _print(result: Inspection, out: Console) -> None:
     )
 
 
-def _from_to(spread: Spread | None, form: str, unit: str) -> str:
+def _from_to(spread: ValueRange | None, form: str, unit: str) -> str:
     if spread is None:
         return "none"
     return f"{spread.min:{form}} to {spread.max:{form}}, median {spread.median:{form}}{unit}"

@@ -1,6 +1,6 @@
-"""What can be known of a dataset by reading every sample once: sizes, formats, content hashes, what cannot be read.
+"""Reads every sample of a dataset once, for sizes, formats, content hashes, and samples that cannot be read.
 
-Memory is bounded: 40 bytes a sample, twice that while copies are sought, and a bounded number of names.
+Memory is bounded: 40 bytes per sample, twice that while duplicates are searched, and a bounded number of names.
 """
 
 import hashlib
@@ -24,10 +24,12 @@ from fastimg.loaders.decode import decode, is_tiled, read_header
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import telling_of_compilation
 
-NAMED, MEMBERS = 1000, 10  # unreadable images, and groups of copies, that are named; images of such a group
-_CHUNK, _AHEAD = 32, 4  # samples that a thread takes at a time; chunks begun and not yet taken, a thread
+NAMED = 1000  # unreadable images and groups of copies that are listed by name
+MEMBERS = 10  # names listed for each group of copies
+_CHUNK = 32  # samples that a thread processes at a time
+_AHEAD = 4  # chunks per thread that may be started ahead of the consumer
 
-# Of a sample: `hashed` where its bytes could be read, `readable` where its image could.
+# One record per sample: `hashed` if its bytes could be read, `readable` if its image could.
 RECORD = np.dtype(
     [
         *(("digest", "<u8", 2), ("bytes", "<i8"), ("width", "<i4"), ("height", "<i4")),
@@ -47,17 +49,17 @@ TEXT_RECORD = np.dtype(
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Of one split."""
+class SplitFacts:
+    """What is known about the samples of one split."""
 
     split: str
     dataset: Dataset
     records: npt.NDArray[np.void]  # RECORD [N], or TEXT_RECORD
     formats: Counter[str] = field(default_factory=Counter)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)  # name, reason; the first NAMED of them
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of the first NAMED
 
     def counts(self) -> list[int]:
-        """Samples of each class."""
+        """Number of samples per class."""
         labels = self.dataset.labels
         counts: list[int] = np.bincount(labels[labels >= 0], minlength=len(self.dataset.classes)).tolist()
         return counts
@@ -69,10 +71,10 @@ class _Seen(NamedTuple):
     faults: list[tuple[int, str]]
 
 
-def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded: bool, err: Console) -> Facts:
-    """Read every sample of a split once, in chunks on `workers` threads; decode images too where `decoded`."""
+def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded: bool, err: Console) -> SplitFacts:
+    """Read every sample of a split once, in chunks on `workers` threads; with `decoded`, decode images too."""
     texts = dataset.content == "text"
-    facts = Facts(split, dataset, np.zeros(len(dataset), TEXT_RECORD if texts else RECORD))
+    facts = SplitFacts(split, dataset, np.zeros(len(dataset), TEXT_RECORD if texts else RECORD))
     chunks = [range(at, min(at + _CHUNK, len(dataset))) for at in range(0, len(dataset), _CHUNK)]
 
     def look(chunk: range) -> _Seen:
@@ -81,32 +83,36 @@ def gather(split: str, dataset: Dataset, workers: int, max_pixels: int, decoded:
     with telling_of_compilation(err), ThreadPoolExecutor(workers, "inspect") as pool:
         seen: Iterator[_Seen] = in_order(pool, look, iter(chunks), workers * _AHEAD)
         quiet = not err.is_terminal
-        for chunk, found in zip(
+        for chunk, result in zip(
             chunks,
             track(seen, f"reading {split}", len(chunks), console=err, transient=True, disable=quiet),
             strict=True,
         ):
-            facts.records[chunk.start : chunk.stop] = found.records
-            facts.formats.update(found.formats)
-            for index, reason in found.faults[: max(0, NAMED - len(facts.unreadable))]:
+            facts.records[chunk.start : chunk.stop] = result.records
+            facts.formats.update(result.formats)
+            for index, reason in result.faults[: max(0, NAMED - len(facts.unreadable))]:
                 facts.unreadable.append((printable(dataset.sample_name(index)), printable(reason)))
     return facts
 
 
 def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Seen:
-    scratch, records = Scratch(), np.zeros(len(chunk), RECORD)
+    scratch = Scratch()
+    records = np.zeros(len(chunk), RECORD)
     seen = _Seen(records, [], [])
     for row, index in enumerate(chunk):
         record = records[row]
         try:
             data = dataset.read(index, scratch)
             digest = hashlib.blake2b(data, digest_size=16).digest()
-            record["digest"], record["bytes"], record["hashed"] = np.frombuffer(digest, "<u8"), len(data), True
+            record["digest"] = np.frombuffer(digest, "<u8")
+            record["bytes"] = len(data)
+            record["hashed"] = True
             header = read_header(data, max_pixels)
             if decoded:
                 decode(data, header, scratch)
             record["width"], record["height"] = header.size
-            record["readable"], record["tiled"] = True, is_tiled(data, header)
+            record["readable"] = True
+            record["tiled"] = is_tiled(data, header)
             seen.formats.append(
                 "raw pixels" if isinstance(dataset, BetonDataset) and header.format == "ppm" else header.format
             )
@@ -116,18 +122,23 @@ def _look(dataset: Dataset, chunk: range, max_pixels: int, decoded: bool) -> _Se
 
 
 def _look_at_texts(dataset: Dataset, chunk: range) -> _Seen:
-    scratch, records = Scratch(), np.zeros(len(chunk), TEXT_RECORD)
+    scratch = Scratch()
+    records = np.zeros(len(chunk), TEXT_RECORD)
     seen = _Seen(records, [], [])
     for row, index in enumerate(chunk):
         record = records[row]
         try:
             data = dataset.read(index, scratch)
             digest = hashlib.blake2b(data, digest_size=16).digest()
-            record["digest"], record["bytes"], record["hashed"] = np.frombuffer(digest, "<u8"), len(data), True
+            record["digest"] = np.frombuffer(digest, "<u8")
+            record["bytes"] = len(data)
+            record["hashed"] = True
             if fault := text_fault(data):
                 raise DataError(fault)
             text = str(data, "utf-8")
-            record["characters"], record["words"], record["readable"] = len(text), len(text.split()), True
+            record["characters"] = len(text)
+            record["words"] = len(text.split())
+            record["readable"] = True
         except DataError as error:
             seen.faults.append((index, str(error)))
     return seen
@@ -138,21 +149,21 @@ class Copies(NamedTuple):
 
     images: int
     names: list[tuple[str, str]]  # (split, name) of the first MEMBERS
-    classes: list[str]  # the different ones of those
+    classes: list[str]  # distinct classes of those
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Samples whose bytes occur more than once, over all splits."""
+    """Samples whose bytes occur more than once in any split."""
 
-    within: int  # samples that have an earlier copy in their own split
-    leaked: int  # samples of a later split that are in an earlier one too
-    across: list[Copies]  # groups that are in several splits; the first NAMED
-    same: list[Copies]  # groups in one split; the first NAMED
-    conflicting: int  # groups of which not all are of one class
+    within: int  # samples with an earlier copy in their own split
+    leaked: int  # samples of a later split that also occur in an earlier one
+    across: list[Copies]  # the first NAMED groups that span several splits
+    same: list[Copies]  # the first NAMED groups within one split
+    conflicting: int  # groups with more than one class
 
 
-def duplicates(splits: list[Facts]) -> Duplicates:
+def duplicates(splits: list[SplitFacts]) -> Duplicates:
     """Exact duplicates by the hash of the bytes, within and across splits."""
     part = np.concatenate([np.full(len(f.records), number) for number, f in enumerate(splits)])
     index = np.concatenate([np.arange(len(f.records)) for f in splits])
@@ -161,11 +172,13 @@ def duplicates(splits: list[Facts]) -> Duplicates:
     part, index, digest = part[hashed], index[hashed], digest[hashed]
     order = np.lexsort((index, part, digest[:, 1], digest[:, 0]))
     part, index, digest = part[order], index[order], digest[order]
-    follows = np.zeros(len(part), np.bool_)  # the same content as the one before it
+    follows = np.zeros(len(part), np.bool_)  # whether it has the same content as its predecessor
     follows[1:] = (digest[1:] == digest[:-1]).all(axis=1)
     starts = np.flatnonzero(~follows & np.append(follows[1:], False))
     ends = np.append(np.flatnonzero(~follows), len(part))
-    within = leaked = conflicting = 0
+    within = 0
+    leaked = 0
+    conflicting = 0
     across: list[Copies] = []
     same: list[Copies] = []
     for start, end in zip(starts.tolist(), ends[np.searchsorted(ends, starts, "right")].tolist(), strict=True):
@@ -183,8 +196,9 @@ def duplicates(splits: list[Facts]) -> Duplicates:
     return Duplicates(within, leaked, across, same, conflicting)
 
 
-def _copies(splits: list[Facts], parts: list[int], indices: list[int]) -> Copies:
-    names, classes = [], []
+def _copies(splits: list[SplitFacts], parts: list[int], indices: list[int]) -> Copies:
+    names = []
+    classes = []
     for part, index in list(zip(parts, indices, strict=True))[:MEMBERS]:
         dataset = splits[part].dataset
         names.append((splits[part].split, printable(dataset.sample_name(index))))
@@ -193,8 +207,8 @@ def _copies(splits: list[Facts], parts: list[int], indices: list[int]) -> Copies
     return Copies(len(parts), names, list(dict.fromkeys(classes)))
 
 
-def several(facts: Facts, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Up to `count` samples that can be read, drawn by `seed`: one of each class, then a second of each, and so on."""
+def several(facts: SplitFacts, count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Draw up to `count` readable samples by `seed`: one of each class, then a second of each, and so on."""
     usable = np.flatnonzero(facts.records["readable"])
     drawn = np.random.default_rng(seed).permutation(usable)
     labels = facts.dataset.labels[drawn]
@@ -202,6 +216,6 @@ def several(facts: Facts, count: int, seed: int) -> npt.NDArray[np.int64]:
     position = np.arange(len(drawn))
     first = np.searchsorted(labels[by_class], labels[by_class])
     turn = np.empty(len(drawn), np.int64)
-    turn[by_class] = position - first  # how many of its class come before it
+    turn[by_class] = position - first  # how many samples of its class come before it
     chosen: npt.NDArray[np.int64] = drawn[np.lexsort((position, turn))][:count]
     return chosen

@@ -35,12 +35,13 @@ _STILL = frozenset({"Identity", "AutoContrast", "Equalize"})
 
 def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path) -> list[str]:
     """A grid of whole images, shrunk, with their classes. Returns remarks."""
-    scratch, tiles = Scratch(), []
+    scratch = Scratch()
+    tiles = []
     for index in ids[np.argsort(dataset.labels[ids], kind="stable")].tolist():
         try:
             data = dataset.read(index, scratch)
             image = Image.fromarray(np.ascontiguousarray(decode(data, read_header(data, max_pixels), scratch)))
-        except DataError:  # with --headers-only nobody has looked
+        except DataError:  # with --headers-only, the image has not been decoded before
             continue
         image.thumbnail((_SIDE, _SIDE))
         tiles.append((np.asarray(image), class_name(dataset, int(dataset.labels[index]))))
@@ -50,7 +51,7 @@ def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, 
 
 
 def class_name(dataset: Dataset, label: int) -> str:
-    """A class's name, for people."""
+    """The printable name of a class."""
     return printable(dataset.classes[label]) if 0 <= label < len(dataset.classes) else "no label"
 
 
@@ -104,7 +105,7 @@ def draw_augmented(
     max_pixels: int,
     file: Path,
 ) -> list[str]:
-    """A row for each image: what the model sees of it, epoch by epoch; `policy` None: without augmentation.
+    """Draw one row per image with what the model sees of it in each epoch; without augmentation if `policy` is None.
 
     Returns remarks.
     """
@@ -123,35 +124,35 @@ def draw_augmented(
 
 
 def _happened(dataset: Dataset, plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int) -> str:
-    """TrivialAugment's operation, and the shares of classes where they are not the image's own class alone."""
-    words = []
+    """TrivialAugment's operation, and the shares of classes if other classes are mixed in."""
+    parts = []
     if plan is not None and policy.trivial:
-        words.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
+        parts.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
     if plan is not None and policy.mixes:
         shares = sorted(((float(share), label) for label, share in enumerate(soft) if share >= 0.005), reverse=True)
         if [label for _, label in shares] != [own]:
-            words.append(" + ".join(f"{share:.0%} {class_name(dataset, label)}" for share, label in shares))
-    return ", ".join(filter(None, words))
+            parts.append(" + ".join(f"{share:.0%} {class_name(dataset, label)}" for share, label in shares))
+    return ", ".join(filter(None, parts))
 
 
 def _rows(
     dataset: Dataset, ids: npt.NDArray[np.int64], crop: Crop, seed: int, epochs: Sequence[int], max_pixels: int
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(uint8 images [B, 3, S, S], classes [B], weights [B]) of `ids`, for each epoch, as the loader cuts them."""
+    """(uint8 images [B, 3, S, S], classes [B], weights [B]) of `ids` for each epoch, cropped by the loader."""
     settings = LoaderConfig(batch_size=len(ids), order="sequential", seed=seed, workers=1, prefetch=2)
     loader = Loader(dataset, ImageDecoder(crop, max_pixels), settings, "cpu", ids)
-    found = []
+    batches = []
     try:
         for epoch in epochs:
             loader.set_epoch(epoch)
-            found += [(batch.inputs.clone(), batch.targets.clone(), batch.weight.clone()) for batch in loader]
+            batches += [(batch.inputs.clone(), batch.targets.clone(), batch.weight.clone()) for batch in loader]
     finally:
         loader.close()
-    return found
+    return batches
 
 
 def _save(rows: list[list[Tile]], names: list[str], file: Path) -> list[str]:
-    """Tiles in a grid on white, a caption under each, a name before each row, as one PNG. Returns remarks."""
+    """Save tiles as a PNG: a white grid with a caption under each tile and a name before each row. Returns remarks."""
     letters = lettering([*names, *(caption for row in rows for _, caption in row)])
     side = max((max(pixels.shape[:2]) for row in rows for pixels, _ in row), default=_SIDE)
     across, down = side + _GAP, side + _GAP + _TEXT

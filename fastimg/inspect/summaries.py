@@ -1,4 +1,4 @@
-"""What inspections of images and of texts have in common: the balance of classes, copies, tables of both."""
+"""What inspections of images and texts have in common: the balance of classes, duplicates, and their tables."""
 
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import agreeing, plural
 
-from .scan import Copies, Duplicates, Facts
+from .scan import Copies, Duplicates, SplitFacts
 
 _LINES, _CLASSES = 5, 30
 
@@ -26,23 +26,25 @@ class Balance(NamedTuple):
     ratio: float  # smallest / largest
 
 
-def class_names(facts: Facts) -> list[str]:
-    """Names of classes; of two that print alike the second keeps its number."""
+def class_names(facts: SplitFacts) -> list[str]:
+    """Printable class names; if two are the same, the second gets its index as a suffix."""
     names = [printable(name) for name in facts.dataset.classes]
     return [name if names.index(name) == i else f"{name} ({i})" for i, name in enumerate(names)]
 
 
 def balance(counts: dict[str, int]) -> Balance | None:
-    """Of the samples of each class; None where there are none."""
+    """The balance of class counts; None if there are no samples."""
     if not counts or not max(counts.values()):
         return None
-    smallest, largest = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    few, many = counts[smallest], counts[largest]
+    smallest = min(counts, key=counts.__getitem__)
+    largest = max(counts, key=counts.__getitem__)
+    few = counts[smallest]
+    many = counts[largest]
     return Balance(smallest, few, largest, many, round(few / many, 4))
 
 
 def plain(result: Any) -> dict[str, Any]:
-    """A dataclass for json: named tuples as objects."""
+    """A dataclass as JSON values, with named tuples as objects."""
 
     def unfolded(value: Any) -> Any:
         if isinstance(value, dict):
@@ -55,18 +57,19 @@ def plain(result: Any) -> dict[str, Any]:
     return unnamed
 
 
-def balanced(split: str, found: Balance | None, what: str) -> str:
-    """A line on a split."""
-    if found is None:
+def balanced(split: str, classes: Balance | None, what: str) -> str:
+    """The balance of a split as a line."""
+    if classes is None:
         return f"{split}: no labels"
-    if found.ratio == 1:
-        return f"{split}: {plural(found.images, what)} of every class"
-    few, many = f"{found.smallest} {found.images:,}", f"{found.largest} {found.largest_images:,}"
-    return f"{split}: smallest {few}, largest {many}, ratio {found.ratio:.2f}"
+    if classes.ratio == 1:
+        return f"{split}: {plural(classes.images, what)} of every class"
+    smallest = f"{classes.smallest} {classes.images:,}"
+    largest = f"{classes.largest} {classes.largest_images:,}"
+    return f"{split}: smallest {smallest}, largest {largest}, ratio {classes.ratio:.2f}"
 
 
 def print_classes(splits: dict[str, dict[str, int]], out: Console) -> None:
-    """The samples of each class in each split."""
+    """Print how many samples each class has in each split."""
     names = list(next(iter(splits.values())))
     if not names:
         return
@@ -81,12 +84,12 @@ def print_classes(splits: dict[str, dict[str, int]], out: Console) -> None:
     print_table(out, table)
 
 
-def print_copies(found: Duplicates, out: Console) -> None:
-    """Groups of samples with the same bytes."""
-    print_some(out, "In several splits", [_copied(copies) for copies in found.across])
-    print_some(out, "Twice in a split", [_copied(copies) for copies in found.same])
-    if found.conflicting:
-        what = f"{found.conflicting:,} of these {agreeing(found.conflicting, 'is')}"
+def print_copies(duplicates: Duplicates, out: Console) -> None:
+    """Print groups of samples with the same bytes."""
+    print_some(out, "In several splits", [_copied(copies) for copies in duplicates.across])
+    print_some(out, "Twice in a split", [_copied(copies) for copies in duplicates.same])
+    if duplicates.conflicting:
+        what = f"{duplicates.conflicting:,} of these {agreeing(duplicates.conflicting, 'is')}"
         say(out, f"{what} in several classes", style="yellow")
 
 
@@ -97,7 +100,7 @@ def _copied(copies: Copies) -> str:
 
 
 def print_some(out: Console, title: str, lines: list[str], count: int | None = None) -> None:
-    """A title and the first lines, of `count` in all."""
+    """Print a title and the first lines, out of `count` in total."""
     if not lines:
         return
     say(out, f"{title}:", style="yellow")

@@ -1,4 +1,4 @@
-"""`fastimg inspect` of a dataset of texts: counts, lengths, copies, leaks, and some of the texts."""
+"""`fastimg inspect` for a dataset of texts: counts, lengths, copies, leaks, and some of the texts."""
 
 import json
 from dataclasses import dataclass, fields
@@ -18,25 +18,25 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.system.terminal import print_table
 from fastimg.wording import plural, shortened
 
-from .scan import Duplicates, Facts, duplicates, gather, several
+from .scan import Duplicates, SplitFacts, duplicates, gather, several
 from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
 
 _SHOWN, _CHARACTERS = 10, 80
-_TAKEN = ("data", "split", "samples", "workers", "seed", "json")  # flags that say something of texts
+_TAKEN = ("data", "split", "samples", "workers", "seed", "json")  # flags that apply to texts
 
 
 class Lengths(NamedTuple):
-    """Of all texts that can be read."""
+    """Lengths over all readable texts."""
 
     min: int
     median: float
     mean: float
-    p95: int  # 95 % are no longer
+    p95: int  # 95 % are at most this long
     max: int
 
 
 class Shown(NamedTuple):
-    """The beginning of a text, its white space as single spaces."""
+    """The beginning of a text, with white space collapsed."""
 
     split: str
     name: str
@@ -46,7 +46,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TextInspection:
-    """What was found."""
+    """The result of an inspection of texts."""
 
     data: str
     content: str = "text"
@@ -57,8 +57,8 @@ class TextInspection:
     unlabelled: int
     balance: dict[str, Balance | None]
     bytes: int
-    characters: Lengths | None  # None where no text could be read
-    words: Lengths | None  # between white space
+    characters: Lengths | None  # None if no text could be read
+    words: Lengths | None  # separated by white space
     unreadable: int
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
@@ -68,7 +68,7 @@ class TextInspection:
 def inspect_texts(
     config: Inspect, datasets: dict[str, Dataset], workers: int, out: Console, err: Console
 ) -> TextInspection:
-    """Look and print. Raises UsageError for flags that are about images, and DataError."""
+    """Inspect texts and print the result. Raises UsageError for flags that apply only to images, and DataError."""
     refuse_set(config, [field.name for field in fields(config) if field.name not in _TAKEN], "on texts")
     splits = [gather(name, dataset, workers, config.max_pixels, True, err) for name, dataset in datasets.items()]
     records = np.concatenate([facts.records for facts in splits])
@@ -105,9 +105,10 @@ def _lengths(values: npt.NDArray[np.int64]) -> Lengths | None:
     return Lengths(int(values.min()), float(np.median(values)), round(float(values.mean()), 1), p95, int(values.max()))
 
 
-def _shown(facts: Facts, count: int, seed: int) -> list[Shown]:
-    """Texts of the first split, of every class in turn."""
-    scratch, names = Scratch(), class_names(facts)
+def _shown(facts: SplitFacts, count: int, seed: int) -> list[Shown]:
+    """Texts of the first split, from each class in turn."""
+    scratch = Scratch()
+    names = class_names(facts)
     shown = []
     for index in several(facts, count, seed).tolist():
         text = " ".join(str(facts.dataset.read(index, scratch), "utf-8").split())
@@ -126,10 +127,10 @@ def _print(result: TextInspection, out: Console) -> None:
     rows = {
         "dataset": result.data,
         "texts": f"{result.texts:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
-        "balance": "\n".join(balanced(split, found, "text") for split, found in result.balance.items()),
-        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.texts):,.0f} bytes a text",
-        "characters": _told(result.characters),
-        "words": _told(result.words),
+        "balance": "\n".join(balanced(split, classes, "text") for split, classes in result.balance.items()),
+        "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.texts):,.0f} bytes per text",
+        "characters": _lengths_line(result.characters),
+        "words": _lengths_line(result.words),
         "copies": f"{plural(result.duplicates.within, 'text')} identical to another one in their split",
         "leaks": f"{plural(result.duplicates.leaked, 'text')} identical to one in another split",
         "unreadable": plural(result.unreadable, "text"),
@@ -146,17 +147,17 @@ def _print(result: TextInspection, out: Console) -> None:
         shown = Table()
         shown.add_column("class", overflow="fold")
         shown.add_column(f"texts of {result.shown[0].split}", overflow="fold")
-        for one in result.shown:
-            shown.add_row(Text(one.label), Text(_visible(one.text)))
+        for sample in result.shown:
+            shown.add_row(Text(sample.label), Text(_visible(sample.text)))
         print_table(out, shown)
 
 
 def _visible(text: str) -> str:
-    """Without control characters, which a terminal would obey."""
+    """Replace control characters, which a terminal would interpret."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def _told(lengths: Lengths | None) -> str:
+def _lengths_line(lengths: Lengths | None) -> str:
     if lengths is None:
         return "none"
     middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"

@@ -23,10 +23,10 @@ from fastimg.config import intent
 from fastimg.config.commands import Embed, Train
 from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import Part, build_loader, center_crop, check_classes, worker_count
+from fastimg.data.datasets import DatasetPart, build_loader, center_crop, check_classes, worker_count
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import cache_root, why_not
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
@@ -36,7 +36,7 @@ from fastimg.models.precision import Precision
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.stated_weights import Stated, adopted
 
@@ -62,7 +62,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
             stack.callback(dataset.close)
         model, preprocessing = _model(config, next(iter(datasets.values())), stated)
         if origin and ranks.first:
-            err.print(f"weights: {printable(origin)}", markup=False, highlight=False, soft_wrap=True)
+            say(err, f"weights: {origin}")
         model.module.to(ranks.device)
         workers = worker_count(config.workers, replace(ranks, device=torch.device("cuda")))  # nothing else computes
         keeper = Keeper(cache_root(config.data, config.cache_dir), ranks, workers, err)
@@ -72,11 +72,11 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         for remark in (
             dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes) if ranks.first else ()
         ):
-            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+            say(err, remark)
         all_vectors: list[Vectors] = []
         made: dict[str, int] = {}
         for name, dataset in datasets.items():
-            part = Part(dataset, None, name)
+            part = DatasetPart(dataset, None, name)
             if model.text is not None:
                 part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
             arrays, _, made[name] = keeper.embeddings(part, encoding)
@@ -137,7 +137,7 @@ def _encoding(
     )
     crop = center_crop(preprocessing)
 
-    def open_(part: Part) -> BatchSource:
+    def open_(part: DatasetPart) -> BatchSource:
         if model.text is not None:
             return array_loader(part, TokenDecoder(model.text.tokenizer.length), settings, ranks.device)
         return build_loader(part, crop, settings, config.max_pixels, ranks.device)
@@ -217,8 +217,7 @@ def _write(
         for vectors in all_vectors:
             files = _WRITERS[config.format](folder, vectors)
             for index, reason in list(vectors.left_out.items())[:5]:
-                line = printable(f"left out {vectors.name_of(index)}: {reason}")
-                err.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(err, f"left out {vectors.name_of(index)}: {reason}")
             splits[vectors.split] = {
                 "samples": len(vectors),
                 "left out": len(vectors.left_out),

@@ -17,12 +17,12 @@ from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import check_backend, check_classes, check_readable, chosen_backend, worker_count
 from fastimg.data.provenance import select
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.metrics import shows_top5, zero_recall
 from fastimg.train.reporting.plots import plot_confusion
@@ -80,7 +80,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         selection = select(config.data, config.split, engine.card.trained_on, config.classes)
         dataset = selection.dataset
         for remark in dataset.notes:
-            err.print(printable(remark), markup=False, highlight=False, soft_wrap=True)
+            say(err, remark)
         inference.check_content(engine, dataset, config.data)
         _same_classes(engine.card.classes, dataset, config)
         if (dataset.labels < 0).any():
@@ -93,15 +93,14 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         if backend != "native" and engine.model.text is not None:
             raise UsageError(f"--loader {backend}: does not read texts; leave it out")
         if backend != "native":
-            err.print(f"loader: {loader.describe()}", markup=False, highlight=False, soft_wrap=True)
+            say(err, f"loader: {loader.describe()}")
         try:
             truth, predicted, top5, losses = _predictions(engine, loader, err)
         finally:
             loader.close()
             dataset.close()
         for index, reason in list(loader.unreadable.items())[:5]:
-            name = printable(dataset.sample_name(index))
-            err.print(f"left out {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
+            say(err, f"left out {dataset.sample_name(index)}: {reason}")
     if len(truth) == 0:
         raise UserError(
             f"{config.data}: none of its {plural(len(loader.unreadable), singular(dataset.content))} could be decoded; "
@@ -136,7 +135,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         plot=str(plot),
     )
     for remark in _draw(result, matrix):
-        err.print(f"{result.plot}: {remark}", markup=False, highlight=False, soft_wrap=True)
+        say(err, f"{result.plot}: {remark}")
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -211,11 +210,7 @@ def _print(result: Evaluation, out: Console) -> None:
     balanced = f"balanced accuracy {result.balanced_accuracy:.2%}"
     out.print(f"top-1 {result.top1:.2%}  {balanced}{top5}  loss {result.loss:.4f}{left_out}", highlight=False)
     if result.zero_recall:
-        _say(out, zero_recall(result.zero_recall))
+        say(out, zero_recall(result.zero_recall), style="yellow")
     if result.warning is not None:
-        _say(out, f"warning: {result.warning}")
-    out.print(f"confusion matrix: {result.plot}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _say(out: Console, text: str) -> None:
-    out.print(printable(text), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(out, f"warning: {result.warning}", style="yellow")
+    say(out, f"confusion matrix: {result.plot}")

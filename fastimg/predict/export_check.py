@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fastimg.data.datasets import Part, build_loader, center_crop
+from fastimg.data.datasets import DatasetPart, build_loader, center_crop
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource, Dataset, FilesDataset, LoaderConfig, list_splits, open_dataset
@@ -137,7 +137,7 @@ def _samples(engine: inference.Inference, data: Path | None, form: Form) -> Iter
         stack.callback(dataset.close)
         indices = np.unique(np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(np.int64))
         settings = LoaderConfig(batch_size=min(_BATCH, len(indices)), order="sequential", workers=1)
-        part = Part(dataset, indices, origin)
+        part = DatasetPart(dataset, indices, origin)
         if engine.model.text is not None:
             loader = array_loader(part, TextDecoder(engine.model.text.tokenizer), settings, engine.device)
         else:

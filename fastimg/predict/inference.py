@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fastimg.augment import Policy
-from fastimg.data.datasets import Part, build_loader, center_crop
+from fastimg.data.datasets import DatasetPart, build_loader, center_crop
 from fastimg.data.model_input import model_input
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UsageError, UserError
@@ -44,7 +44,7 @@ class Inference:
         indices: npt.NDArray[np.int64] | None = None,
     ) -> BatchSource:
         """A loader of every sample of `dataset`, or of those in `indices`, once, in order, cropped as in validation."""
-        part = Part(dataset, indices, "the data")
+        part = DatasetPart(dataset, indices, "the data")
         settings = LoaderConfig(
             batch_size=min(batch_size, len(part)),
             order="sequential",

@@ -28,7 +28,7 @@ from fastimg.loaders.folders.walk import find_images, find_texts
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural, shortened
 
 from . import inference
@@ -151,7 +151,7 @@ def classify(config: Predict, err: Console) -> list[Answer]:
         if config.sources:
             paths, notes = find_files(config.sources, content, undecodable=True)
             for note in notes:
-                err.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+                say(err, note)
             files = [str(path) for path in paths]
             datasets.append((FilesDataset(Path(), files, content=content), files))
         if config.text:

@@ -1,6 +1,6 @@
-"""What a machine has, and what of it this process may use. Nothing here imports torch before it is called.
+"""What hardware the machine has, and how much of it this process may use. torch is imported only by `cuda`.
 
-The functions take the folder below which the system's own files lie, so that tests can make some up.
+Functions take `root`, the folder that contains /proc and /sys, so that tests can provide their own.
 """
 
 import os
@@ -16,36 +16,36 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path("/")
-# Instructions that decoding (avx2) and bf16 on a CPU (the others) are made of, as Linux names them.
+# Instruction sets that speed up decoding (avx2) and bf16 on a CPU (the others), by their names in Linux.
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """Processors. `cores` is what fastimg takes for all its processes together."""
+    """Processors. `cores` is how many fastimg uses, all its processes together."""
 
     model: str
     logical: int
-    physical: int | None  # None where the system does not say
-    affinity: int  # that this process may run on
+    physical: int | None  # None if unknown
+    affinity: int  # cores that this process may run on
     quota: float | None  # of the container, in cores
     cores: int
     instructions: list[str]
-    load: float  # processes that wanted to run, the last minute's average
+    load: float  # load average of the last minute
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Of the host, in bytes."""
+    """Memory of the host, in bytes."""
 
     total: int
-    limit: int | None  # the container's, or that of the job
+    limit: int | None  # of the container or job
     available: int  # to this process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Of a file system, in bytes."""
+    """Space on a file system, in bytes."""
 
     total: int
     free: int
@@ -53,7 +53,7 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Where files are kept, whether it exists yet or not."""
+    """A folder that files are stored in; it need not exist yet."""
 
     path: str
     writable: bool
@@ -63,20 +63,20 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One that this process sees."""
+    """A GPU that is visible to this process."""
 
     name: str
     memory: int  # bytes
     capability: str
     bf16: bool
-    supported: bool  # this torch has code for it
+    supported: bool  # whether this build of torch has code for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda:
-    """CUDA, as torch has it."""
+    """CUDA as torch sees it."""
 
-    build: str | None  # what this torch was built for; None for a CPU build
+    build: str | None  # CUDA version that torch was built for; None for a CPU build
     driver: str | None  # version
     available: bool
     reason: str  # why it is not available
@@ -87,7 +87,7 @@ class Cuda:
 
 
 def cpu(root: Path = ROOT) -> Cpu:
-    """The processors. Raises OSError, and ImportError where torch is missing."""
+    """The processors. Raises OSError."""
     from fastimg.loaders.runtime import cpus
 
     from .measurement import cpu_model
@@ -110,10 +110,12 @@ def cpu(root: Path = ROOT) -> Cpu:
 
 
 def memory(root: Path = ROOT) -> Memory:
-    """The memory, and the tightest limit of the groups that this process is in. Raises OSError."""
+    """The memory, and the lowest limit of the cgroups that this process is in. Raises OSError."""
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     known = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    total, available, tightest = known["MemTotal"], known["MemAvailable"], None
+    total = known["MemTotal"]
+    available = known["MemAvailable"]
+    tightest = None
     for limit, used in _memory_groups(root):
         if limit < total:
             tightest = limit if tightest is None else min(tightest, limit)
@@ -122,7 +124,7 @@ def memory(root: Path = ROOT) -> Memory:
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used) in bytes of this process's groups. Cached files, which go when memory is short, are not used."""
+    """(limit, used) in bytes for each of this process's cgroups. Cached files do not count: they can be evicted."""
     try:
         own = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -139,62 +141,63 @@ def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
     ):
         for part in (path, *map(str, Path(path).parents)) if path else (".",):
             try:
-                limit, taken = int((base / part / most).read_text()), int((base / part / used).read_text())
+                limit = int((base / part / most).read_text())
+                taken = int((base / part / used).read_text())
                 stat = (base / part / "memory.stat").read_text()
-            except (OSError, ValueError):  # no such group here, or "max"
+            except (OSError, ValueError):  # no such cgroup, or "max"
                 continue
-            found = re.search(rf"^{cached} (\d+)$", stat, re.MULTILINE)
-            yield limit, taken - (int(found[1]) if found else 0)
+            match = re.search(rf"^{cached} (\d+)$", stat, re.MULTILINE)
+            yield limit, taken - (int(match[1]) if match else 0)
 
 
 def shared_memory(root: Path = ROOT) -> Space:
     """/dev/shm, through which torch's DataLoader passes batches between processes. Raises OSError."""
-    found = os.statvfs(root / "dev/shm")
-    return Space(total=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize)
+    status = os.statvfs(root / "dev/shm")
+    return Space(total=status.f_blocks * status.f_frsize, free=status.f_bavail * status.f_frsize)
 
 
 def open_files() -> int | None:
-    """How many files a process may have open: `ulimit -n`. None where there is no limit."""
+    """How many files a process may have open (`ulimit -n`). None if there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def folder(path: Path) -> Folder:
-    """Whether files can be kept in a folder: tried with a nameless one in it, or in the nearest above that exists."""
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    """Whether files can be written to a folder. Tries it in the folder itself or its nearest existing parent."""
+    existing = path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        return Folder(path=str(path), writable=False, free=free, reason=f"{there}: {error.strerror or error}")
+        return Folder(path=str(path), writable=False, free=free, reason=f"{existing}: {error.strerror or error}")
     return Folder(path=str(path), writable=True, free=free)
 
 
 def driver(root: Path = ROOT) -> str | None:
-    """The version of the NVIDIA driver. None where there is none."""
+    """The version of the NVIDIA driver. None if there is no driver."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    if found := re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text):
-        return found[1]
+    if match := re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text):
+        return match[1]
     tool = shutil.which("nvidia-smi")
-    if tool is not None:  # in some containers only it knows
+    if tool is not None:  # in some containers /proc does not say
         command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
             asked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         except (OSError, subprocess.SubprocessError):
             pass
         else:
-            if found := re.match(r"[\d.]+", asked.stdout):
-                return found[0]
+            if match := re.match(r"[\d.]+", asked.stdout):
+                return match[0]
     return "of an unknown version" if (root / "dev/nvidiactl").exists() else None
 
 
 def cuda(root: Path = ROOT) -> Cuda:
-    """CUDA and the GPUs that this process sees. Raises ImportError where torch is missing."""
+    """CUDA and the GPUs that are visible to this process. Raises ImportError if torch is missing."""
     import torch
     from torch.cuda import nccl
 
@@ -202,13 +205,14 @@ def cuda(root: Path = ROOT) -> Cuda:
     build = torch.version.cuda or (f"ROCm {hip}" if hip else None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = visible is not None and visible.strip() in ("", "-1")
-    error, version = "", driver(root)
-    with warnings.catch_warnings():  # they say what `reason` says
+    error = ""
+    version = driver(root)
+    with warnings.catch_warnings():  # `reason` says the same
         warnings.simplefilter("ignore")
         available = torch.cuda.is_available()
         if not available and build is not None and version is not None and not hidden:
             try:
-                torch.cuda.init()  # type: ignore[no-untyped-call]  # it has the reason
+                torch.cuda.init()  # type: ignore[no-untyped-call]  # the error has the reason
             except (RuntimeError, AssertionError) as failed:
                 error = str(failed).splitlines()[0]
         architectures = torch.cuda.get_arch_list() if available else []
@@ -230,20 +234,20 @@ def cuda(root: Path = ROOT) -> Cuda:
 
 
 def why_none(build: str | None, driver: str | None, hidden: bool, error: str) -> str:
-    """Why torch sees no GPU, in words."""
+    """Why torch sees no GPU."""
     if build is None:
         return "this torch is a CPU build"
     if driver is None:
         return "there is no NVIDIA driver"
     if hidden:
         return "CUDA_VISIBLE_DEVICES names no GPU"
-    return error or "torch does not say why"
+    return error or "torch gives no reason"
 
 
 def has_code(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether code for `architectures` (sm_90, compute_120) runs on a GPU. True where nothing is known of them."""
-    known = [found for name in architectures if (found := re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name))]
-    for kind, major, minor in ((found[1], int(found[2]), int(found[3])) for found in known):
+    """Whether code for `architectures` (sm_90, compute_120) runs on a GPU. True if none of them is recognised."""
+    known = [match for name in architectures if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name))]
+    for kind, major, minor in ((match[1], int(match[2]), int(match[3])) for match in known):
         if (major, minor) <= capability and (kind == "compute" or major == capability[0]):
             return True
     return not known

@@ -1,4 +1,4 @@
-"""What all measurements share: where they ran, how they are timed, how they are kept and shown."""
+"""What all measurements share: the environment they ran in, timing, records and tables."""
 
 import importlib.metadata
 import json
@@ -59,13 +59,13 @@ class Spread:
 
 
 def environment() -> dict[str, Any]:
-    """Hardware, versions, commit, and how busy the machine is. No path of this machine is in it."""
+    """Hardware, versions, commit, and how busy the machine is. Contains no paths of this machine."""
     import torch
 
     return {
         "cpu": cpu_model(),
         "cores": available_cpus(),
-        "load": round(os.getloadavg()[0], 2),  # of the last minute: what others do at the same time
+        "load": round(os.getloadavg()[0], 2),  # of the last minute, by all programs
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -95,21 +95,21 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def interleaved(variants: Mapping[str, Callable[[], float]], repeats: int, warmups: int = 1) -> dict[str, Spread]:
-    """Call each variant in turn, `repeats` times round after `warmups` rounds that do not count.
+    """Call each variant in turn, for `repeats` rounds after `warmups` rounds that do not count.
 
-    What slows the machine for a while then slows all variants. A variant returns what it measured.
+    Whatever slows the machine down for a while then affects all variants. A variant returns its measurement.
     """
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    values: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(warmups + repeats):
         for name, measure in variants.items():
             value = measure()
             if number >= warmups:
-                found[name].append(value)
-    return {name: Spread.of(values) for name, values in found.items()}
+                values[name].append(value)
+    return {name: Spread.of(measured) for name, measured in values.items()}
 
 
 def seconds(call: Callable[[], object], device: "torch.device") -> float:
-    """Time of one call: between CUDA events on a GPU, by the clock on a CPU."""
+    """Duration of one call: between CUDA events on a GPU, by the clock on a CPU."""
     if device.type != "cuda":
         began = time.perf_counter()
         call()
@@ -125,7 +125,7 @@ def seconds(call: Callable[[], object], device: "torch.device") -> float:
 
 
 def wall_seconds(call: Callable[[], object], device: "torch.device") -> float:
-    """Time of one call by the clock, until the device is idle again: what also waits for the host is timed so."""
+    """Duration of one call by the clock, until the device is idle again, so that waiting for the host counts."""
     synchronise(device)
     began = time.perf_counter()
     call()
@@ -142,7 +142,7 @@ def synchronise(device: "torch.device") -> None:
 
 
 def show(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A small table: one column per key, in the order of their first appearance."""
+    """Print a small table with one column per key, in order of first appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table()
     for column in columns:
@@ -180,9 +180,9 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` where tracked files differ from it. None outside a checkout."""
+    """The checkout's commit, followed by `+changes` if tracked files differ from it. None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # installed somewhere inside a checkout of something else
+    if not (root / ".git").exists():  # installed inside a checkout of something else
         return None
     try:
         head = _git(root, "rev-parse", "--short=12", "HEAD")

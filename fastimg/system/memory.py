@@ -1,4 +1,4 @@
-"""Memory that runs out: how it is recognised, how much there is, and what a person can change."""
+"""Running out of memory: how to recognise it, how much memory is left, and which flags help."""
 
 import contextlib
 import ctypes
@@ -12,8 +12,10 @@ from . import hardware
 if TYPE_CHECKING:
     import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT, _MAPPED = 2**31 - 1, 2**30  # bytes
+_TRIM_THRESHOLD = -1  # parameters of glibc's mallopt
+_MMAP_THRESHOLD = -3
+_KEPT = 2**31 - 1  # bytes
+_MAPPED = 2**30  # bytes
 
 _CPU_WORDS = ("can't allocate memory", "cannot allocate memory", "std::bad_alloc")
 
@@ -28,10 +30,10 @@ def ran_out(error: BaseException) -> bool:
 
 
 def keep_freed() -> None:
-    """Let glibc keep up to 2 GiB that were freed, rather than map every activation anew, page by page.
+    """Let glibc keep up to 2 GiB of freed memory, instead of mapping every activation anew, page by page.
 
-    On a CPU four forward passes of MobileNetV2 (64 images of 224 px) then take 9.2 s of processor time, not 14.8
-    (benchmarks/malloc.py, n = 3). Nothing where there is no glibc.
+    On a CPU, four forward passes of MobileNetV2 (64 images of 224 px) then take 9.2 s of processor time instead of 14.8
+    (benchmarks/malloc.py, n = 3). Does nothing without glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -40,7 +42,7 @@ def keep_freed() -> None:
 
 
 def release(device: "torch.device") -> None:
-    """Give back what nobody refers to any more: after an error, tensors hang in cycles of frames."""
+    """Free unreferenced memory: after an error, tensors are kept alive by reference cycles through frames."""
     import torch
 
     gc.collect()
@@ -51,18 +53,18 @@ def release(device: "torch.device") -> None:
 
 
 def available() -> int:
-    """Bytes of host memory that this process may still take: the machine's, or its container's."""
+    """Bytes of host memory that this process may still allocate, within the limit of its container."""
     return hardware.memory().available
 
 
 def advice(config: Train) -> str:
-    """The flags that would take less memory, the likeliest first."""
+    """The flags that would reduce memory use, the most promising first."""
     batch = "" if config.batch_size == "auto" else f" ({config.batch_size}, or auto)"
     ways = [f"lower --batch-size{batch} and raise --grad-accum-steps by as much"]
     if not config.grad_checkpointing:
         ways.append("add --grad-checkpointing")
     if not config.amp:
-        ways.append("leave --no-amp out")
+        ways.append("leave out --no-amp")
     if config.strategy != "fsdp":
         ways.append("use --strategy fsdp on several devices")
-    return "; or ".join([*ways, "or take smaller images by --img-size"]).replace("; or or", "; or")
+    return "; or ".join([*ways, "or use smaller images with --img-size"]).replace("; or or", "; or")

@@ -1,4 +1,4 @@
-"""Which packages are installed and whether they can be imported. Nothing here imports torch before it is called."""
+"""Which packages are installed and whether they can be imported. torch is imported only by `packages`."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What fastimg needs: name of the distribution -> its module, and the oldest version, as in pyproject.toml.
+# Required packages: distribution -> its module and the oldest supported version, as in pyproject.toml.
 NEEDED = {
     "torch": ("torch", "2.11"),
     "torchvision": ("torchvision", "0.26"),
@@ -37,7 +37,7 @@ NEEDED = {
     "llvmlite": ("llvmlite", "0.44"),
 }
 _FFCV = "apt-get install libopencv-dev libturbojpeg0-dev pkg-config && pip install '.[ffcv]'"
-# What adds something: name -> how its distributions begin, its module, how it is installed in a clone of fastimg.
+# Optional packages: name -> prefix of its distributions, its module, and how to install it in a clone of fastimg.
 OPTIONAL = {
     "ffcv": ("ffcv", "ffcv", _FFCV),
     "nvidia-dali": ("nvidia-dali-cuda", "nvidia.dali", "pip install '.[dali]'"),
@@ -51,72 +51,72 @@ OPTIONAL = {
     "optuna": ("optuna", "optuna", "pip install '.[tune]'"),
     "triton": ("triton", "triton", "pip install triton"),
 }
-# Compiled against libraries of the system or of CUDA: being there is not being usable. Tried in processes of their own.
+# Compiled against libraries of the system or CUDA, so possibly installed but unusable. Each is tried in a subprocess.
 _TRIED = ("ffcv", "nvidia-dali", "nvimgcodec")
-_SECONDS = 120  # that such a process may take
+_SECONDS = 120  # time limit of such a subprocess
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package. `version` None: it is not installed."""
+    """A package. `version` is None if it is not installed."""
 
     version: str | None
     needed: bool
-    install: str  # the command
+    install: str  # the command to install it
     fault: str = ""  # why it cannot be imported
-    oldest: str = ""  # version that fastimg works with, where this one is older
+    oldest: str = ""  # the oldest supported version, if this one is older
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pillow:
-    """Which Pillow is imported, and which are installed: they overwrite each other."""
+    """Which Pillow is imported, and which ones are installed: they overwrite each other's files."""
 
     version: str
     simd: bool
     distributions: dict[str, str]
-    libjpeg_turbo: str | None  # None where it has another libjpeg
+    libjpeg_turbo: str | None  # None if built with another libjpeg
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """The C compiler that Triton calls at run time, as it looks for it: $CC, else gcc, else clang."""
+    """The C compiler that Triton calls at run time. It looks for $CC, then gcc, then clang."""
 
     cc: str | None  # $CC
-    command: str | None  # None where it finds none
-    other: str | None  # one that it does not look for
-    headers: bool  # Python's, which it includes
+    command: str | None  # None if it finds none
+    other: str | None  # an installed compiler that Triton does not look for
+    headers: bool  # whether Python.h is installed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """fastimg's own machine code, which numba makes at first use."""
+    """fastimg's own machine code, which numba compiles at first use."""
 
-    folder: str | None  # where it is kept; None where every process makes it anew
-    made: dict[str, bool]  # command -> whether what it needs first lies there
+    folder: str | None  # where it is cached; None if every process compiles it again
+    made: dict[str, bool]  # command -> whether the code that it needs first is in the cache
 
 
 def packages(
     importing: Callable[[str], Any] = importlib.import_module, trying: Callable[[str], str] | None = None
 ) -> dict[str, Package]:
-    """All that fastimg needs, then all that it can use. `importing` raises; `trying` gives a reason, or nothing."""
-    there = distributions()
-    found = {}
+    """Required packages, then optional ones. `importing` raises on failure; `trying` returns a reason, or nothing."""
+    installed = distributions()
+    packages = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, (module, oldest) in NEEDED.items():
-            found[name] = _needed(name, module, oldest, there, importing)
+            packages[name] = _needed(name, module, oldest, installed, importing)
     for name, (prefix, module, install) in OPTIONAL.items():
-        version = _version(there, prefix) if _findable(module) else None
+        version = _version(installed, prefix) if _findable(module) else None
         fault = (trying or why_not_importable)(module) if version is not None and name in _TRIED else ""
-        found[name] = Package(version=version, needed=False, install=install, fault=fault)
-    return found
+        packages[name] = Package(version=version, needed=False, install=install, fault=fault)
+    return packages
 
 
 def distributions() -> dict[str, str]:
-    """Name, in lower case and with hyphens -> version of every distribution that is installed."""
+    """Name (in lower case, with hyphens) -> version of every installed distribution."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        with contextlib.suppress(TypeError, KeyError):  # what an uninstalling left behind has no metadata
+        with contextlib.suppress(TypeError, KeyError):  # leftovers of an uninstalled package have no metadata
             if "Name" in (metadata := distribution.metadata):
                 found.setdefault(re.sub(r"[-_.]+", "-", metadata["Name"]).lower(), distribution.version)
     return found
@@ -167,36 +167,36 @@ def why_not_importable(module: str) -> str:
     except subprocess.TimeoutExpired:
         return f"importing it takes more than {_SECONDS} s"
     if ran.returncode < 0:
-        return f"importing it ends in signal {-ran.returncode}"
+        return f"importing it crashes with signal {-ran.returncode}"
     lines = ran.stderr.strip().splitlines()
-    return "" if ran.returncode == 0 else lines[-1] if lines else f"importing it ends with {ran.returncode}"
+    return "" if ran.returncode == 0 else lines[-1] if lines else f"importing it ends with exit code {ran.returncode}"
 
 
 def said(error: BaseException) -> str:
-    """An error in one line."""
+    """An error as one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _needed(
-    name: str, module: str, oldest: str, there: Mapping[str, str], importing: Callable[[str], ModuleType]
+    name: str, module: str, oldest: str, installed: Mapping[str, str], importing: Callable[[str], ModuleType]
 ) -> Package:
     install = f"pip install '{name}>={oldest}'"
-    version = there.get(name)
+    version = installed.get(name)
     try:
         imported = importing(module)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user has to know
+    except Exception as error:  # noqa: BLE001 - the user has to know, whatever it is
         return Package(version=version, needed=True, install=install, fault=said(error))
-    version = str(getattr(imported, "__version__", version))  # torch tells its build there
-    simd = name == "pillow" and ".post" in version  # Pillow-SIMD counts differently
+    version = str(getattr(imported, "__version__", version))  # torch adds its build there
+    simd = name == "pillow" and ".post" in version  # Pillow-SIMD numbers its versions differently
     old = not simd and _release(version) < _release(oldest)
     return Package(version=version, needed=True, install=install, oldest=oldest if old else "")
 
 
-def _version(there: Mapping[str, str], prefix: str) -> str:
-    """Of the distribution that is called so, with a number behind it (nvidia-dali-cuda130), or else with a suffix."""
+def _version(installed: Mapping[str, str], prefix: str) -> str:
+    """The version of the distribution named `prefix` with a number after it (nvidia-dali-cuda130), or else a suffix."""
     for pattern in (rf"{prefix}\d*", rf"{prefix}-.*"):
-        for name, version in there.items():
+        for name, version in installed.items():
             if re.fullmatch(pattern, name):
                 return version
     return "of an unknown version"
@@ -205,7 +205,7 @@ def _version(there: Mapping[str, str], prefix: str) -> str:
 def _findable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # of the package that it would be in
+    except (ImportError, ValueError):  # raised by its parent package
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while it runs: one live line on a terminal, plain lines elsewhere."""
+"""Progress output: one live line on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,17 +19,17 @@ class Line:
     """The state of a training run at a step."""
 
     epoch: int  # from 0
-    step: int  # within the epoch, done
+    step: int  # steps done in this epoch
     loss: float
     top1: float
     lr: float
     speed: float  # samples per second
-    wait_share: float  # of the time since the last line, spent waiting for data
+    wait_share: float  # share of the time since the last line that was spent waiting for data
     eta: float  # seconds to the end of the run
     unit: str = "images"
 
     def text(self) -> str:
-        """In one line."""
+        """The state as one line."""
         return (
             f"loss {self.loss:.4f}  top1 {self.top1:6.2%}  lr {self.lr:.2e}  "
             f"{self.speed:7.1f} {UNITS[self.unit]}  data wait {self.wait_share:4.0%}  ETA {duration(self.eta)}"
@@ -72,7 +72,7 @@ class Display:
             self._progress.stop()
 
     def show(self, line: Line) -> None:
-        """A step was reached."""
+        """Show the state at a step."""
         epoch = f"{line.epoch + 1}/{self._epochs}"
         if self._progress:
             self._progress.update(self._task, completed=line.step, epoch=epoch, text=line.text())
@@ -80,22 +80,22 @@ class Display:
             self.say(f"epoch {epoch}  step {line.step}/{self._steps}  {line.text()}")
 
     def advance(self, epoch: int, step: int) -> None:
-        """A step is done: the bar moves, nothing is asked of the device."""
+        """Move the bar by a step, without synchronizing with the device."""
         if self._progress:
             self._progress.update(self._task, completed=step, epoch=f"{epoch + 1}/{self._epochs}")
 
     def note(self, text: str) -> None:
-        """What goes on where no steps are done; on the live line alone."""
+        """Say what is going on between steps; only on the live line."""
         if self._progress:
             self._progress.update(self._task, text=text)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         say(self._console, text)
 
 
 class Status:
-    """A line that tells what goes on: live on a terminal, one after the other elsewhere."""
+    """A status line: live on a terminal, one line after the other elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -104,21 +104,21 @@ class Status:
             self._live.start()
 
     def __call__(self, text: str) -> None:
-        """Say what begins."""
+        """Say what is starting."""
         if self._live is not None:
             self._live.update(text)
         else:
             say(self._console, text)
 
     def end(self) -> None:
-        """Nothing goes on."""
+        """Remove the live line."""
         if self._live is not None:
             self._live.stop()
 
 
 @contextmanager
 def telling(console: Console, text: str) -> Iterator[None]:
-    """While the block runs, `text` says what goes on."""
+    """Show `text` as the status while the block runs."""
     status = Status(console)
     status(text)
     try:

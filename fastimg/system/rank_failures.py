@@ -1,7 +1,7 @@
-"""How the ranks that torchrun started end when one of them fails: the first to fail says why, the others leave with it.
+"""How ranks started by torchrun exit when one of them fails: the first to fail prints the reason, all others just exit.
 
-Ranks meet at the store that torchrun announces, not in the process group: a rank that has failed takes part in nothing
-that the others wait for.
+Ranks coordinate through torchrun's store, not the process group: a failed rank no longer takes part in collectives that
+the others wait for.
 """
 
 import json
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it takes seconds, and what fails before a command begins needs it under torchrun alone
+if TYPE_CHECKING:  # importing torch takes seconds, and early failures need it only under torchrun
     from torch.distributed.distributed_c10d import Store
 
 _REACHING = 5.0  # seconds
-_CONNECTING = timedelta(seconds=30)  # torch's attempts take 5 seconds each, of which single ones come to nothing
-_SAYING = timedelta(seconds=30)  # at most, until the rank that failed first has printed its message
+_CONNECTING = timedelta(seconds=30)  # torch's attempts take 5 seconds each, and single ones may fail
+_SAYING = timedelta(seconds=30)  # limit for the rank that failed first to print its message
 
 
 def several() -> bool:
-    """Whether torchrun, or what sets the same variables, started more than this process."""
+    """Whether torchrun, or a launcher that sets the same variables, started more than one process."""
     return int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.keys() >= {"MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -32,9 +32,9 @@ def first_rank() -> bool:
 
 
 def end(code: int, say: Callable[[], None], message: str = "") -> int:
-    """Let the first rank that fails say why. Returns the exit code for this one: the first rank's.
+    """Let the first rank that fails print the reason. Returns the exit code for this rank, which is that rank's.
 
-    Where the store cannot be reached, each rank speaks for itself. `message` is for torchrun's own report.
+    If the store cannot be reached, every rank prints its own message. `message` is for torchrun's own report.
     """
     store = _store()
     if store is None:
@@ -51,13 +51,13 @@ def end(code: int, say: Callable[[], None], message: str = "") -> int:
 
 
 def follow(code: int) -> int:
-    """Wait until rank 0 has said what all ranks find wrong. Returns the exit code."""
+    """Wait until rank 0 has printed an error that all ranks have in common. Returns the exit code."""
     store = _store()
     return code if store is None else _code_of_first(store, code)
 
 
 def lost_contact(error: BaseException) -> str | None:
-    """Why the other ranks cannot be reached any more, where that is what the error says."""
+    """Why the other ranks can no longer be reached, if that is what the error means."""
     from torch import distributed
 
     text = (str(error).splitlines() or [""])[0]
@@ -69,7 +69,7 @@ def lost_contact(error: BaseException) -> str | None:
 
 
 def leave(code: int) -> None:
-    """End this process. A process group that a failure left behind could wait for the other ranks in its destructor."""
+    """Exit. After a failure, the destructor of a process group could wait for the other ranks, so it is skipped."""
     sys.stdout.flush()
     sys.stderr.flush()
     torch = sys.modules.get("torch")
@@ -79,20 +79,20 @@ def leave(code: int) -> None:
 
 
 def _store() -> "Store | None":
-    """A connection of its own to the store, None where there is none."""
+    """A separate connection to the store; None if there is no store."""
     from torch.distributed import DistError, TCPStore, is_initialized  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
 
     launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not launcher_hosts and not is_initialized():
-        return None  # rank 0 would host it, and has not begun to
+        return None  # rank 0 would host the store, but has not started it yet
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        socket.create_connection((host, port), _REACHING).close()  # torch would try again and again, and print stacks
+        socket.create_connection((host, port), _REACHING).close()  # torch would retry and print stack traces
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECTING)
     except (OSError, DistError):
         return None
-    # torchrun keeps the store of ranks that it restarts.
+    # torchrun keeps the store when it restarts ranks.
     return PrefixStore(f"fastimg failure {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -107,7 +107,7 @@ def _code_of_first(store: "Store", code: int) -> int:
 
 
 def _report(message: str) -> None:
-    """Tell torchrun, whose report of the failure names its root cause."""
+    """Pass the message to torchrun, so that its failure report names the root cause."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file and message:
         extra = {"py_callstack": message, "timestamp": str(int(time.time()))}

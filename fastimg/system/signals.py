@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM as a request to stop: the step ends, a checkpoint is written, the run stops. A second Ctrl-C stops
-it at once."""
+"""Ctrl-C and SIGTERM as a request to stop: the step ends, a checkpoint is written, and the run stops. A second Ctrl-C
+stops it at once."""
 
 import signal
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class Interrupt:
     """`with Interrupt() as interrupt: ... if interrupt.signal: ...`"""
 
     def __init__(self) -> None:
-        self.signal = 0  # the signal's number, once it came
+        self.signal = 0  # number of the signal, once it has arrived
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._note) for number in STOPPING}

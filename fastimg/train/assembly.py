@@ -11,7 +11,7 @@ from torch import nn
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, kornia_pass
-from fastimg.data.datasets import Part, center_crop, train_crop
+from fastimg.data.datasets import DatasetPart, center_crop, train_crop
 from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
 from fastimg.errors import UsageError
@@ -113,7 +113,7 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     scaling = effective.scales(config)
     loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
 
-    def evaluation(part: Part | None) -> BatchSource | None:
+    def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:
             return None
         return open_loader(config, ranks, part, center_crop(preprocessing), "sequential", "zeros", model, arrays)

@@ -10,7 +10,7 @@ from rich.console import Console
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data.datasets import (
-    Part,
+    DatasetPart,
     build_loader,
     check_readable,
     chosen_backend,
@@ -33,13 +33,16 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.recompute import checkpoint_blocks
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
 from fastimg.models.tokenizer import TextDecoder
+from fastimg.system.terminal import say
 from fastimg.train.choices.stated_weights import Stated
 from fastimg.wording import plural
 
 from .choices import resolution as effective
 
 
-def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> tuple[Part, Part | None, Path]:
+def open_data(
+    config: Train, ranks: Ranks, console: Console, stack: ExitStack
+) -> tuple[DatasetPart, DatasetPart | None, Path]:
     """The training split, the validation split, and the dataset's absolute path. `stack` closes them."""
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
@@ -50,7 +53,7 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
     for dataset in opened:
         stack.callback(dataset.close)
     for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
-        console.print(printable(remark), style="yellow", soft_wrap=True, highlight=False, markup=False)
+        say(console, remark, style="yellow")
     if config.order == "quasi-random" and is_plain_folder(data):
         raise UsageError(
             f"--order quasi-random: {data} is a plain folder, whose files are not stored together; leave it out, or "
@@ -58,20 +61,18 @@ def open_data(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -
         )
     check_readable(chosen_backend(config.loader), data, part.dataset)
     if note:
-        console.print(note, style="bold yellow", soft_wrap=True, highlight=False, markup=False)
+        say(console, note, style="bold yellow")
     elif is_plain_folder(data):
-        console.print(
+        say(
+            console,
             f"{data} is a plain folder: {plural(len(part.dataset), 'file', 'is')} opened one by one; `fastimg "
             f"convert {data} DST` "
             "checks every image once and stores them in a few large files that disks read fast",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
         )
     return part, val_part, data.resolve()
 
 
-def check_content(config: Train, data: Path, part: Part) -> None:
+def check_content(config: Train, data: Path, part: DatasetPart) -> None:
     """Raises UsageError if the model cannot read this kind of data."""
     texts = part.dataset.content == "text"
     arch = intent.architecture(config)
@@ -85,7 +86,7 @@ def check_content(config: Train, data: Path, part: Part) -> None:
         raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
-def check_classes(data: Path, part: Part) -> None:
+def check_classes(data: Path, part: DatasetPart) -> None:
     """Raises UserError if all samples are of one class."""
     labels = part.dataset.labels
     if len(labels) and (labels == labels[0]).all():
@@ -172,7 +173,7 @@ def _sizes(config: Train, model: Model, num_classes: int) -> Preprocessing:
 def open_loader(
     config: Train,
     ranks: Ranks | None,
-    part: Part,
+    part: DatasetPart,
     crop: Crop,
     order: Order,
     padding: Padding,

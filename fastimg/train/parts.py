@@ -10,7 +10,7 @@ import torch
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation
-from fastimg.data.datasets import Part, center_crop, chosen_backend, train_crop
+from fastimg.data.datasets import DatasetPart, center_crop, chosen_backend, train_crop
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import BATCH, Encoding, Keeper, pixels_of, views
 from fastimg.loaders import BatchSource
@@ -28,9 +28,9 @@ from .opening import open_loader
 class Parts:
     """What a run reads. With embeddings, `embedding` is their shape; `words` describes them for people."""
 
-    train: Part
-    val: Part | None
-    evaluated: Part | None  # the training split, cropped like validation
+    train: DatasetPart
+    val: DatasetPart | None
+    evaluated: DatasetPart | None  # the training split, cropped like validation
     embedding: tuple[int, ...] | None = None
     words: str | None = None
     made: int = 0  # embeddings that were computed now, not found in the cache
@@ -38,11 +38,11 @@ class Parts:
 
 
 def tokenised(
-    text: TextSide, keeper: Keeper, part: Part, val_part: Part | None, stack: ExitStack
-) -> tuple[Part, Part | None]:
+    text: TextSide, keeper: Keeper, part: DatasetPart, val_part: DatasetPart | None, stack: ExitStack
+) -> tuple[DatasetPart, DatasetPart | None]:
     """Both splits as tokens, which are computed if the cache does not have them."""
 
-    def tokens(texts: Part) -> Part:
+    def tokens(texts: DatasetPart) -> DatasetPart:
         dataset = keeper.tokens(texts.dataset, text.tokenizer)
         stack.callback(dataset.close)
         return replace(texts, dataset=dataset)
@@ -73,10 +73,10 @@ def embedded(
     folders: dict[Path, int] = {}
     scales = effective.scales(config)
 
-    def encoded(part: Part, view: int | None) -> ArrayDataset:
+    def encoded(part: DatasetPart, view: int | None) -> ArrayDataset:
         crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config.scale, config.ratio)
 
-        def open_(missing: Part) -> BatchSource:
+        def open_(missing: DatasetPart) -> BatchSource:
             return open_loader(
                 alone, None, missing, crop, "sequential", "zeros", model, scaling=view is not None and scales
             )

@@ -15,7 +15,7 @@ from rich.console import Console
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, provenance
-from fastimg.data.datasets import Part, center_crop, display_name, worker_count
+from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
 from fastimg.embeddings.encoder import cache_root
@@ -27,6 +27,7 @@ from fastimg.models.precision import Precision
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, check_strategy
 from fastimg.models.text_encoder import short_name
+from fastimg.system.terminal import say
 from fastimg.train.checkpoints.format import trained_before
 from fastimg.train.checkpoints.saving import restore
 from fastimg.train.choices.batch_size import find_batch_size
@@ -60,8 +61,8 @@ class Opened:
 
     checked: Checked
     path: Path
-    part: Part
-    val_part: Part | None
+    part: DatasetPart
+    val_part: DatasetPart | None
     directory: Path
     resuming: bool
 
@@ -73,8 +74,8 @@ class Built:
     blueprint: Blueprint
     requested: Train  # as it was before open choices were resolved
     searched: bool  # for a batch size
-    part: Part  # images, texts or tokens; `blueprint.parts` may hold their embeddings
-    val_part: Part | None
+    part: DatasetPart  # images, texts or tokens; `blueprint.parts` may hold their embeddings
+    val_part: DatasetPart | None
 
 
 def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> Run | None:
@@ -100,12 +101,12 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     """Complete `config` from its weights and the machine's profile, and refuse what cannot work or has no effect."""
     config, stated, origin = adopted(config)
     if origin:
-        _say(console, f"weights     {printable(origin)}")
+        say(console, f"weights     {printable(origin)}")
     refusals.check(config)
     refusals.check_device(config, ranks.device.type)
     config, profile = machine.applied(config, ranks)
     if profile:
-        _say(console, f"profile     {profile}")
+        say(console, f"profile     {profile}")
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn)
     return Checked(config=config, stated=stated, precision=precision)
@@ -123,7 +124,7 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     if resuming:
         changed_data.check(directory, path, part.dataset)
     elif config.name is not None and directory != (named := config.output / config.name):
-        _say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
+        say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
     check_classes(path, part)
     return Opened(checked=checked, path=path, part=part, val_part=val_part, directory=directory, resuming=resuming)
 
@@ -171,7 +172,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     if batch_size == "auto":
         tuned = machine.batch_size(config, preprocessing.train_size, len(part), ranks)
         if tuned is not None:
-            _say(console, tuned[1])
+            say(console, tuned[1])
         batch_size = tuned[0] if tuned else find_batch_size(trial, len(part), config.ghost_bn, ranks, console)
     return Built(
         blueprint=blueprint(batch_size),
@@ -188,7 +189,7 @@ def announce(run: Run, built: Built, console: Console) -> None:
     rate = effective.rate_words(requested, run.setup.model, run.setup.true_batch, built.searched)
     print_effective(console, run, built.part, built.val_part, rate)
     if note := augmentation.order_note(requested):
-        console.print(note, style="yellow", soft_wrap=True, highlight=False, markup=False)
+        say(console, note, style="yellow")
     if requested.verbose:
         _print_slots(run, console)
 
@@ -204,9 +205,9 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
     last = rundir.last_checkpoint(directory, config, setup.global_batch) if opened.resuming else None
     if last is not None:
         restore(run, *last)
-        _say(console, f"resuming {directory} after step {run.progress.step} of {setup.steps}")
+        say(console, f"resuming {directory} after step {run.progress.step} of {setup.steps}")
     elif config.resume is not None:
-        _say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
+        say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
     setup.ranks.barrier()  # all ranks have read the directory
     if setup.ranks.first:
         if not opened.resuming:
@@ -227,7 +228,7 @@ def _resumed_batch(config: Train, directory: Path, ranks: Ranks, console: Consol
     """The batch of the run that is resumed, divided among the ranks that there are now."""
     batch_size, accumulated = rundir.batch_of_before(directory, config, ranks.world_size)
     if (batch_size, accumulated) != (config.batch_size, config.grad_accum_steps):
-        _say(
+        say(
             console,
             f"--resume: {plural(batch_size, 'image')} x {accumulated} accumulated on each of "
             f"{plural(ranks.world_size, 'rank')}, which keeps the number of images per step",
@@ -257,11 +258,11 @@ def _compile_decoder(run: Run, console: Console) -> None:
     with setup.ranks.first_goes_first(), suppress(DataError, ImageError):  # the loader will report these
         content = dataset.read(0 if indices is None else int(indices[0]), scratch)
         if will_compile(content):
-            _say(console, "compiling the decoder of tiled JPEGs, once per machine")
+            say(console, "compiling the decoder of tiled JPEGs, once per machine")
             began = time.perf_counter()
             row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
             decoder.fill_row(content, (), row, scratch)
-            _say(console, f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s")
+            say(console, f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s")
 
 
 def _print_slots(run: Run, console: Console) -> None:
@@ -277,8 +278,4 @@ def _print_slots(run: Run, console: Console) -> None:
             f"loader: {plural(loader.workers, 'thread')}, {plural(slots, 'slot')} of {plural(nbytes, 'byte')}, "
             f"{slots * nbytes / 2**20:.1f} MiB{pinned}; scratch memory per thread depends on the largest image"
         )
-    console.print(f"{words}; {plural(loaders, 'such loader')}", soft_wrap=True, highlight=False)
-
-
-def _say(console: Console, words: str) -> None:
-    console.print(words, soft_wrap=True, highlight=False, markup=False)
+    say(console, f"{words}; {plural(loaders, 'such loader')}")

@@ -282,7 +282,7 @@ def test_a_manifest_row_without_its_file(folder, tmp_path, commands, refuses, cl
 
 
 def test_a_destination_that_is_there(trained, folder, shards, refuses):
-    refuses(1, [shards, "holds a dataset already", "--overwrite"], "convert", folder, shards)
+    refuses(1, [shards, "already holds a dataset", "--overwrite"], "convert", folder, shards)
 
 
 @pytest.mark.parametrize("cut", ["shrunk", "altered"])

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fastimg.errors import printable
 from fastimg.system.measurement import Spread, show
+from fastimg.system.terminal import say
 from fastimg.wording import plural
 
 from .pipelines import BASE
@@ -86,7 +87,7 @@ class Comparison:
             self._show_parity(console)
         self._show_speed(console)
         for sentence in self.sentences():
-            console.print(printable(sentence), soft_wrap=True, highlight=False, markup=False)
+            say(console, sentence)
 
     def sentences(self) -> list[str]:
         """Messages on what the tables do not show."""

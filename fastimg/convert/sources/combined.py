@@ -24,8 +24,7 @@ def combine(sources: Sequence[Source]) -> Source:
         if other.content != first.content:
             raise UsageError(
                 f"{first.src} holds {samples_of(first.content)} and {other.src} {samples_of(other.content)}: a "
-                "dataset is of "
-                "one kind; convert them one by one"
+                "dataset holds only one kind; convert them one by one"
             )
         first = _joined(first, onto(other, first.classes, first.named))
     return replace(first, src=Path(" + ".join(str(source.src) for source in sources)))

@@ -33,7 +33,7 @@ from fastimg.loaders.folders.formats import image_extensions, undecodable_extens
 from fastimg.loaders.folders.ignored import extension_of
 from fastimg.wording import agreeing, plural
 
-from .samples import Entries, Entry, Original, Source, note
+from .samples import Entries, Original, Source, SourceEntry, note
 
 ABSENT = "__absent__"  # in the note of a sample in a .beton: fields that it does not have
 ORIGINAL = "original"  # the field of a .beton that holds what its image field cannot
@@ -114,15 +114,15 @@ def read_tars(
 def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None = None, named: bool = True) -> Source:
     """One .beton for each split."""
     _check_splits(src, files)
-    readers: list[BetonReader] = []
+    readers: list[BetonSourceReader] = []
     splits: dict[str, Entries] = {}
     remarks: list[str] = []
     for split, file in files.items():
-        reader = BetonReader(BetonDataset(file, classes))
+        reader = BetonSourceReader(BetonDataset(file, classes))
         dataset = reader.dataset
         sizes = reader.sizes()
         splits[split] = Entries(
-            Entry(f"{split}/{i:09d}", label, size, place=i, reader=len(readers))
+            SourceEntry(f"{split}/{i:09d}", label, size, place=i, reader=len(readers))
             for i, (label, size) in enumerate(zip(dataset.labels.tolist(), sizes, strict=True))
         )
         readers.append(reader)
@@ -192,7 +192,7 @@ class TarReader:
         self._found = False  # some sample has an image, or a text
         self.fields: set[str] = set()  # that some sample has
 
-    def add(self, tar: Path) -> Iterator[tuple[Entry, str]]:
+    def add(self, tar: Path) -> Iterator[tuple[SourceEntry, str]]:
         """The samples of one more tar, and what their .cls says."""
         samples = parse_index(index_path(tar), tar.stat().st_size) if self._ours else scan(tar)
         self._tars.append(tar)
@@ -200,8 +200,8 @@ class TarReader:
             for sample in samples:
                 yield self._add(sample), self._label(file, sample)
 
-    def read(self, entry: Entry) -> Original:
-        """See Reader."""
+    def read(self, entry: SourceEntry) -> Original:
+        """See SourceReader."""
         image = suffix = text = None
         fields: dict[str, bytes] = {}
         members = self._members(entry)
@@ -221,12 +221,12 @@ class TarReader:
         known = text if text is not None and self._ours else _note(entry.path, text)
         return Original(image, suffix, known, fields)
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """The tar and the sample's name in it."""
         return f"{self._tars[self._tar[entry.place]]}: {entry.path}"
 
-    def problem(self, entry: Entry) -> str | None:
-        """See Reader."""
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
         if entry.size < 0:
             return "a sample without a text" if self._content == "text" else self._without_image(entry)
         for ext, _, _ in self._members(entry):
@@ -237,7 +237,7 @@ class TarReader:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _without_image(self, entry: Entry) -> str:
+    def _without_image(self, entry: SourceEntry) -> str:
         undecodable = undecodable_extensions()
         found = (undecodable.get(extension_of(f"x.{ext}")) for ext, _, _ in self._members(entry))
         reason = next(filter(None, found), None)
@@ -248,7 +248,7 @@ class TarReader:
         """Whether samples have texts and none an image, as far as they were added."""
         return not self._found and any(_is_one(ext, TEXT_EXTENSIONS) for ext in self._extensions)
 
-    def _add(self, sample: Sample) -> Entry:
+    def _add(self, sample: Sample) -> SourceEntry:
         place, image = len(self._tar), self._image([member.ext for member in sample])
         self._tar.append(len(self._tars) - 1)
         for at, member in enumerate(sample):
@@ -263,9 +263,9 @@ class TarReader:
         self._first.append(len(self._offsets))
         self._found = self._found or image is not None
         size = -1 if image is None else sample[image].size
-        return Entry(split_name(sample[0].name)[0], -1, size, place=place)
+        return SourceEntry(split_name(sample[0].name)[0], -1, size, place=place)
 
-    def _members(self, entry: Entry) -> list[tuple[str, int, int]]:
+    def _members(self, entry: SourceEntry) -> list[tuple[str, int, int]]:
         span = slice(self._first[entry.place], self._first[entry.place + 1])
         extensions = [self._extensions[number] for number in self._kinds[span]]
         return list(zip(extensions, self._offsets[span], self._sizes[span], strict=True))
@@ -312,7 +312,7 @@ def extension(name: str, kind: str) -> str:
     return f"{name}.{'json' if kind == 'json' else 'npy'}"
 
 
-class BetonReader:
+class BetonSourceReader:
     """Samples of one .beton."""
 
     def __init__(self, dataset: BetonDataset) -> None:
@@ -339,8 +339,8 @@ class BetonReader:
         _, sizes = self._reader.extents(self.dataset.image_field)
         return [int(size) for size in sizes]
 
-    def read(self, entry: Entry) -> Original:
-        """See Reader."""
+    def read(self, entry: SourceEntry) -> Original:
+        """See SourceReader."""
         reader, index = self._reader, entry.place
         text = reader.raw(self._note, index).removesuffix(b"\0") if self._note else None
         known = json.loads(text) if text else {}
@@ -354,16 +354,16 @@ class BetonReader:
             return Original(data, "", text, fields)
         return Original(reader.value(self.dataset.image_field, index), "", text, fields)
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """The file, the sample's number, and the path that it once had."""
         return self.dataset.sample_name(entry.place)
 
-    def problem(self, entry: Entry) -> str | None:
+    def problem(self, entry: SourceEntry) -> str | None:
         """Opening has checked every pointer."""
         return None
 
     def close(self) -> None:
-        """See Reader."""
+        """See SourceReader."""
         self.dataset.close()
 
     def _add(self, name: str, kind: str) -> None:

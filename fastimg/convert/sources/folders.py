@@ -7,7 +7,7 @@ from pathlib import Path
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.folders.folder import Level, list_folder
 
-from .samples import Entries, Entry, Original, Source, note
+from .samples import NO_LABEL, Entries, Original, Source, SourceEntry, note
 
 _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
@@ -19,8 +19,8 @@ class FilesReader:
         self._root = root
         self._listed = listed
 
-    def read(self, entry: Entry) -> Original:
-        """See Reader."""
+    def read(self, entry: SourceEntry) -> Original:
+        """See SourceReader."""
         handle = os.open(os.path.join(self._root, entry.path), os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.read(handle, entry.size + 1)
@@ -33,12 +33,14 @@ class FilesReader:
         suffix = os.path.splitext(entry.path)[1][1:].lower()
         return Original(data, suffix, note(entry.path, entry.extra), {})
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """Its file, after the manifest's row where there is one."""
         return f"{self._listed}: row {entry.row}: {entry.path}" if self._listed else str(self._root / entry.path)
 
-    def problem(self, entry: Entry) -> str | None:
-        """See Reader."""
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
+        if self._listed and entry.label < 0:
+            return NO_LABEL
         if entry.size >= _MAX_BYTES:
             return "8 GiB or more: no member of a tar shard may be so large"
         if entry.size >= 0:
@@ -57,7 +59,7 @@ def read_folder(src: Path, classes: Level | None = None) -> Source:
     """List a class folder; `classes` as list_folder has it. Raises DataError."""
     listing = list_folder(src, classes)
     splits = {
-        split: Entries(Entry(path, label, file_size(src / path)) for path, label in files)
+        split: Entries(SourceEntry(path, label, file_size(src / path)) for path, label in files)
         for split, files in listing.files.items()
     }
     return Source(

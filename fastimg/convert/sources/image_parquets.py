@@ -36,7 +36,7 @@ _BATCH_ROWS = 256
 _BUFFER = 1 << 20  # bytes read at once of a column
 
 
-class Layout(NamedTuple):
+class ParquetLayout(NamedTuple):
     """Which columns of a file mean what. Files of one source have the same layout."""
 
     columns: frozenset[str]
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     fields: frozenset[str]  # further columns of bytes or images
 
 
-class Sample(NamedTuple):
+class ImageRow(NamedTuple):
     """One row."""
 
     row: int  # 1 is the first
@@ -76,7 +76,7 @@ def may_hold_images(file: Path) -> bool:
         return True
 
 
-def read_layout(file: Path, columns: Columns) -> Layout:
+def read_layout(file: Path, columns: Columns) -> ParquetLayout:
     """What a file's columns mean. Raises DataError, UsageError."""
     with readable(file):
         schema = pq.read_schema(file)
@@ -114,7 +114,7 @@ def read_layout(file: Path, columns: Columns) -> Layout:
     classes = _class_names(features.get(label or ""))
     if label is not None and not pa.types.is_integer(schema.field(label).type):
         classes = None
-    return Layout(frozenset(names), image, key, label, split, classes, frozenset(fields))
+    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields))
 
 
 def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
@@ -177,7 +177,7 @@ def _label_column(file: Path, schema: pa.Schema, features: dict[str, Any], colum
     return marked[0] if marked else None
 
 
-def read_rows(file: Path, layout: Layout, labels: Labels | None) -> Iterator[Sample]:
+def read_rows(file: Path, layout: ParquetLayout, labels: Labels | None) -> Iterator[ImageRow]:
     """The samples of a file, in order. `labels` reads those that no schema names. Raises DataError naming the row."""
     number = 0
     for batch in _batches(file):
@@ -204,7 +204,7 @@ def _batches(file: Path) -> Iterator[list[Row]]:
                 yield values
 
 
-def _sample(where: str, number: int, row: Row, layout: Layout, labels: Labels | None) -> Sample:
+def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: Labels | None) -> ImageRow:
     image, key, extra = _picture(layout.image, row.pop(layout.image))
     if layout.key and (given := row.pop(layout.key)):
         if key and key != given:
@@ -225,7 +225,7 @@ def _sample(where: str, number: int, row: Row, layout: Layout, labels: Labels | 
             if content or not isinstance(value, dict):
                 fields[_field_name(name, content, path) if isinstance(value, dict) else name] = content
     noted = {name: plain(where, name, value) for name, value in extra.items()}
-    return Sample(number, key or None, image, label, split, noted, fields)
+    return ImageRow(number, key or None, image, label, split, noted, fields)
 
 
 def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:
@@ -250,7 +250,7 @@ def _field_name(name: str, content: bytes, path: str) -> str:
     return f"{name}.{extension}"
 
 
-def _label(where: str, layout: Layout, value: Any) -> int:
+def _label(where: str, layout: ParquetLayout, value: Any) -> int:
     assert layout.classes is not None
     if value is None:
         return -1
@@ -263,7 +263,7 @@ def _label(where: str, layout: Layout, value: Any) -> int:
     return int(value)
 
 
-def same_layout(file: Path, layout: Layout, first: Path, expected: Layout) -> None:
+def same_layout(file: Path, layout: ParquetLayout, first: Path, expected: ParquetLayout) -> None:
     """Raises DataError where two files of a source differ."""
     if layout == expected:
         return

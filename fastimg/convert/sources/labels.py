@@ -68,6 +68,8 @@ class Labels:
         Those that are known as classes, of the dataset that is appended to, are not judged, and none where somebody
         said that they are classes.
         """
+        if not self._counts:
+            raise DataError(f"{self._src}: every label in column {self._column!r} is empty; fill them in")
         what = f"{self._src}: the labels in column {self._column!r}"
         unknown = {label: count for label, count in self._counts.items() if label not in self._known}
         rows = self._counts.total()
@@ -92,7 +94,7 @@ class Labels:
     def _text(self, where: str, value: Any) -> str:
         if isinstance(value, float) and value.is_integer():  # what pandas makes of integers once one is missing
             value = int(value)
-        if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
+        if is_empty(value):
             raise DataError(f"{where}: the label in column {self._column!r} is empty; fill it in or drop the row")
         if isinstance(value, str | int):
             return str(value).strip()
@@ -104,6 +106,11 @@ class Labels:
             what = next((words for kind, words in kinds if isinstance(value, kind)), "neither a string nor an integer")
             raise DataError(f"{shown} {what}; {_REMEDY}")
         return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds no label: null, NaN, or only blanks."""
+    return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()
 
 
 def number_classes(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:

@@ -30,8 +30,8 @@ from .columns import (
     on_delimiter,
 )
 from .folders import FilesReader, file_size
-from .labels import Labels, number_classes
-from .samples import Entries, Entry, Row, Source
+from .labels import Labels, is_empty, number_classes
+from .samples import Entries, Row, Source, SourceEntry
 from .tables import Rows, readable, table_rows
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
@@ -79,11 +79,14 @@ def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
         path = row[path_column]
         if not isinstance(path, str) or not _is_path(path):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
-        labels.append(label_cells.read(where, row[label_column]))
+        label = -1
+        if not is_empty(row[label_column]):
+            label = len(labels)
+            labels.append(label_cells.read(where, row[label_column]))
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         path, size = paths.find(path, number)
-        listed.append(Entry(path, len(listed), size, number, extra))
+        listed.append(SourceEntry(path, label, size, number, extra))
     remarks = (*said, *label_cells.judged(), *paths.remarks(listed, labels))
     classes, numbers = number_classes(labels)
     listed.relabel(numbers)
@@ -158,10 +161,12 @@ class _Paths:
         for at in np.flatnonzero(counts[places] > 1).tolist():
             rows.setdefault(listed[at].path, []).append(at)
         again = {path: group for path, group in rows.items() if len(group) > 1}
-        differing = [group for group in again.values() if len({labels[at] for at in group}) > 1]
+        repeated = (at for group in again.values() for at in group)
+        names = {at: labels[label] if (label := listed[at].label) >= 0 else "no label" for at in repeated}
+        differing = [group for group in again.values() if len({names[at] for at in group}) > 1]
         if again:
             first = (differing or list(again.values()))[0]
-            shown = ", ".join(f"{listed[at].row} ({labels[at]})" for at in first[:3])
+            shown = ", ".join(f"{listed[at].row} ({names[at]})" for at in first[:3])
             said.append(
                 f"{src}: {plural(len(again), 'file', 'is')} in several rows, {len(differing):,} of them with different "
                 "labels; "
@@ -176,7 +181,7 @@ def split_up(
     splits: list[str],
     split_column: str | None,
     classes: tuple[str, ...],
-    key: Callable[[Entry], Any] | None = None,
+    key: Callable[[SourceEntry], Any] | None = None,
 ) -> dict[str, Entries]:
     """Entries by their split, in the order of `key` or their own. The training split has every class."""
     if "train" not in splits:
@@ -186,7 +191,7 @@ def split_up(
     found = {split: listed.select(np.flatnonzero(np.array(splits) == split)) for split in sorted(set(splits))}
     if key:
         found = {split: entries.sorted(key) for split, entries in found.items()}
-    trained = set(found["train"].labels.tolist())
+    trained = {-1, *found["train"].labels.tolist()}  # rows without a label are left out later
     for split, entries in found.items():
         if untrained := set(entries.labels.tolist()) - trained:
             entry = min((entry for entry in entries if entry.label in untrained), key=lambda entry: entry.row)

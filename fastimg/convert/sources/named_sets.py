@@ -30,7 +30,7 @@ from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.wording import shortened
 
 
-class Sample(NamedTuple):
+class SetSample(NamedTuple):
     """One image of a set."""
 
     key: str
@@ -38,12 +38,12 @@ class Sample(NamedTuple):
     label: int  # -1: none
 
 
-class Part(NamedTuple):
+class SetSplit(NamedTuple):
     """One split of a set. `samples` is run through once, before the next part is asked for."""
 
     split: str
     classes: tuple[str, ...] | None  # None: they have no names
-    samples: Iterator[Sample]
+    samples: Iterator[SetSample]
     remark: str = ""  # what a person should hear of it
 
 
@@ -60,13 +60,13 @@ _SPLITS = (  # what torchvision's classes call theirs; the first that a class ha
 )
 
 
-def open_set(text: str) -> Iterator[Part]:
+def open_set(text: str) -> Iterator[SetSplit]:
     """The splits of `torchvision:NAME` or `sklearn:digits`. Raises UsageError, DataError."""
     scheme, _, name = text.partition(":")
     return SETS[scheme](text, name)
 
 
-def _sklearn(text: str, name: str) -> Iterator[Part]:
+def _sklearn(text: str, name: str) -> Iterator[SetSplit]:
     if name != digits.NAME:
         raise UsageError(f"{text}: scikit-learn has no such set of images; give sklearn:{digits.NAME}")
     from sklearn.datasets import load_digits
@@ -74,13 +74,13 @@ def _sklearn(text: str, name: str) -> Iterator[Part]:
     images, labels = load_digits(return_X_y=True)
     grays = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # as digits.py stores them
     samples = (
-        Sample(f"{name}/{number:04d}", _png(Image.fromarray(gray)), int(label))
+        SetSample(f"{name}/{number:04d}", _png(Image.fromarray(gray)), int(label))
         for number, (gray, label) in enumerate(zip(grays, labels, strict=True))
     )
-    yield Part("train", tuple(map(str, range(10))), samples)
+    yield SetSplit("train", tuple(map(str, range(10))), samples)
 
 
-def _torchvision(text: str, name: str) -> Iterator[Part]:
+def _torchvision(text: str, name: str) -> Iterator[SetSplit]:
     from torchvision import datasets
 
     folders = (datasets.VisionDataset, datasets.DatasetFolder, datasets.ImageFolder)
@@ -114,7 +114,7 @@ def _torchvision(text: str, name: str) -> Iterator[Part]:
                 "" if had else ", ".join(f"{name}={value!r} of torchvision's choices" for name, value in given.items())
             )
             had.add(split)
-            yield Part(split, _classes(dataset), _samples(text, split, dataset, root), remark)
+            yield SetSplit(split, _classes(dataset), _samples(text, split, dataset, root), remark)
     if not had:
         raise DataError(f"{text}: has none of the splits that are known ({', '.join(theirs for _, theirs in _SPLITS)})")
 
@@ -198,7 +198,7 @@ def _classes(dataset: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _samples(text: str, split: str, dataset: Any, root: Path) -> Iterator[Sample]:
+def _samples(text: str, split: str, dataset: Any, root: Path) -> Iterator[SetSample]:
     for index in range(len(dataset)):
         key = f"{split}/{index:06d}"
         try:
@@ -213,7 +213,7 @@ def _samples(text: str, split: str, dataset: Any, root: Path) -> Iterator[Sample
                 f"{text}: gives no pairs of an image and a class index ({key}); only sets for classification can be "
                 "converted"
             )
-        yield Sample(key, image, label)
+        yield SetSample(key, image, label)
 
 
 def _label(target: Any) -> int | None:
@@ -261,4 +261,4 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-SETS: dict[str, Callable[[str, str], Iterator[Part]]] = {"torchvision": _torchvision, "sklearn": _sklearn}
+SETS: dict[str, Callable[[str, str], Iterator[SetSplit]]] = {"torchvision": _torchvision, "sklearn": _sklearn}

@@ -17,8 +17,10 @@ from fastimg.loaders.folders.ignored import Ignored
 
 Row = dict[str, Any]
 
+NO_LABEL = "the label is empty"  # why a row of a manifest is left out
 
-class Entry(NamedTuple):
+
+class SourceEntry(NamedTuple):
     """One sample of a source, as its listing knows it."""
 
     path: str  # relative to the source's root, or the sample's key in its container
@@ -39,16 +41,16 @@ class Original(NamedTuple):
     fields: dict[str, bytes]  # everything else, by its extension in a tar: txt, npy, meta.json
 
 
-class Reader(Protocol):
+class SourceReader(Protocol):
     """Reads the samples of a source. Every method may be called from any thread."""
 
-    def read(self, entry: Entry) -> Original:
+    def read(self, entry: SourceEntry) -> Original:
         """Raises OSError and ImageError for what is wrong with this sample, another DataError for the whole source."""
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """What a person calls the sample."""
 
-    def problem(self, entry: Entry) -> str | None:
+    def problem(self, entry: SourceEntry) -> str | None:
         """Why it cannot be read, as far as the listing knows; None where it can."""
 
     def close(self) -> None:
@@ -69,16 +71,16 @@ class _Columns:
         self.ends = array("q", [0])  # of both, in `text`
 
 
-class Entries(Sequence[Entry]):
+class Entries(Sequence[SourceEntry]):
     """A list of entries that takes about a hundred bytes for each, and selections of it that share its memory."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[SourceEntry] = ()) -> None:
         self._columns = _Columns()
         self._chosen: npt.NDArray[np.int64] | None = None
         for entry in entries:
             self.append(entry)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: SourceEntry) -> None:
         """Add one at the end; not to a selection."""
         assert self._chosen is None
         path, label, size, row, extra, place, reader = entry
@@ -94,10 +96,10 @@ class Entries(Sequence[Entry]):
         return len(self._columns.numbers) // 5 if self._chosen is None else len(self._chosen)
 
     @overload
-    def __getitem__(self, index: int) -> Entry: ...
+    def __getitem__(self, index: int) -> SourceEntry: ...
     @overload
     def __getitem__(self, index: slice) -> "Entries": ...
-    def __getitem__(self, index: int | slice) -> "Entry | Entries":
+    def __getitem__(self, index: int | slice) -> "SourceEntry | Entries":
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
         at = range(len(self))[index] if self._chosen is None else int(self._chosen[index])
@@ -106,9 +108,9 @@ class Entries(Sequence[Entry]):
         begin, middle, end = columns.ends[2 * at : 2 * at + 3]
         path = columns.text[begin:middle].decode("utf-8", "surrogatepass")
         extra = json.loads(columns.text[middle:end]) if end > middle else None
-        return Entry(path, label, size, row, extra, place, reader)
+        return SourceEntry(path, label, size, row, extra, place, reader)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[SourceEntry]:
         return (self[i] for i in range(len(self)))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Entries":
@@ -118,7 +120,7 @@ class Entries(Sequence[Entry]):
         other._chosen = indices if self._chosen is None else self._chosen[indices]
         return other
 
-    def sorted(self, key: Callable[[Entry], Any]) -> "Entries":
+    def sorted(self, key: Callable[[SourceEntry], Any]) -> "Entries":
         """In the order of `key`."""
         return self.select(np.array(sorted(range(len(self)), key=lambda i: key(self[i])), np.int64))
 
@@ -152,7 +154,7 @@ class Source:
     kind: str
     classes: tuple[str, ...]
     splits: dict[str, Entries]
-    readers: tuple[Reader, ...]
+    readers: tuple[SourceReader, ...]
     ignored: Ignored = field(default_factory=Ignored)  # files under `src` that are neither samples nor shards
     uncounted: tuple[str, ...] = ()  # sentences on files that could lie beside those that are read
     named: bool = True  # the classes have names; False: labels are numbers, and so are the classes' names
@@ -164,20 +166,20 @@ class Source:
     columns: tuple[str, ...] = ()  # sentences on which columns of manifests are used
     from_table: bool = False  # its classes are the values of a column, to which nobody gave names
 
-    def read(self, entry: Entry) -> Original:
-        """See Reader."""
+    def read(self, entry: SourceEntry) -> Original:
+        """See SourceReader."""
         return self.readers[entry.reader].read(entry)
 
-    def name(self, entry: Entry) -> str:
-        """See Reader."""
+    def name(self, entry: SourceEntry) -> str:
+        """See SourceReader."""
         return self.readers[entry.reader].name(entry)
 
-    def problem(self, entry: Entry) -> str | None:
-        """See Reader."""
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
         return self.readers[entry.reader].problem(entry)
 
     def close(self) -> None:
-        """See Reader."""
+        """See SourceReader."""
         for reader in self.readers:
             reader.close()
 

@@ -27,7 +27,7 @@ from fastimg.wording import agreeing, plural
 from .columns import Columns
 from .labels import Labels, number_classes
 from .named_sets import SETS, open_set
-from .samples import Entries, Entry, Original, Row, Source, note
+from .samples import Entries, Original, Row, Source, SourceEntry, note
 
 NAMED = tuple(SETS)
 
@@ -103,7 +103,7 @@ class SpoolReader:
         self.where = where
         self._extensions = image_extensions()
 
-    def add(self, entry: Entry, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> Entry:
+    def add(self, entry: SourceEntry, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> SourceEntry:
         """`entry` with its size and place, after its record is stored; nothing is stored of an empty image."""
         if not image:
             return entry._replace(size=-1)
@@ -111,8 +111,8 @@ class SpoolReader:
         place, crc = self._spool.add(image, extra, fields)
         return entry._replace(size=len(image), place=place, extra={"crc32": crc})
 
-    def read(self, entry: Entry) -> Original:
-        """See Reader."""
+    def read(self, entry: SourceEntry) -> Original:
+        """See SourceReader."""
         image = self._spool.read(entry.place, entry.size)
         at = entry.place + entry.size + _HEAD.size
         (length,) = _HEAD.unpack(self._spool.read(at - _HEAD.size, _HEAD.size))
@@ -124,16 +124,16 @@ class SpoolReader:
             at += size
         return Original(image, _suffix(entry.path, self._extensions), note(entry.path, head["extra"]), fields)
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """The file, the row in it where there are rows, and the key."""
         return f"{self.where}: row {entry.row}: {entry.path}" if entry.row else f"{self.where}: {entry.path}"
 
-    def problem(self, entry: Entry) -> str | None:
-        """See Reader."""
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
         return None if entry.size >= 0 else "the image is empty"
 
     def close(self) -> None:
-        """See Reader."""
+        """See SourceReader."""
         self._spool.close()
 
 
@@ -159,7 +159,7 @@ def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
             said += [f"{text}: {part.remark}"] if part.remark else []
             entries = splits[part.split] = Entries()
             for key, image, label in part.samples:
-                entries.append(reader.add(Entry(key, label, 0), image, {}, {}))
+                entries.append(reader.add(SourceEntry(key, label, 0), image, {}, {}))
                 if tick:
                     tick(1)
         file.flush()
@@ -203,7 +203,7 @@ def read_parquets(
                     key = sample.key or f"{place}/{sample.row - 1:06d}"
                     text = sample.label
                     label = labels.setdefault(text, len(labels)) if isinstance(text, str) else text
-                    entry = Entry(key, label, 0, sample.row, reader=len(readers))
+                    entry = SourceEntry(key, label, 0, sample.row, reader=len(readers))
                     entry = reader.add(entry, sample.image, sample.extra, sample.fields)
                     splits.setdefault(sample.split or split, Entries()).append(entry)
                     if tick:

@@ -1,7 +1,7 @@
 """Manifests whose rows are texts: csv, tsv, jsonl or parquet, with a text, a label and, optionally, a split in each.
 
-Texts are stored as the bytes that they are in the file. A row whose text is no text is listed with its fault, and left
-out or refused when its turn comes; a label that is none ends the conversion, as in a manifest of images.
+Texts are stored with the bytes that they have in the file. A row without a valid text or without a label is listed with
+its fault, and skipped or refused when its turn comes, as in a manifest of images.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from .columns import (
     lower,
     on_delimiter,
 )
-from .labels import Labels, number_classes
+from .labels import Labels, is_empty, number_classes
 from .manifests import first_row, plain, split_of, split_up
-from .samples import Entries, Entry, Row, Source
+from .samples import NO_LABEL, Entries, Row, Source, SourceEntry
 from .streams import Spool, SpoolReader
 from .tables import (
     Rows,
@@ -60,7 +60,7 @@ class _Chosen(NamedTuple):
 class TextReader(SpoolReader):
     """Reads texts that were spooled, and knows what is wrong with those that were not."""
 
-    def add_text(self, entry: Entry, value: Any, fault: str, extra: Row) -> Entry:
+    def add_text(self, entry: SourceEntry, value: Any, fault: str, extra: Row) -> SourceEntry:
         """`entry` with its size and place, or with its fault."""
         data, wrong = _encoded(value)
         fault = wrong or fault
@@ -68,12 +68,12 @@ class TextReader(SpoolReader):
             return entry._replace(size=-1, extra={"fault": fault})
         return self.add(entry, data, extra, {})
 
-    def name(self, entry: Entry) -> str:
+    def name(self, entry: SourceEntry) -> str:
         """The file and the row."""
         return f"{self.where}: row {entry.row}"
 
-    def problem(self, entry: Entry) -> str | None:
-        """See Reader."""
+    def problem(self, entry: SourceEntry) -> str | None:
+        """See SourceReader."""
         return (entry.extra or {}).get("fault")
 
 
@@ -150,11 +150,16 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
     taken = set(chosen[:3])
     for number, row in rows:
         where = f"{src}: row {number}"
-        labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
+        label = -1
+        if not is_empty(row[chosen.label]):
+            label = len(labels)
+            labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
         splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
-        entry = Entry(f"{src.name}:{number}", len(listed), 0, number)
+        if label < 0:
+            fault = NO_LABEL
+        entry = SourceEntry(f"{src.name}:{number}", label, 0, number)
         listed.append(reader.add_text(entry, row[chosen.text], fault, extra))
     judged = label_cells.judged() if names is None else ()
     classes, numbers = number_classes(labels)

@@ -14,7 +14,7 @@ from fastimg.config.commands import Train
 from fastimg.config.intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
-from fastimg.data.datasets import Part, chosen_backend
+from fastimg.data.datasets import DatasetPart, chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
@@ -71,7 +71,7 @@ def resolve(
     data: Path,
     model: Model,
     pre: Preprocessing,
-    validation: Part | None,
+    validation: DatasetPart | None,
     ranks: Ranks,
     searched: bool = False,
     samples: int | None = None,

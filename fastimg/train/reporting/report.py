@@ -8,7 +8,7 @@ from rich.table import Table
 from fastimg.config.commands import Train
 from fastimg.config.durations import parse
 from fastimg.data.augmentation import sentence
-from fastimg.data.datasets import Part
+from fastimg.data.datasets import DatasetPart
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
@@ -20,7 +20,7 @@ from fastimg.train.run import Run, Setup
 from fastimg.wording import agreeing, plural
 
 
-def print_effective(console: Console, run: Run, part: Part, val_part: Part | None, rate: str) -> None:
+def print_effective(console: Console, run: Run, part: DatasetPart, val_part: DatasetPart | None, rate: str) -> None:
     """Print the effective configuration, with every choice made. `rate` says where the learning rate comes from."""
     setup = run.setup
     config = setup.config
@@ -76,7 +76,7 @@ def print_effective(console: Console, run: Run, part: Part, val_part: Part | Non
     print_table(console, table)
 
 
-def _texts(part: Part, text: TextSide) -> str:
+def _texts(part: DatasetPart, text: TextSide) -> str:
     """How texts are tokenised."""
     lengths = part.dataset.lengths if isinstance(part.dataset, ArrayDataset) else None
     words = f"tokens, up to {text.tokenizer.length} a text"

@@ -14,7 +14,7 @@ from fastimg.errors import printable
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks
 from fastimg.system.progress import UNITS, duration
-from fastimg.system.terminal import print_table
+from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.metrics import shows_top5, zero_recall
@@ -48,12 +48,10 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
         if loader.rerouted:
             _print_rerouted(console, names.get(id(loader), "evaluated training"), loader, setup.ranks)
     if signal:
-        console.print(
+        say(
+            console,
             f"stopped after step {progress.step} of {setup.steps}, saved in {shown(setup.directory / 'last')}; "
             "the same command with --resume auto continues from there",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
         )
         return
     table = Table(show_header=False)
@@ -113,7 +111,7 @@ def _print_unreadable(console: Console, what: str, loader: BatchSource, count: i
     console.print(words, style="yellow", highlight=False)
     for index, reason in list(loader.unreadable.items())[:5]:
         sample = loader.dataset.sample_name(index)
-        console.print(printable(f"  {sample}: {reason}"), highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {sample}: {reason}")
     if count > 5:
         console.print(f"  ... and {count - 5:,} more", highlight=False)
 
@@ -146,7 +144,7 @@ def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ran
     whose = "" if ranks.world_size == 1 else " on this rank"
     for reason, count in Counter(loader.rerouted.values()).most_common(5):
         words = f"{plural(count, f'{name} image', 'was')} decoded by fastimg{whose}: {reason}"
-        console.print(printable(words), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(console, words, style="yellow")
         indices = [index for index, why in loader.rerouted.items() if why == reason]
         for sample in map(loader.dataset.sample_name, indices[:5]):
-            console.print(printable(f"  {sample}"), highlight=False, markup=False, soft_wrap=True)
+            say(console, f"  {sample}")

@@ -92,7 +92,7 @@ def test_a_slow_part_is_the_verdict(fake, rates, kind):
 def busy(monkeypatch):
     """A machine on which others work, too."""
     load = Load(before=7.5, during=8.0, cores=2, others=0.6)
-    monkeypatch.setattr(bench, "Watch", lambda: SimpleNamespace(load=lambda: load))
+    monkeypatch.setattr(bench, "LoadWatch", lambda: SimpleNamespace(load=lambda: load))
 
 
 def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):
@@ -102,7 +102,7 @@ def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):
     assert found["verdict"].startswith(
         "no verdict: the measurements disagree by more than 30% (the step alone 13.4 img/s"
     )
-    assert "other processes took 60% of the processors" in found["verdict"]
+    assert "other processes used 60% of the processors" in found["verdict"]
     assert found["load"] == {"before": 7.5, "during": 8.0, "cores": 2, "others_share": 0.6}
 
 
@@ -127,7 +127,7 @@ def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeyp
     ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
     assert ran.code == 0, ran.err
     assert re.search(r"^load      load average [\d.]+ on the machine's \d+ cores, before measuring$", ran.out, re.M)
-    assert "load      load average 7.5 before and 8.0 after, on 2 cores; other processes took 60%" in ran.out
+    assert "load      load average 7.5 before and 8.0 after, on 2 cores; other processes used 60%" in ran.out
     assert "verdict  " in ran.out
 
 

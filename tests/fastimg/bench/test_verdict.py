@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fastimg.bench.verdict import Advice, Measured, NoVerdict, doubts, judge, together
-from fastimg.system.machine_load import Load, Spent, Watch, read_spent, share_of_others
+from fastimg.system.machine_load import CpuTimes, Load, LoadWatch, read_cpu_times, share_of_others
 
 FAST = 10_000.0
 
@@ -112,7 +112,7 @@ def test_no_verdict_says_why_and_how_busy_the_machine_was():
     none = NoVerdict(share=0.64, doubts=("the step from 13.4 to 124 img/s",), load=load)
     assert none.sentence() == (
         "no verdict: the measurements disagree by more than 30% (the step from 13.4 to 124 img/s); the machine was "
-        "busy, or its speed changed (load average 7.5 before and 8.1 after, on 2 cores; other processes took 61% of "
+        "busy, or its speed changed (load average 7.5 before and 8.1 after, on 2 cores; other processes used 61% of "
         "the processors); run again when it is idle"
     )
     record = none.record()
@@ -125,25 +125,25 @@ def test_no_verdict_says_why_and_how_busy_the_machine_was():
 @pytest.mark.parametrize(
     ("after", "share"),
     [
-        (Spent(200.0, 100.0, 60.0), 0.4),  # of 100 seconds 90 in use, 50 of them ours
-        (Spent(200.0, 30.0, 60.0), 0.0),  # counted a moment later
-        (Spent(100.0, 10.0, 10.0), None),
+        (CpuTimes(200.0, 100.0, 60.0), 0.4),  # of 100 seconds 90 in use, 50 of them ours
+        (CpuTimes(200.0, 30.0, 60.0), 0.0),  # counted a moment later
+        (CpuTimes(100.0, 10.0, 10.0), None),
         (None, None),
     ],
 )
 def test_what_others_take_of_the_processors(after, share):
-    before = Spent(100.0, 10.0, 10.0)
+    before = CpuTimes(100.0, 10.0, 10.0)
     assert share_of_others(before, after) == (share if share is None else pytest.approx(share))
-    watch = Watch(iter([before, after]).__next__, iter([1.5, 2.5]).__next__, cores=4)
+    watch = LoadWatch(iter([before, after]).__next__, iter([1.5, 2.5]).__next__, cores=4)
     load = watch.load()
     assert (load.before, load.during, load.cores) == (1.5, 2.5, 4) and load.record()["others_share"] == load.others
 
 
 def test_the_systems_count_of_processor_time(tmp_path):
-    assert read_spent(tmp_path) is None
+    assert read_cpu_times(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "stat").write_text("cpu  100 200 300 4000 500 10 20 30 7 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n")
-    found = read_spent(tmp_path)
+    found = read_cpu_times(tmp_path)
     assert found is not None and found.busy / found.total == pytest.approx(660 / 5160)
     (tmp_path / "proc" / "stat").write_text("cpu  ?\n")
-    assert read_spent(tmp_path) is None
+    assert read_cpu_times(tmp_path) is None

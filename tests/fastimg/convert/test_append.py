@@ -94,9 +94,9 @@ def test_again_and_again(container: Any, config: Convert, more: Path, tmp_path: 
     report = convert(appending(config, tmp_path / "third"), QUIET)
     assert (report.images, report.added) == (48, 1)
     assert samples(config.dst)[-1][0] == "red" and len(samples(config.dst)) == 39
-    with pytest.raises(UserError, match="appended or converted already"):
+    with pytest.raises(UserError, match="already converted or appended"):
         convert(appending(config, more), QUIET)
-    with pytest.raises(UserError, match="appended or converted already"):
+    with pytest.raises(UserError, match="already converted or appended"):
         convert(appending(config, config.src), QUIET)
     assert convert(appending(config, tmp_path / "third", resume=True), QUIET).images == 48  # complete already
 
@@ -123,7 +123,7 @@ def test_interrupted_and_resumed(
         patched.setattr(store, "add", stop)
         convert(append, QUIET)
     assert samples(config.dst) == before  # still a dataset, the old one
-    with pytest.raises(UserError, match="did not finish"):
+    with pytest.raises(UserError, match="unfinished conversion"):
         convert(append, QUIET)
     convert(replace(append, resume=True), QUIET)
     assert contents(config.dst) == contents(tmp_path / "whole")
@@ -172,7 +172,7 @@ def test_a_description_that_convert_did_not_write(config: Convert, more: Path, d
     file = config.dst / "dataset.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | damage))
     for again in (appending(config, more), replace(config, resume=True)):
-        with pytest.raises(DataError, match=r"dataset.json: not what this version of fastimg writes \("):
+        with pytest.raises(DataError, match=r"dataset.json: not in the form that this version of fastimg writes \("):
             convert(again, QUIET)
 
 
@@ -193,14 +193,14 @@ def test_somebody_elses_shards_beside_a_dataset_stay(config: Convert, more: Path
     convert(config, QUIET)
     (config.dst / "test.beton").write_bytes(b"mine")
     before = contents(config.dst)
-    with pytest.raises(UserError, match=r"test\.beton is there and not of the dataset, and would be deleted; move it"):
+    with pytest.raises(UserError, match=r"test\.beton does not belong to the dataset and would be deleted; move it"):
         convert(appending(config, more), QUIET)
     convert(replace(config, resume=True), QUIET)
     assert contents(config.dst) == before
 
 
 def test_nothing_to_append_to(config: Convert, more: Path) -> None:
-    with pytest.raises(UserError, match="no dataset that could be appended to"):
+    with pytest.raises(UserError, match="no dataset to append to"):
         convert(appending(config, more), QUIET)
     assert not config.dst.exists()
 

@@ -275,6 +275,21 @@ def test_a_row_without_its_file(image_folder, tmp_path, console):
     assert report.images == 1 and report.skipped == [Skipped("images/red/nowhere.jpg", "no such file")]
 
 
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_a_row_without_a_label(image_folder, tmp_path, console, container):
+    src = tmp_path / "set.csv"
+    rows = ["red/000.jpg,a", "red/001.jpg,", "red/001.jpg,b", "red/002.jpg, "]
+    src.write_text("path,label\n" + "".join(f"images/{row}\n" for row in rows))
+    config = Convert(src=src, dst=tmp_path / "out", format=container)
+    with pytest.raises(DataError, match=r"set\.csv: row 3: images/red/001\.jpg: the label is empty; .*--on-error skip"):
+        convert(replace(config, on_error="fail"), console)
+    assert not config.dst.exists()
+    report = convert(config, console)
+    assert report.images == 2 and report.classes == 2
+    left_out = {f"images/red/{name}.jpg": "the label is empty" for name in ("001", "002")}
+    assert dict(report.skipped) == left_out and len(report.skipped) == 2
+
+
 @pytest.mark.parametrize("val_fraction", [0.0, 0.25])
 def test_a_class_of_which_nothing_is_left(config, image_folder, console, val_fraction):
     for file in (image_folder / "green").iterdir():
@@ -300,11 +315,11 @@ def test_a_split_of_which_nothing_is_left(tmp_path, encode, console):
         ({"val_fraction": float("nan")}, "--val-fraction nan"),
         ({"shard_size": "many"}, "--shard-size many"),
         ({"shard_size": "9" * 400}, "--shard-size 99999"),
-        ({"workers": "0"}, "--workers 0: give auto or a number"),
+        ({"workers": "0"}, "--workers 0: give auto or a number of threads, 1 or more"),
         ({"workers": "two"}, "--workers two"),
         ({"seed": -1}, "--seed -1"),
         ({"max_pixels": 0}, "--max-pixels 0"),
-        ({"resume": True, "overwrite": True}, "give one of them"),
+        ({"resume": True, "overwrite": True}, "give only one of them"),
     ],
 )
 def test_flags_that_make_no_sense(config, console, flags, message):
@@ -317,7 +332,7 @@ def test_val_fraction_beside_a_validation_split(tmp_path, encode, console):
     for split in ("train", "validation"):
         (tmp_path / "src" / split / "a").mkdir(parents=True)
         (tmp_path / "src" / split / "a" / "1.jpg").write_bytes(encode())
-    with pytest.raises(UsageError, match="has a validation split already; leave out --val-fraction"):
+    with pytest.raises(UsageError, match="already has a validation split; leave out --val-fraction"):
         convert(Convert(src=tmp_path / "src", dst=tmp_path / "out", val_fraction=0.1), console)
 
 
@@ -350,14 +365,14 @@ def test_somebody_elses_folder_is_left_alone(config, console, flags, description
     theirs = {"train-00000.tar": b"theirs", "dataset.json": description, "convert.json": journal}
     for name, content in theirs.items():
         (config.dst / name).write_bytes(content)
-    with pytest.raises(UserError, match="not empty, and nothing that fastimg convert made; give a new or empty"):
+    with pytest.raises(UserError, match="not empty, and not made by fastimg convert; give a new or empty"):
         convert(replace(config, **flags), console)
     assert contents(config.dst) == theirs
 
 
 def test_destination_is_a_file(config, console):
     config.dst.write_text("mine")
-    with pytest.raises(UserError, match="a file, where the dataset's folder is to be"):
+    with pytest.raises(UserError, match="is a file, but the dataset needs a folder"):
         convert(replace(config, overwrite=True), console)
     assert config.dst.read_text() == "mine"
 
@@ -384,7 +399,7 @@ def test_overwrite_deletes_what_a_conversion_made_and_nothing_else(config, tmp_p
     convert(replace(config, shard_size="2KB", val_fraction=0.3), console)
     (config.dst / "notes.txt").write_text("mine")
     (config.dst / "train-00000.tar.bak").write_text("mine")
-    with pytest.raises(UserError, match=r"holds a dataset already; .*--overwrite"):
+    with pytest.raises(UserError, match=r"already holds a dataset; .*--overwrite"):
         convert(config, console)
     convert(replace(config, overwrite=True), console)
     convert(replace(config, dst=tmp_path / "fresh"), console)
@@ -404,7 +419,7 @@ def test_resume_of_what_is_complete(config, image_folder, console):
     first = convert(config, console)
     before = contents(config.dst)
     again = convert(replace(config, resume=True, workers="1"), console)
-    assert "complete already" in console.file.getvalue()
+    assert "already complete" in console.file.getvalue()
     assert replace(again, seconds=0, images_per_second=0) == replace(first, seconds=0, images_per_second=0)
     assert contents(config.dst) == before
     with pytest.raises(UserError, match=r"something else: --seed \(0 there, 1 here\), --shard-size \(8000 there, 9000"):
@@ -420,12 +435,14 @@ def test_interrupted_and_resumed_is_as_never_interrupted(config, whole, console,
     stop_after(monkeypatch, stop_at)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
-    assert "--resume goes on from here" in console.file.getvalue()
+    assert "--resume continues from here" in console.file.getvalue()
     assert unfinished(config.dst) and not list(config.dst.glob(".*"))
     with pytest.raises(DataError, match=r"did not finish; .*resume=True"):
         open_dataset(config.dst)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="did not finish; go on with --resume, or start again with --overwrite"):
+    with pytest.raises(
+        UserError, match="unfinished conversion; continue it with --resume, or start again with --overwrite"
+    ):
         convert(config, console)
     with pytest.raises(UserError, match=r"something else: --seed"):
         convert(replace(config, resume=True, seed=1), console)
@@ -523,7 +540,7 @@ def test_a_full_disk(config, whole, console, monkeypatch):
         write(self, data)
 
     monkeypatch.setattr(ShardWriter, "_write", full)
-    with pytest.raises(UserError, match=r"no space left on the disk; free some, then go on .*--resume"):
+    with pytest.raises(UserError, match=r"no space left on the disk; free some space, then continue .*--resume"):
         convert(config, console)
     monkeypatch.undo()
     assert list(config.dst.glob("*.tar")) and not list(config.dst.glob(".*"))
@@ -538,7 +555,9 @@ def test_a_disk_that_is_full_before_anything_is_written(config, console, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("fastimg.convert.sources.streams.os.write", full)
-    with pytest.raises(UserError, match=rf"{config.dst}: no space left on the disk; free some, then convert again"):
+    with pytest.raises(
+        UserError, match=rf"{config.dst}: no space left on the disk; free some space, then convert again"
+    ):
         convert(replace(config, src=Path("sklearn:digits")), console)
     assert not config.dst.exists()
 
@@ -546,7 +565,7 @@ def test_a_disk_that_is_full_before_anything_is_written(config, console, monkeyp
 def test_a_destination_that_is_refused_is_so_before_the_source_is_read(config, console, monkeypatch):
     convert(config, console)
     monkeypatch.setattr("fastimg.convert.pipeline.read_source", None)
-    with pytest.raises(UserError, match="holds a dataset already"):
+    with pytest.raises(UserError, match="already holds a dataset"):
         convert(config, console)
 
 
@@ -573,7 +592,7 @@ def test_a_second_conversion_is_kept_out(config, console):
     config.dst.mkdir()
     with (
         fastimg.convert.journal.locked(config.dst),
-        pytest.raises(UserError, match="another conversion is writing there"),
+        pytest.raises(UserError, match="another conversion is writing to it"),
     ):
         convert(config, console)
 
@@ -674,7 +693,7 @@ def test_labels_are_classes_where_somebody_says_so(image_folder, tmp_path, cli):
     assert "--labels-are-classes makes a class of each of 100 different ones" in ran.err
     assert read_description(tmp_path / "out")["options"]["labels_are_classes"] is True
     again = ("convert", src, tmp_path / "out", "--resume")
-    assert "complete already" in cli(*again, "--labels-are-classes").err
+    assert "already complete" in cli(*again, "--labels-are-classes").err
     more = write_table(image_folder, [*range(99, -1, -1)])  # each alone in its table, and known
     assert cli("convert", more, tmp_path / "out", "--append").code == 0
     assert read_description(tmp_path / "out")["splits"]["train"]["class_counts"] == [2] * 100

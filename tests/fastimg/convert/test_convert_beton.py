@@ -89,7 +89,7 @@ def test_interrupted_and_resumed(
         stop_after(patched, stop_at)
         convert(config, QUIET)
     assert unfinished(config.dst)
-    with pytest.raises(UserError, match="did not finish"):
+    with pytest.raises(UserError, match="unfinished conversion"):
         convert(config, QUIET)
     convert(replace(config, resume=True), QUIET)
     assert contents(config.dst) == expected
@@ -167,7 +167,7 @@ def test_a_full_disk(config: Convert, whole: dict[str, bytes], monkeypatch: pyte
 
     with (
         monkeypatch.context() as patched,
-        pytest.raises(UserError, match=r"no space left on the disk; free some, then go on .*--resume"),
+        pytest.raises(UserError, match=r"no space left on the disk; free some space, then continue .*--resume"),
     ):
         patched.setattr(BetonWriter, "part", full)
         convert(config, QUIET)

@@ -176,7 +176,7 @@ def test_fingerprint_follows_paths_labels_sizes_and_columns(files):
         (["path,label", "a,x"], Columns(label="path"), "three columns; path, path names one of them twice"),
         (["path,file,label", "a,b,x"], Columns(path="file"), "'path' beside --path-column file .*rename it"),
         (["path,label,label", "a,x,x"], Columns(), "two columns of the header have the same name"),
-        (["path,label", "a/1.jpg,x", "a/2.jpg, "], Columns(), "row 3: the label in column 'label' is empty"),
+        (["path,label", "a/1.jpg,", "a/2.jpg, "], Columns(), "every label in column 'label' is empty; fill them in"),
         (["path,label", ",x"], Columns(), "row 2: '' in column 'path' is not a path"),
         (["path,label", "a/1.jpg,x,y"], Columns(), "row 2: 3 fields under a header of 2"),
         (
@@ -210,7 +210,7 @@ def test_what_is_wrong_with_a_manifest(files, lines, columns, message):
             r"row 1: '.ud800.jpg' in column 'path' is not a path",
         ),
         ("set.jsonl", b"[1]\n", "row 1: not a json object"),
-        ("set.jsonl", b'{"path": "a", "label": 1}\n{"path": "b"}\n', "row 2: the label in column 'label' is empty"),
+        ("set.jsonl", b'{"path": "a", "label": null}\n{"path": "b"}\n', "every label in column 'label' is empty"),
         (
             "set.jsonl",
             b'{"path": "a", "label": 0.5}\n',
@@ -586,7 +586,7 @@ def test_what_lies_beside_shards_is_counted(kind, shard_folder):
     what = "parquet files" if kind == "parquet" else "shards"
     assert source.ignored.reasons == {
         f"outside the {what}": 2,
-        f"a {suffix} file where none is looked for": 1,
+        f"a {suffix} file in an unexpected place": 1,
         f"not among the {what}": 1,
         "hidden by a leading dot": 1,
     }

@@ -21,7 +21,7 @@ from torchvision import datasets
 from fastimg.convert.sources.columns import Columns
 from fastimg.convert.sources.image_parquets import holds_images
 from fastimg.convert.sources.resolve import find_parquets
-from fastimg.convert.sources.samples import Entry
+from fastimg.convert.sources.samples import SourceEntry
 from fastimg.convert.sources.streams import Spool, SpoolReader, read_named, read_parquets
 from fastimg.data.digits import write_digits
 from fastimg.errors import UsageError
@@ -471,7 +471,7 @@ def test_full_disk_passes_through_and_leaves_nothing_open(tmp_path, jpegs, monke
 def test_reader_names_samples_without_rows(tmp_path):
     spool = Spool(tmp_path)
     reader = SpoolReader(spool, "torchvision:X")
-    assert reader.name(Entry("train/000001", 0, 1)) == "torchvision:X: train/000001"
+    assert reader.name(SourceEntry("train/000001", 0, 1)) == "torchvision:X: train/000001"
     reader.close()
 
 

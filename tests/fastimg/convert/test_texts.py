@@ -215,7 +215,7 @@ def test_a_csv_without_a_header(tmp_path, make, console):
         ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "--text-column is for texts"),
         ("text,label\ngood,1\n", {"label_column": "text"}, "names one of them twice"),
         ("text,label\ngood,1\nbad\n", {}, "row 3: 1 field under a header of 2"),
-        ("text,label\ngood, \n", {}, "row 2: the label in column 'label' is empty"),
+        ("text,label\ngood, \n", {}, "every label in column 'label' is empty"),
         ("text,label\ngood,\udcff\n", {}, "row 2: the label .* is not UTF-8"),
         ("text,label,split\ngood,1,fold1\n", {}, "row 2: 'fold1' is no split"),
         ("text,label\n", {}, "no rows"),
@@ -226,6 +226,15 @@ def test_manifests_of_texts_that_are_refused(content, options, message, tmp_path
     with pytest.raises((DataError, UsageError), match=message):
         make(src, **options)
     assert not (tmp_path / "out0").exists()
+
+
+def test_a_text_without_a_label(tmp_path, make):
+    src = write(tmp_path / "set.csv", b"text,label\ngood,1\nbad,0\nso so,\nfine, \n")
+    with pytest.raises(DataError, match=r"set\.csv: row 4: the label is empty; .*--on-error skip"):
+        make(src, on_error="fail")
+    _, report = make(src)
+    assert report.images == 2 and report.classes == 2
+    assert dict(report.skipped) == {"set.csv:4": "the label is empty", "set.csv:5": "the label is empty"}
 
 
 @pytest.mark.parametrize(
@@ -487,9 +496,9 @@ def test_appending_and_merging(container, tmp_path, make, image_folder):
     make(first, dst=more, more=(both,), merge=True, format=container)
     assert sorted(texts(both)) == sorted(texts(dst))
     before = contents(dst)
-    with pytest.raises(UsageError, match=r"holds texts and .*images images: a dataset is of one kind"):
+    with pytest.raises(UsageError, match=r"holds texts and .*images images: a dataset holds only one kind"):
         make(image_folder, dst=dst, append=True)
-    with pytest.raises(UsageError, match=r"images holds images and .*set\.csv texts: a dataset is of one kind"):
+    with pytest.raises(UsageError, match=r"images holds images and .*set\.csv texts: a dataset holds only one kind"):
         make(image_folder, dst=first, more=(tmp_path / "mixed",), merge=True)
     images, _ = make(image_folder, format=container)
     with pytest.raises(UsageError, match=r"holds images and .*set\.csv texts"):

@@ -95,7 +95,7 @@ def test_kinds(trained, tmp_path):
 def test_workers():
     ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
     assert worker_count("3", ranks) == 3 and worker_count("auto", ranks) == max(1, ranks.cpus // 2)
-    for text in ("0", "-1", "two", "1.5", ""):
+    for text in ("0", "-1", "two", "1.5", "", "²"):
         with pytest.raises(UsageError, match="--workers"):
             worker_count(text, ranks)
 

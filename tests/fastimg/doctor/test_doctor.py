@@ -14,10 +14,10 @@ from fastimg import __version__
 from fastimg.doctor import diagnosis as doctor
 from fastimg.doctor import torch_facts
 from fastimg.doctor.findings import rows
-from fastimg.doctor.remedies import CACHES, Copying, Facts, InUse, Unknown, advice, unusable
+from fastimg.doctor.remedies import CACHES, Copying, InUse, MachineFacts, Unknown, advice, unusable
 from fastimg.system import measurement
 from fastimg.system import packages as installed
-from fastimg.system.disks import Disk, Reading
+from fastimg.system.disks import Disk, DiskReading
 from fastimg.system.hardware import Cpu, Cuda, Folder, Gpu, Memory, Space
 from fastimg.system.packages import NEEDED, OPTIONAL, Compiled, Compiler, Package, Pillow
 
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 def reading(rate, cold):
     """A second of reading."""
-    return Reading(bytes=rate, reads=10, seconds=1.0, cold=cold)
+    return DiskReading(bytes=rate, reads=10, seconds=1.0, cold=cold)
 
 
 DISK = Disk(
@@ -52,7 +52,7 @@ CPU = Cpu(
     instructions=["avx2", "avx512f"],
     load=0.5,
 )
-GOOD = Facts(
+GOOD = MachineFacts(
     fastimg="0.1.0",
     commit="0123456789ab",
     python="3.12.1",
@@ -153,7 +153,7 @@ ADVICE = {
         ["NVIDIA driver (580.65)", "CPU build", "`pip uninstall torch torchvision`", "`pip install torch torchvision`"],
     ),
     "hidden GPUs": (no_gpu(hidden=True), ["`unset CUDA_VISIBLE_DEVICES`"]),
-    "old driver": (no_gpu(), ["driver (580.65)", "sees no GPU: it is too old; see what `nvidia-smi` says"]),
+    "old driver": (no_gpu(), ["driver (580.65)", "sees no GPU: it is too old; check `nvidia-smi`"]),
     "GPU without code": (
         cuda(gpus=[dataclasses.replace(GPU, name="Old", capability="7.0", supported=False)]),
         ["no code for Old (compute capability 7.0)", "get_arch_list"],
@@ -163,14 +163,14 @@ ADVICE = {
     "cc alone": (compiler(command=None, other="/usr/bin/cc"), ["`export CC=/usr/bin/cc`"]),
     "CC with flags": (
         compiler(cc="cc -mavx2", command=None, other="/usr/bin/gcc"),
-        ["CC='cc -mavx2' names no program", "`unset CC`: /usr/bin/gcc is there"],
+        ["CC='cc -mavx2' does not name a program", "`unset CC`: /usr/bin/gcc is installed"],
     ),
     "CC of nothing": (compiler(cc="icc", command=None), ["CC='icc'", "`apt-get install gcc`, and `unset CC`"]),
     "no headers": (compiler(headers=False), ["Python.h", "`apt-get install python3-dev`"]),
     "quota": (cpu(quota=1.5, gpus=1), ["1.5 cores for 1 GPU, by the container's quota", "`docker run --cpus N`"]),
     "quota of several GPUs": (cpu(quota=8, gpus=8), ["8 cores for 8 GPUs, by the container's quota"]),
     "affinity": (cpu(affinity=1, gpus=1), ["1 core for 1 GPU:", "`taskset`"]),
-    "busy": (cpu(load=40.25), ["40.25 processes wanted to run on 32 cores", "`top`"]),
+    "busy": (cpu(load=40.25), ["40.25 processes competed for 32 cores", "`top`"]),
     "small /dev/shm": (
         but(shared_memory=Space(total=64 << 20, free=0)),
         ["/dev/shm has 64 MiB", "`--loader torch`", "`docker run --shm-size 8g`"],
@@ -184,12 +184,12 @@ ADVICE = {
     ),
     "cache that is not writable": (
         cache("fastimg", writable=False, reason="/cache: Read-only file system"),
-        ["what fastimg derives from data cannot be kept (/cache: Read-only", "`export XDG_CACHE_HOME=FOLDER`"],
+        ["data derived by fastimg cannot be cached (/cache: Read-only", "`export XDG_CACHE_HOME=FOLDER`"],
     ),
     "hub that is not writable": (cache("torch", writable=False), ["`export TORCH_HOME=FOLDER`"]),
     "full cache": (
         cache("huggingface", free=300 << 20),
-        ["/cache/huggingface, where", "has 300 MiB left", "`export HF_HOME=FOLDER`"],
+        ["/cache/huggingface, the cache for", "has 300 MiB left", "`export HF_HOME=FOLDER`"],
     ),
 }
 
@@ -267,9 +267,9 @@ def test_the_table():
     assert told["GPU", "cuDNN, NCCL"] == "91200, 2.27.3"
     assert told["GPU", "C compiler"] == "/usr/bin/gcc"
     assert told["decoders", "pillow"] == (
-        "12.0 (without SIMD, which matters to `--loader torch` alone), libjpeg-turbo 3.1.2"
+        "12.0 (without SIMD, which matters only for `--loader torch`), libjpeg-turbo 3.1.2"
     )
-    assert told["decoders", "fastimg's own"] == "compiled for convert; train will compile at the first use"
+    assert told["decoders", "fastimg's own"] == "compiled for convert; train will compile at first use"
     assert told["in use", "loader"] == "native, JPEGs decoded on the CPU"
     assert told["machine", "CPU"] == "A processor; avx2, avx512f"
     assert told["machine", "cores"] == "32 to use: 32 logical, 16 physical; load 0.5"
@@ -321,7 +321,7 @@ def test_the_table_of_what_could_not_be_found_out():
 
 def test_json_of_facts():
     told = json.loads(json.dumps(doctor.as_json(GOOD)))
-    assert set(told) == {field.name for field in dataclasses.fields(Facts)}
+    assert set(told) == {field.name for field in dataclasses.fields(MachineFacts)}
     assert told["disk"]["cold"]["bytes_per_second"] == 2_000_000_000 and told["disk"]["cold"]["cold"]
     assert told["cuda"]["gpus"][0]["name"] == "A GPU" and told["commit"] == "0123456789ab"
     unknown = json.loads(json.dumps(doctor.as_json(ALL_UNKNOWN)))
@@ -357,12 +357,12 @@ def test_the_command(cli, monkeypatch):
     assert (ran.code, ran.err) == (0, "")
     assert re.search(r"^versions +fastimg +0\.1\.0 \(0123456789ab\)", ran.out, re.MULTILINE)
     assert re.search(r"^ +python +3\.12\.1", ran.out, re.MULTILINE)
-    assert "advice: a process may open 256 files only, and shards stay open: `ulimit -n 65536`\n" in ran.out
+    assert "advice: a process may open 256 files only, but shards stay open: `ulimit -n 65536`\n" in ran.out
 
 
 def test_the_command_where_all_is_well(cli, monkeypatch):
     monkeypatch.setattr(doctor, "look", lambda folder, err: GOOD)
-    assert cli("doctor").out.endswith("advice: none, all is well\n")
+    assert cli("doctor").out.endswith("advice: none, everything is fine\n")
 
 
 def test_a_package_that_is_missing_is_exit_code_1(cli, monkeypatch):
@@ -408,7 +408,7 @@ def test_a_process_that_crashes_leaves_the_rest(monkeypatch):
     run = subprocess.run
     monkeypatch.setattr(torch_facts.subprocess, "run", lambda command, **options: run(crash, **options))
     facts = torch_facts.ask()
-    assert facts.cuda == facts.caches["torch"] == Unknown("the process that imports torch was ended by signal 11")
+    assert facts.cuda == facts.caches["torch"] == Unknown("the process that imports torch was killed by signal 11")
 
 
 def test_a_folder_that_cannot_be_measured(cli, tmp_path, small, monkeypatch):
@@ -418,7 +418,7 @@ def test_a_folder_that_cannot_be_measured(cli, tmp_path, small, monkeypatch):
     monkeypatch.setattr(doctor.disks.tempfile, "TemporaryFile", refuse)
     ran = cli("doctor", tmp_path, "--json")
     reason = json.loads(ran.out)["disk"]["unknown"]
-    assert ran.code == 0 and "Permission denied" in reason and "holds no file of 16 MiB" in reason
+    assert ran.code == 0 and "Permission denied" in reason and "holds no file of at least 16 MiB" in reason
 
 
 @pytest.mark.parametrize(("name", "reason"), [("nowhere", "no such folder"), ("file", "not a folder")])

@@ -158,7 +158,7 @@ def test_memory_only(tmp_path, cannot_drop):
 def test_a_file_system_without_a_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(disks, "filesystem", lambda folder: "tmpfs")
     found = measure_disk(tmp_path, 16 * MIB)
-    assert found.cold is None and found.why == "tmpfs is memory, without a disk" and found.filesystem == "tmpfs"
+    assert found.cold is None and found.why == "tmpfs is in memory and has no disk" and found.filesystem == "tmpfs"
 
 
 def test_writing_is_ended_on_a_slow_disk(tmp_path):
@@ -193,13 +193,13 @@ def test_a_folder_that_takes_no_file_has_one_to_read(tmp_path, read_only):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "large.tar").write_bytes(bytes(17 * MIB))
     found = measure_disk(tmp_path, 256 * MIB)
-    assert found.measured_on == f"large.tar: {tmp_path} takes no temporary file (Permission denied)"
+    assert found.measured_on == f"large.tar: no temporary file can be written to {tmp_path} (Permission denied)"
     assert found.warm.bytes == 17 * MIB
 
 
 def test_a_folder_that_takes_no_file_and_has_none(tmp_path, read_only):
     (tmp_path / "small").write_bytes(bytes(MIB))
-    with pytest.raises(UserError, match=r"Permission denied\) and holds no file of 16 MiB or more"):
+    with pytest.raises(UserError, match=r"Permission denied\), and it holds no file of at least 16 MiB"):
         measure_disk(tmp_path)
 
 

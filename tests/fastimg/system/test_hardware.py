@@ -191,7 +191,7 @@ def test_cuda_here():
         (("13.0", None, True, ""), "there is no NVIDIA driver"),
         (("13.0", "550", True, ""), "CUDA_VISIBLE_DEVICES names no GPU"),
         (("13.0", "550", False, "The driver is too old."), "The driver is too old."),
-        (("13.0", "550", False, ""), "torch does not say why"),
+        (("13.0", "550", False, ""), "torch gives no reason"),
     ],
 )
 def test_why_there_is_no_gpu(arguments, expected):

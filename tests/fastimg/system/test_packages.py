@@ -84,8 +84,8 @@ def test_what_is_optional(monkeypatch):
     [
         ("", ""),
         ("raise ImportError('libopencv_core.so.406: cannot open')", "ImportError: libopencv_core.so.406: cannot open"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "importing it ends in signal 11"),
-        ("import sys; sys.exit(3)", "importing it ends with 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "importing it crashes with signal 11"),
+        ("import sys; sys.exit(3)", "importing it ends with exit code 3"),
     ],
 )
 def test_imports_in_a_process_of_their_own(tmp_path, monkeypatch, text, expected):

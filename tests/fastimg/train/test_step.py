@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastimg.bench import rig as bench
-from fastimg.data.datasets import Part
+from fastimg.data.datasets import DatasetPart
 from fastimg.loaders import open_dataset
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
@@ -73,7 +73,7 @@ def assembled(run, trained):
         model=model,
         preprocessing=preprocessing,
         precision=run.setup.precision,
-        parts=Parts(Part(dataset, None, "train"), None, None),
+        parts=Parts(DatasetPart(dataset, None, "train"), None, None),
     )
     return assemble(blueprint, ALONE, alone=True)
 
