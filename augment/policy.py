@@ -23,7 +23,7 @@ _OTHER_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy:  # more than 12 fields: what a user may ask for, an operation each
     """What each image of a batch draws, in the order in which it is applied.
 
     `hflip`, `vflip` and `erase` are probabilities. `rotate` is in degrees, uniform in [-rotate, rotate]. `brightness`,

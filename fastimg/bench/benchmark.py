@@ -158,10 +158,7 @@ def _measure(
         "environment": environment(),
     }
     _head(out, record)
-    if images.unreadable:
-        name, reason = next(iter(images.unreadable.items()))
-        warning = f"of the sampled images, {len(images.unreadable):,} cannot be read: {name}: {reason}"
-        say(out, warning, style="yellow")
+    _warn_of_unreadable(images, out)
     stages: list[Stage] = []
     if names := _stages(settings.stages):
         with telling(progress, f"measuring stages: {', '.join(names)}"):
@@ -212,6 +209,14 @@ def _measure(
         tuning.show(best, file, out)
     rig.close()
     return record
+
+
+def _warn_of_unreadable(images: Images, out: Console) -> None:
+    """Name one of the sampled images that cannot be read."""
+    if images.unreadable:
+        name, reason = next(iter(images.unreadable.items()))
+        warning = f"of the sampled images, {len(images.unreadable):,} cannot be read: {name}: {reason}"
+        say(out, warning, style="yellow")
 
 
 def _decoder(rig: Rig) -> ImageDecoder:

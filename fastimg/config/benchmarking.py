@@ -11,7 +11,7 @@ from .training import Augmenting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
+class Measuring:  # more than 12 fields: a flag each
     """What to measure: the first flags of `bench`."""
 
     data: Positional[Path]

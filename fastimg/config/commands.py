@@ -29,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert:
+class Convert:  # more than 12 fields: a flag each
     """Turn images or texts into shards: tars that DALI and WebDataset read too, or FFCV's .beton files."""
 
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
@@ -131,7 +131,7 @@ class Verify:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval:
+class Eval:  # more than 12 fields: a flag each
     """Evaluate a checkpoint: accuracy, precision and recall of every class, a confusion matrix."""
 
     checkpoint: Positional[Path]
@@ -220,7 +220,7 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspect(Augmenting):
+class Inspect(Augmenting):  # more than 12 fields: a flag each
     """Look at a dataset: counts, sizes, formats, duplicates, leaks, and pictures of what a model will see, or texts."""
 
     data: Positional[Path]
@@ -255,7 +255,7 @@ class Inspect(Augmenting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed:
+class Embed:  # more than 12 fields: a flag each
     """Run an encoder over images or texts, and write the embedding, key and label of each."""
 
     data: Positional[Annotated[Path, arg(metavar="DATA")]]

@@ -16,7 +16,7 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class Inputs:  # more than 12 fields: a flag each
     """The model, its data and its input size: the first flags of `train`."""
 
     data: Positional[Annotated[Path | None, arg(metavar="DATA", help_behavior_hint="")]] = None
@@ -140,7 +140,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmenting:
+class Augmenting:  # more than 12 fields: a flag each
     """Augmentation of training images: the flags that `train`, `inspect` and `bench` share."""
 
     scale: flagtypes.Pair = None
@@ -182,7 +182,7 @@ class Augmenting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Augmenting, Inputs):
+class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Train an image classifier. Start it with torchrun to train data-parallel."""
 
     batch_size: Annotated[int | Literal["auto"], arg(aliases=["-b"], metavar="INT|auto")] = 64

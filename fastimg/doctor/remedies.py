@@ -58,7 +58,7 @@ class InUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineFacts:
+class MachineFacts:  # more than 12 fields: a section of the report each
     """Everything that `doctor` checks."""
 
     fastimg: str

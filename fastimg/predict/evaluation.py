@@ -42,7 +42,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation:  # more than 12 fields: the keys of --json, which are flat
     """The result over a split, or over the part of it that training held out. Accuracies are fractions.
 
     `loss` is the mean cross-entropy in nats, and `balanced_accuracy` the mean recall over the classes that have images.

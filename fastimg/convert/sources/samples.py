@@ -147,7 +147,7 @@ class Entries(Sequence[SourceEntry]):
 
 
 @dataclass(frozen=True)
-class Source:
+class Source:  # more than 12 fields: every kind of source sets only what it differs in
     """Entries by split; classes are the same in every split."""
 
     src: Path  # as it was given
