@@ -1,8 +1,8 @@
-"""What becomes of an image on its way into a shard, by threads a bounded distance ahead of the writer.
+"""Prepares images for storage in a shard, on threads that run a bounded distance ahead of the writer.
 
-A JPEG is tiled without loss. That walks all of its entropy-coded data, so a file that libjpeg could not decode is not
+A JPEG is tiled without loss. Tiling walks all of its entropy-coded data, so a file that libjpeg could not decode is not
 rewritten (tests/loaders/jpeg/test_tiles_fuzz.py); everything that is not tiled is decoded once as a check. Images are
-encoded anew only where that was asked for, or, for a .beton, to bake an EXIF orientation in.
+re-encoded only on request, or, for a .beton, to apply an EXIF orientation.
 """
 
 import hashlib
@@ -34,21 +34,21 @@ from fastimg.loaders.runtime.scratch import Scratch
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-AHEAD = 64  # images per thread that may be read and not yet written, and
-ROOM = 64 << 20  # bytes that they may be in all, one image per thread apart
-SWELLS = 8  # times the size of its file that an image's pixels are taken to be
+AHEAD = 64  # images per thread that may be read but not yet written
+ROOM = 64 << 20  # limit of their total bytes, apart from one image per thread
+SWELLS = 8  # estimated size of an image's pixels, as a multiple of its file size
 TILED, REENCODED, KEPT = "tiled", "re-encoded", "kept"
 KINDS = (TILED, REENCODED, KEPT)
 
-# What Pillow's plugins raise on damaged files beside what decode() names: AVIF a RuntimeError, others others.
+# What Pillow's plugins raise on damaged files besides what decode() handles, such as AVIF's RuntimeError.
 DECODERS_OWN = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, zlib.error)
-_WALKED = (None, Reason.TILED, Reason.COSTLY)  # whoever says so has walked the whole scan
+_WALKED = (None, Reason.TILED, Reason.COSTLY)  # results that imply that the whole scan was walked
 _SIDE = 65_535  # pixels, of a JPEG and of an image in a .beton
 
 
 @dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """What is done to images. Everything but `compare` determines bytes."""
+    """How images are converted. Everything except `compare` affects the output bytes."""
 
     container: Literal["tar", "beton"] = "tar"
     max_pixels: int
@@ -62,13 +62,13 @@ class Treatment:
     seed: int = 0
 
     def encodes(self, header: Header) -> str:
-        """Why an image is encoded anew, empty where it is not."""
+        """Why an image is re-encoded; empty if it is not."""
         if self.max_size is not None and max(header.size) > self.max_size:
             return f"larger than {self.max_size} pixels"
         return "asked for" if self.reencode else ""
 
     def is_raw(self, path: str) -> bool:
-        """Whether --raw-fraction drew this sample."""
+        """Whether --raw-fraction selected this sample."""
         if self.raw_fraction <= 0:
             return False
         key = f"{self.seed} {path}".encode("utf-8", "surrogatepass")
@@ -76,19 +76,19 @@ class Treatment:
 
 
 class Prepared(NamedTuple):
-    """A sample that can be stored."""
+    """A sample that is ready to be stored."""
 
-    image: bytes | Pixels  # pixels for a .beton alone; or a text
+    image: bytes | Pixels  # pixels only for a .beton; or a text
     extension: str
     source_bytes: int
-    outcome: str  # of KINDS, and why where there is a reason
+    outcome: str  # one of KINDS, followed by the reason if there is one
     note: bytes
     fields: dict[str, bytes]
     original: bytes = b""  # what the image field of a .beton cannot hold
 
 
 class Prepare:
-    """Reads a sample and prepares its image, in any thread: Prepared, or the reason why it cannot be used."""
+    """Reads a sample and prepares its image, on any thread. Returns Prepared, or why it cannot be used."""
 
     def __init__(self, source: Source, treatment: Treatment) -> None:
         self._source = source
@@ -102,11 +102,11 @@ class Prepare:
         try:
             return self._prepared(entry, self._source.read(entry))
         except ImageError as error:
-            return re.sub(r" at 0x[0-9a-f]+", "", str(error))  # an address would differ from run to run
+            return re.sub(r" at 0x[0-9a-f]+", "", str(error))  # addresses differ from run to run
         except OSError as error:
             return error.strerror or str(error)
         except DECODERS_OWN as error:
-            return f"the decoder fails on it ({type(error).__name__}: {error})"
+            return f"the decoder failed ({type(error).__name__}: {error})"
 
     def _prepared(self, entry: SourceEntry, original: Original) -> Prepared:
         if isinstance(original.image, bytes):
@@ -161,7 +161,7 @@ class Prepare:
         )
 
     def _for_beton(self, entry: SourceEntry, prepared: Prepared) -> Prepared:
-        """What an image field can hold: a JPEG that FFCV decodes rightly, else pixels."""
+        """Turn an image into what an image field can hold: a JPEG that FFCV decodes correctly, or pixels."""
         data = prepared.image
         if not isinstance(data, bytes):
             return prepared
@@ -194,7 +194,7 @@ class Prepare:
         return decode(data, header, self._scratch()).copy()
 
     def _jpeg(self, pixels: Pixels, subsampling: str) -> bytes:
-        """`pixels` encoded, no larger than --max-size, tiled."""
+        """`pixels` as a JPEG, shrunk to --max-size and tiled."""
         treatment = self._treatment
         height, width, _ = pixels.shape
         longest = max(height, width)
@@ -214,7 +214,7 @@ class Prepare:
         return tile(jpeg, treatment.tile_px).jpeg if treatment.tile_px else jpeg
 
     def _extension(self, header: Header, suffix: str) -> str:
-        """Ours for the content, else its own where ours is not usual."""
+        """The usual extension for the content, or else the file's own extension."""
         for extension in (header.extension, suffix.lower().rpartition(".")[2]):
             if f".{extension}" in self._extensions:
                 return _renamed(suffix, extension)
@@ -234,10 +234,10 @@ def prepared_in_order(
     workers: int,
     container: str,
 ) -> Iterator[Prepared | str]:
-    """What becomes of `entries`, in their order, a bounded distance ahead of whoever takes it.
+    """Prepare `entries` in order, a bounded distance ahead of the consumer.
 
-    So far ahead that threads have work while a shard is synced to disk; less where pixels may be held, as of images in
-    a .beton, which are estimated from the sizes of their files.
+    The distance keeps threads busy while a shard is synced to disk. It is shorter for a .beton, where pixels may be in
+    memory; their size is estimated from the sizes of the files.
     """
     swells = SWELLS if container == "beton" else 1
     return in_order(pool, prepare, entries, workers * AHEAD, workers, ROOM, lambda entry: swells * max(entry.size, 0))
@@ -252,18 +252,19 @@ def in_order(
     room: int = 0,
     size: Callable[[_Item], int] = lambda item: 0,
 ) -> Iterator[_Result]:
-    """Results in the order of `items`. `most` of them are begun and not yet taken; or `least`, and what has room."""
+    """Yield results in the order of `items`. Up to `most` are in flight: `least`, and more while they fit in `room`."""
     least = most if least is None else least
     window: deque[tuple[Future[_Result], int]] = deque()
-    held, waiting = 0, next(items, None)
+    pending_bytes = 0
+    waiting = next(items, None)
     while window or waiting is not None:
-        while waiting is not None and len(window) < most and (len(window) < least or held < room):
-            held += size(waiting)
+        while waiting is not None and len(window) < most and (len(window) < least or pending_bytes < room):
+            pending_bytes += size(waiting)
             window.append((pool.submit(work, waiting), size(waiting)))
             waiting = next(items, None)
         future, nbytes = window.popleft()
         yield future.result()
-        held -= nbytes
+        pending_bytes -= nbytes
 
 
 def _outcome(kind: str, reason: str) -> str:
@@ -271,13 +272,13 @@ def _outcome(kind: str, reason: str) -> str:
 
 
 def _renamed(suffix: str, extension: str) -> str:
-    """`left.jpeg` -> `left.jpg`: what names the image among others of its sample stays."""
+    """`left.jpeg` -> `left.jpg`: the part that distinguishes several images of a sample stays."""
     prefix, dot, _ = suffix.rpartition(".")
     return f"{prefix}{dot}{extension}"
 
 
 def _subsampling(data: bytes, header: Header) -> str:
-    """The chroma subsampling to encode with: a JPEG's own where it is a usual one."""
+    """The chroma subsampling to encode with: that of the JPEG if it is a common one."""
     if not header.turbo:
         return "420"
     _, _, space, sampling = simplejpeg.decode_jpeg_header(data)

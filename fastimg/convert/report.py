@@ -1,4 +1,4 @@
-"""What a conversion did: a value, a json object, a table."""
+"""The report of a conversion: as a value, a JSON object, and a table."""
 
 import json
 from collections import Counter
@@ -28,20 +28,20 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:  # more than 12 fields: the keys of --json, which are flat
-    """What is in a dataset, and what the conversion did that made it or added to it."""
+    """What a dataset contains, and what the conversion that made it or added to it did."""
 
     dst: str
     format: str  # tar or beton
     content: str = "images"  # or text; then `images` here are texts
     images: int
-    added: int  # of them by this conversion
+    added: int  # images added by this conversion
     classes: int
     splits: dict[str, int]
     bytes_in: int  # of the images that are stored
     bytes_out: int  # of shards and their indexes
     tiled: int  # without loss
     reencoded: int
-    kept: int  # as they were
+    kept: int  # unchanged
     outcomes: dict[str, int]  # the same with reasons
     skipped: list[Skipped]
     ignored: int  # files under the sources that are neither images (texts) nor shards
@@ -64,7 +64,7 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
 def report_on(
     folder: Path, description: dict[str, Any], base: Base | None, source: Source, checked: int, seconds: float
 ) -> Report:
-    """The report on what is described; `checked` samples of `source` were read for it in this run."""
+    """Build the report from a description; `checked` samples of `source` were read in this run."""
     splits = description["splits"]
     images = sum(split["samples"] for split in splits.values())
     before = sum(split["samples"] for split in base.description["splits"].values()) if base else 0
@@ -101,7 +101,7 @@ def report_on(
 
 
 def print_report(report: Report, console: Console) -> None:
-    """The report as a table, and at most ten of the images that were left out."""
+    """Print the report as a table, and at most ten of the images that were left out."""
     table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
     counts = ", ".join(f"{split} {count:,}" for split, count in report.splits.items())
     added = f", {report.added:,} of them new" if report.added != report.images else ""
@@ -140,22 +140,22 @@ def _ignored(report: Report) -> str:
 
 
 def _print_some(what: str, left_out: list[Skipped], total: int, console: Console) -> None:
-    """At most ten of `total` files that were left out."""
+    """Print at most ten of `total` files that were left out."""
     for path, reason in left_out[:10]:
         say(console, f"{what} {path}: {reason}")
     if total > 10:
-        console.print(Text(f"... and {total - 10:,} more"))
+        say(console, f"... and {total - 10:,} more")
 
 
 def _reasons(outcomes: dict[str, int], kind: str) -> str:
-    found = {
+    counts = {
         outcome.partition(": ")[2]: count for outcome, count in outcomes.items() if outcome.startswith(f"{kind}: ")
     }
-    return f": {_counts(found)}" if found else ""
+    return f": {_counts(counts)}" if counts else ""
 
 
 def _counts(reasons: dict[str, int]) -> str:
-    """The five commonest, with their numbers."""
+    """The five most common reasons with their counts."""
     commonest = Counter(reasons).most_common(6)
-    told = ", ".join(f"{count:,} {reason}" for reason, count in commonest[:5])
-    return told + (", ..." if len(commonest) > 5 else "")
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in commonest[:5])
+    return listed + (", ..." if len(commonest) > 5 else "")

@@ -1,6 +1,6 @@
-"""The fields of a .beton, which stand in it before the first sample: found by looking at every sample once.
+"""Determines the fields of a .beton, which precede its first sample, by looking at every sample once.
 
-Nothing is decoded; what counts of an image is its header.
+Nothing is decoded; only the headers of images are read.
 """
 
 import io
@@ -25,12 +25,12 @@ from .image_preparation import DECODERS_OWN, Prepared, Treatment, in_order
 
 _PAGE = 1 << 23  # FFCV's default
 _CHUNK = 64  # samples looked at by one task
-_SLACK = 1 << 16  # tables and markers that tiling adds, a note that grows
+_SLACK = 1 << 16  # bytes for tables and markers that tiling adds, and for a longer note
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Fields of a .beton; where a tar's further members go in it; the smallest page that holds every sample."""
+    """The fields of a .beton, the places of a tar's further members in it, and the smallest sufficient page size."""
 
     fields: dict[str, BetonField]
     places: dict[str, str]  # a field's name by the extension that it has in a tar
@@ -38,13 +38,13 @@ class Schema:
 
     @classmethod
     def of(cls, fields: dict[str, BetonField], page_size: int) -> "Schema":
-        """Of a file that has these fields."""
+        """The schema of a file that has these fields."""
         own = (_main(fields), "label", "json", ORIGINAL)
         further = {name: field for name, field in fields.items() if name not in own}
         return cls(fields, {extension(name, field.kind): name for name, field in further.items()}, page_size)
 
     def sample(self, label: int, prepared: Prepared) -> dict[str, Any]:
-        """The values of one sample. Raises ImageError where the schema has no place for them."""
+        """The values of one sample. Raises ImageError if the schema has no place for one of them."""
         values: dict[str, Any] = {_main(self.fields): prepared.image, "label": label}
         for ext, content in prepared.fields.items():
             if ext not in self.places:
@@ -69,9 +69,9 @@ def _main(fields: dict[str, BetonField]) -> str:
 
 
 class _Seen(NamedTuple):
-    """What a sample asks for."""
+    """What a sample requires."""
 
-    nbytes: int  # that it takes in a page, at most
+    nbytes: int  # upper bound of its size in a page
     original: bool
     fields: dict[str, BetonField]
 
@@ -84,40 +84,43 @@ def survey(
     ahead: int,
     tick: Callable[[int], None],
 ) -> Schema:
-    """Look at every entry; `tick` hears of how many. Raises DataError for what no .beton can hold."""
-    largest, original = 0, False
-    found: dict[str, BetonField] = {}
+    """Look at every entry, calling `tick` with the progress. Raises DataError for what a .beton cannot hold."""
+    largest = 0
+    original = False
+    members: dict[str, BetonField] = {}
 
     def look_at(chunk: list[SourceEntry]) -> list[_Seen]:
         return [seen for entry in chunk if (seen := _look(source, entry, treatment))]
 
     chunks = iter(lambda: list(islice(entries, _CHUNK)), [])
     for seen in in_order(pool, look_at, chunks, ahead):
-        for one in seen:
-            largest, original = max(largest, one.nbytes), original or one.original
-            for ext, field in one.fields.items():
-                if found.setdefault(ext, field) != field:
-                    found[ext] = BetonField("bytes")  # of several types or shapes
+        for sample in seen:
+            largest = max(largest, sample.nbytes)
+            original = original or sample.original
+            for ext, field in sample.fields.items():
+                if members.setdefault(ext, field) != field:
+                    members[ext] = BetonField("bytes")  # several types or shapes
         tick(_CHUNK)
     main = {"image": BetonField("rgb")} if source.content == "images" else {"txt": BetonField("bytes")}
     fields = {**main, "label": BetonField("int"), "json": BetonField("json")}
     if original:
         fields[ORIGINAL] = BetonField("bytes")
     places = {}
-    for ext, field in sorted(found.items()):
+    for ext, field in sorted(members.items()):
         name = ext if field.kind == "bytes" or "." not in ext else ext.rpartition(".")[0]
         if name in (*fields, ORIGINAL) or len(name) > 16:
             raise DataError(
-                f"{source.src}: no .beton can hold the members .{ext}: a field's name has 1 to 16 characters, and no "
-                "other field has it; rename them, or convert to --format tar"
+                f"{source.src}: a .beton cannot hold the members .{ext}: names of fields have 1 to 16 characters and "
+                "must be unique; rename them, or convert to --format tar"
             )
-        fields[name], places[ext] = field, name
+        fields[name] = field
+        places[ext] = name
     page_size = next((size for size in PAGE_SIZES if size >= max(largest, _PAGE)), PAGE_SIZES[-1])
     return Schema(fields, places, page_size)
 
 
 def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | None:
-    """What a sample asks for; None for one that will be left out, or named when it is its turn."""
+    """What a sample requires; None for one that will be skipped or refused when it is stored."""
     if source.problem(entry):
         return None
     try:
@@ -141,7 +144,7 @@ def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | N
 
 
 def _field(ext: str, content: bytes) -> BetonField:
-    """The field that holds a member's content: what it says by its extension, where it is that."""
+    """The field that holds a member's content: the type given by its extension, if the content matches."""
     kind = ext.rpartition(".")[2]
     try:
         if kind == "json" and "." in ext:
@@ -168,7 +171,7 @@ def _field(ext: str, content: bytes) -> BetonField:
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:
-    """Of an .npy alone: np.load takes zip files and pickles too."""
+    """Read an .npy file only: np.load would also accept zip files and pickles."""
     array: npt.NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     return array
 
@@ -187,7 +190,7 @@ def _value(field: BetonField, content: bytes) -> Any:
 
 
 def _nothing(field: BetonField) -> Any:
-    """What stands in the place of a field that a sample does not have."""
+    """The placeholder for a field that a sample lacks."""
     if field.dtype is not None:
         return np.zeros(field.shape, field.dtype)
     return {"bytes": b"", "json": b"null", "int": 0, "float": 0.0}[field.kind]

@@ -1,4 +1,4 @@
-"""What becomes of a text on its way into a shard: it is stored as it is, or left out with a reason."""
+"""Prepares texts for storage in a shard: they are stored unchanged, or skipped with a reason."""
 
 from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS
@@ -8,7 +8,7 @@ from .image_preparation import KEPT, Prepared
 
 
 def text_fault(data: bytes | memoryview) -> str:
-    """Why bytes are no text; empty where they are one."""
+    """Why bytes are not a usable text; empty if they are."""
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError:
@@ -19,7 +19,7 @@ def text_fault(data: bytes | memoryview) -> str:
 
 
 class PrepareText:
-    """Reads a text, in any thread: Prepared, or the reason why it cannot be used."""
+    """Reads a text, on any thread. Returns Prepared, or why it cannot be used."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""`fastimg verify`: whether a dataset still is what its conversion wrote. Every fault is named; nothing is changed."""
+"""`fastimg verify`: checks that a dataset is unchanged since its conversion. Reports every fault; changes nothing."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ _CHUNK = 1 << 22  # bytes hashed at a time
 
 
 class Fault(NamedTuple):
-    """Something that is not as it should be."""
+    """Something that is wrong with a file or sample."""
 
     name: str
     fault: str
@@ -39,18 +39,18 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was looked at, and what was wrong with it."""
+    """What was checked, and what was wrong."""
 
     data: str
     deep: bool
     shards: int
-    images: int  # that were decoded, or texts that were read; 0 unless deep
+    images: int  # images decoded or texts read; 0 unless deep
     content: Content
     faults: list[Fault]
 
 
 def verify(config: Verify, out: Console, err: Console) -> int:
-    """Verify and print. Returns 0 where all is well, else 1. Raises UsageError and UserError, each a sentence."""
+    """Verify and print. Returns 0 without faults, else 1. Raises UsageError and UserError, each a sentence."""
     if config.max_pixels < 1:
         raise UsageError(f"--max-pixels {config.max_pixels}: give 1 or more")
     if not config.data.exists():
@@ -104,11 +104,11 @@ def _all_shard_faults(data: Path, described: dict[str, Any] | None, err: Console
 
 
 def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tuple[list[Fault], int, Content]:
-    """What is wrong with samples, how many of them were decoded or read, and what they are."""
+    """What is wrong with samples, how many of them were decoded or read, and their kind."""
     faults: list[Fault] = []
     images = 0
     content: Content = "images"
-    told: set[str] = set()
+    printed: set[str] = set()
     for name, split in splits.items():
         try:
             dataset = open_dataset(config.data, name)
@@ -118,9 +118,9 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
         try:
             content = dataset.content
             _refuse_flags(config, content)
-            for note in (note for note in dataset.notes if note not in told):
+            for note in (note for note in dataset.notes if note not in printed):
                 say(err, note)
-            told.update(dataset.notes)
+            printed.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
             if config.deep:
                 images += len(dataset)
@@ -131,7 +131,7 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
 
 
 def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
-    """A converted shard and its index against dataset.json: there, of their sizes, with their checksums, agreeing."""
+    """Compare a shard and its index with dataset.json: existence, sizes, checksums, and that they agree."""
     shard = folder / entry["name"]
     whole = "index_bytes" in entry  # a .beton has no index
     for file, size, sha256 in (
@@ -139,10 +139,10 @@ def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
         *([(index_path(shard), entry["index_bytes"], entry["index_sha256"])] if whole else []),
     ):
         try:
-            found = file.stat().st_size
-            fault = f"{found} bytes, not {size}: cut short or altered" if found != size else ""
+            actual = file.stat().st_size
+            fault = f"{actual} bytes, not {size}: cut short or altered" if actual != size else ""
             if not fault and _sha256(file) != sha256:
-                fault = "its content was altered: another checksum than when it was converted"
+                fault = "its content was altered: the checksum differs from that of the conversion"
         except OSError as error:
             fault = f"{error.strerror or error}"
         if fault:
@@ -153,7 +153,7 @@ def _shard_faults(folder: Path, entry: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _index_faults(tar: Path) -> Iterator[Fault]:
-    """Whether an index, where there is one, names the members that a scan of the tar finds."""
+    """Compare an index, if there is one, with the members found by scanning the tar."""
     try:
         members = scan(tar)
         index = index_path(tar)
@@ -162,13 +162,13 @@ def _index_faults(tar: Path) -> Iterator[Fault]:
         stated = parse_index(index, tar.stat().st_size)
         named = [[(m.offset, m.size) for m in sample] for sample in stated]
         if named != [[(m.offset, m.size) for m in sample] for sample in members]:
-            yield Fault(str(index), f"does not fit {tar.name}: delete it to have the tar scanned")
+            yield Fault(str(index), f"does not match {tar.name}: delete it to have the tar scanned")
     except DataError as error:
         yield Fault(str(tar), str(error))
 
 
 def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
-    """Labels beyond the classes, and other numbers of them than dataset.json has `stated`."""
+    """Labels out of range, and class counts that differ from those `stated` in dataset.json."""
     beyond = int(np.count_nonzero((dataset.labels < -1) | (dataset.labels >= len(dataset.classes))))
     if beyond:
         yield Fault(
@@ -184,7 +184,7 @@ def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
 
 def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:
     """Decode every image, or read every text, once, in chunks on all cores."""
-    chunks = [range(at, min(at + 64, len(dataset))) for at in range(0, len(dataset), 64)]
+    chunks = [range(start, min(start + 64, len(dataset))) for start in range(0, len(dataset), 64)]
 
     def faults_of(chunk: range) -> list[Fault]:
         scratch, faults = Scratch(), []

@@ -1,4 +1,4 @@
-"""Where samples go: the shards of a plan, each of which is told to the journal when it is on disk."""
+"""Writes samples to the shards of a plan; each shard is added to the journal once it is on disk."""
 
 import contextlib
 import shutil
@@ -21,19 +21,19 @@ from .survey import Schema
 
 
 class Store(Protocol):
-    """Writes shards one after the other. Left with an error it keeps what the journal knows, and nothing else."""
+    """Writes shards one after the other. After an error, only what the journal knows is kept."""
 
     def begin(self, shard: Shard) -> None:
-        """Samples of this shard follow."""
+        """Start a shard."""
 
     def add(self, number: int, label: int, prepared: Prepared) -> None:
-        """Sample `number` of its split. Raises ImageError where the container cannot hold it; it is left out then."""
+        """Add sample `number` of its split. Raises ImageError if the container cannot hold it."""
 
     def end(self) -> dict[str, Any]:
-        """The shard is on disk: what its line in the journal says of files."""
+        """Finish the shard on disk. Returns the entries about files for its line in the journal."""
 
     def finish(self, split: str) -> None:
-        """All shards of a split are on disk."""
+        """Finish a split after its last shard."""
 
     def __enter__(self) -> Self: ...
 
@@ -43,7 +43,7 @@ class Store(Protocol):
 
 
 class _Empty(Exception):
-    """No image of a shard is left."""
+    """A shard has no usable image."""
 
 
 class TarStore:
@@ -64,7 +64,7 @@ class TarStore:
         if label >= 0:
             members["cls"] = str(label).encode()
         members["json"] = prepared.note
-        taken = Counter(ext.lower() for ext in (*members, *prepared.fields))  # a tar's readers do not tell cases apart
+        taken = Counter(ext.lower() for ext in (*members, *prepared.fields))  # readers of tars ignore case
         if twice := [ext for ext, count in taken.items() if count > 1]:
             raise ImageError(f"it has two members .{', .'.join(twice)}")
         try:
@@ -101,14 +101,14 @@ class TarStore:
 
 
 class BetonStore:
-    """One .beton for each split; its shards are parts of that file. A split that is appended to becomes a new file."""
+    """One .beton per split, whose parts are the shards. Appending to a split writes a new file."""
 
     def __init__(
         self, folder: Path, schema: Schema, samples: Mapping[str, int], journal: Journal, bases: Mapping[str, Path]
     ) -> None:
         self._folder = folder
         self._schema = schema
-        self._samples = samples  # of each split, where none is left out
+        self._samples = samples  # of each split, if none is skipped
         self._journal = journal
         self._bases = bases
         self._open = ExitStack()
@@ -143,7 +143,9 @@ class BetonStore:
         self._open.close()
 
     def _begin(self, split: str) -> None:
-        path, parts, samples = self._path(split), self._journal.parts(split), self._samples[split]
+        path = self._path(split)
+        parts = self._journal.parts(split)
+        samples = self._samples[split]
         if split in self._bases:
             with BetonFile(self._bases[split]) as base:
                 samples = len(base)

@@ -601,9 +601,7 @@ def test_a_decoder_that_fails_in_its_own_way(config, console, monkeypatch):
     """Pillow's AVIF plugin raises RuntimeError on damaged files."""
     stop_after(monkeypatch, 35, RuntimeError("Failed to decode image"))
     report = convert(config, console)
-    assert [reason for _, reason in report.skipped] == [
-        "the decoder fails on it (RuntimeError: Failed to decode image)"
-    ]
+    assert [reason for _, reason in report.skipped] == ["the decoder failed (RuntimeError: Failed to decode image)"]
 
 
 def test_an_image_that_changes_meanwhile(config, image_folder, console, monkeypatch):
