@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from fastimg.loaders.containers.datasets import Dataset, list_splits, open_dataset
     from fastimg.loaders.folders.folder import FilesDataset
 
-    from .batch import Batch
+    from .batch import Batch, Field
     from .crop import CenterCrop, RandomResizedCrop
+    from .decoder import Decoder
     from .decoders.images import ImageDecoder
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
@@ -23,6 +24,8 @@ __all__ = [
     "CenterCrop",
     "DataError",
     "Dataset",
+    "Decoder",
+    "Field",
     "FilesDataset",
     "ImageDecoder",
     "ImageError",
@@ -41,7 +44,8 @@ _MODULES = {
     **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
     **dict.fromkeys(("CenterCrop", "RandomResizedCrop"), "crop"),
     **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
-    "Batch": "batch",
+    **dict.fromkeys(("Batch", "Field"), "batch"),
+    "Decoder": "decoder",
     "FilesDataset": "folders.folder",
     "ImageDecoder": "decoders.images",
     "Loader": "loader",

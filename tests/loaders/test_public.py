@@ -8,8 +8,9 @@ import fastimg.loaders
 
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
-        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "FilesDataset", "ImageDecoder", "ImageError"),
-        *("Loader", "LoaderConfig", "RandomResizedCrop", "ShardError", "WorkerError", "list_splits", "open_dataset"),
+        *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "Decoder", "Field", "FilesDataset"),
+        *("ImageDecoder", "ImageError", "Loader", "LoaderConfig", "RandomResizedCrop", "ShardError", "WorkerError"),
+        *("list_splits", "open_dataset"),
     ]
 
 
