@@ -32,7 +32,7 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders import loader as native
-from fastimg.loaders.decoder import Reader
+from fastimg.loaders.decoder import SampleReader
 from fastimg.loaders.pool import Pool
 from fastimg.loaders.runtime.times import Tally, Waits
 from fastimg.train.reporting.accounting import Account
@@ -54,7 +54,7 @@ class Uncounted(Pool):
         return None
 
 
-class UncountedReader(Reader):
+class UncountedReader(SampleReader):
     """The reader without counters."""
 
     def read(self, index: int, scratch: Any) -> memoryview:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.loaders.containers.tar import ShardWriter, index_path
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
@@ -153,7 +153,7 @@ def make_shards(folder: Path, images: Path, samples: int, shard_bytes: int) -> l
 def make_beton(path: Path, samples: int) -> Path:
     """A .beton of so many raw images of 8 x 8 pixels."""
     pixels = np.frombuffer(hashlib.sha256(b"pixels").digest() * 6, np.uint8).reshape(8, 8, 3)
-    with BetonWriter(path, {"image": Field("rgb"), "label": Field("int")}, samples) as writer:
+    with BetonWriter(path, {"image": BetonField("rgb"), "label": BetonField("int")}, samples) as writer:
         for number in range(samples):
             writer.add({"image": pixels, "label": number % _CLASSES})
     return path

@@ -1,6 +1,6 @@
 """The decoder protocol: encoded samples in, rows of a batch out.
 
-Reader.read(id) -> encoded bytes -> Decoder.fill(chunk) -> rows, and the failures among them
+SampleReader.read(id) -> encoded bytes -> Decoder.fill(chunk) -> rows, and the failures among them
 """
 
 import time
@@ -18,7 +18,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .batch import Field
 from .crop import Size
 from .errors import ImageError
-from .ring import Layout, Ring
+from .ring import Ring, SlotLayout
 
 Rows = Mapping[str, npt.NDArray[Any]]  # by field: [k, *shape], the rows of k samples
 Row = Mapping[str, npt.NDArray[Any]]  # by field: [*shape], the row of one sample; writable even where shape is ()
@@ -32,7 +32,7 @@ class Cancelled(BaseException):
     """The iteration is over, so the chunk is dropped. A decoder lets it propagate."""
 
 
-class Reader:
+class SampleReader:
     """The dataset as a decoder sees it: reading is timed, and stops when the iteration is cancelled."""
 
     def __init__(self, dataset: Dataset, is_cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -89,7 +89,7 @@ class Decoder(ABC):
         """Decode one sample into `row`. Raises ImageError if it cannot be decoded."""
 
     def fill(
-        self, reader: Reader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """Read and decode the samples `ids` [k], with `draws` [k, d], into `rows`; return those that failed.
 
@@ -106,7 +106,7 @@ class Decoder(ABC):
                     break
         return failures
 
-    def _read_row(self, reader: Reader, index: int, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+    def _read_row(self, reader: SampleReader, index: int, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         self.fill_row(reader.read(index, scratch), draws, row, scratch)
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -131,7 +131,7 @@ class Decoder(ABC):
         """
         return inputs.permute(0, 3, 1, 2)
 
-    def ring(self, layout: Layout, device: torch.device) -> Ring | None:
+    def ring(self, layout: SlotLayout, device: torch.device) -> Ring | None:
         """The ring that finishes the batches of this decoder; None: slots are copied to the device as they are."""
         return None
 

@@ -1,6 +1,6 @@
 """What all backends share: the samples of an epoch, their order, the position in it, and what was skipped.
 
-    Epochs.begin() -> Reading: rows(step) -> ids, weights      a backend turns them into a Batch, then passed(step)
+    Epochs.begin() -> EpochPlan: rows(step) -> ids, weights    a backend turns them into a Batch, then passed(step)
 
 A backend is a subclass of `Epochs` that decodes; the rest of the application sees it as a `BatchSource`.
 """
@@ -121,7 +121,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class EpochPlan:
     """One iteration over an epoch, or over the rest of it."""
 
     epoch: int
@@ -137,7 +137,7 @@ class Reading:
         return self.slices.steps
 
     def rows(self, step: int) -> Rows:
-        """What batch `step` holds, counted from where the reading began."""
+        """What batch `step` holds, counted from where the plan begins."""
         positions, weight = self.slices.positions(step)
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
@@ -275,7 +275,7 @@ class Epochs:
         done = state["position"] >= self._n
         self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
 
-    def begin(self) -> Reading:
+    def begin(self) -> EpochPlan:
         """The next epoch, or what is left of one."""
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
@@ -289,11 +289,11 @@ class Epochs:
         if self._lengths is not None and c.order != "sequential":
             order = by_length(order, self._lengths, self._together, c.order, c.seed, epoch)
         blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
-        return Reading(epoch, order, self._indices, slices, self._padding, blocks)
+        return EpochPlan(epoch, order, self._indices, slices, self._padding, blocks)
 
-    def passed(self, reading: Reading, step: int) -> None:
-        """Batch `step` of the reading is being handed out: a state made from now on goes on behind it."""
-        self._position = min(reading.slices.start + (step + 1) * reading.slices.global_batch, self._n)
+    def passed(self, plan: EpochPlan, step: int) -> None:
+        """Note that batch `step` of the plan is being handed out: a state made from now on continues after it."""
+        self._position = min(plan.slices.start + (step + 1) * plan.slices.global_batch, self._n)
 
     def _order(self) -> str:
         """All that the order of an epoch depends on besides the data and the seed."""

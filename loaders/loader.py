@@ -22,10 +22,10 @@ from .arguments import resolve
 from .batch import LABEL_FIELDS, Batch
 from .crop import Crop, Size
 from .decoder import Decoder
-from .epochs import Epochs, LoaderConfig, Padding, Reading
+from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
 from .order import BLOCK, WINDOW, Order
 from .pool import Job, Pool
-from .ring import CudaRing, HostRing, Layout, Ring, Slot
+from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
 
 _NAMED = frozenset({"inputs", *(field.name for field in LABEL_FIELDS)})  # attributes of Batch, not in Batch.fields
@@ -129,7 +129,7 @@ class Loader(Epochs):
     def __iter__(self) -> Iterator[Batch]:
         if self._opened is not None and not self._opened.alive:
             raise RuntimeError("the loader was closed, together with the data that it had opened; make a new one")
-        reading = self.begin()
+        plan = self.begin()
         pool = self._ready_pool()
         job = pool.begin(self._next)
         self._ring.release()  # the iteration before this one may have been left in the middle
@@ -138,16 +138,16 @@ class Loader(Epochs):
             slot.view(layout)
         self._ring.view(layout)
         try:
-            for step in range(min(len(self._slots), reading.steps)):
-                self._dispatch(pool, job, reading, step)
-            for step in range(reading.steps):
+            for step in range(min(len(self._slots), plan.steps)):
+                self._dispatch(pool, job, plan, step)
+            for step in range(plan.steps):
                 slot = self._slots[step % len(self._slots)]
                 self.waits.begin()
                 pool.wait(slot, job)
                 tensors = self._ring.hand_over(slot)
                 self.waits.end()
                 self._collect(slot)
-                self.passed(reading, step)
+                self.passed(plan, step)
                 yield Batch(
                     inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
@@ -159,8 +159,8 @@ class Loader(Epochs):
                 )
                 job.check()  # before this writes to slots that are another iteration's by now
                 self._ring.reclaim()
-                if step + len(self._slots) < reading.steps:
-                    self._dispatch(pool, job, reading, step + len(self._slots))
+                if step + len(self._slots) < plan.steps:
+                    self._dispatch(pool, job, plan, step + len(self._slots))
         finally:
             if pool.cancel(job):  # else another iteration has the slots by now
                 self._ring.release()
@@ -205,12 +205,12 @@ class Loader(Epochs):
             self._stop = weakref.finalize(self, _end, self._pool, self._ring)
         return self._pool
 
-    def _layout(self, decoder: Decoder) -> Layout:
-        return Layout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
+    def _layout(self, decoder: Decoder) -> SlotLayout:
+        return SlotLayout((*decoder.fields, *LABEL_FIELDS), self.config.batch_size)
 
-    def _dispatch(self, pool: Pool, job: Job, reading: Reading, step: int) -> None:
+    def _dispatch(self, pool: Pool, job: Job, plan: EpochPlan, step: int) -> None:
         slot = self._slots[step % len(self._slots)]
-        ids, weight, decoded = reading.rows(step)
+        ids, weight, decoded = plan.rows(step)
         slot.arrays["ids"][:] = ids
         slot.arrays["targets"][:] = self.dataset.labels[ids]
         slot.arrays["weight"][:] = weight
@@ -218,12 +218,12 @@ class Loader(Epochs):
         slot.rerouted.clear()
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
-        for upcoming in reading.prefetch_ids(step):
+        for upcoming in plan.prefetch_ids(step):
             self.dataset.will_need(upcoming)
-        pool.fill(slot, job, job.decoder.draw(self.config.seed, reading.epoch, ids)[:decoded])
+        pool.fill(slot, job, job.decoder.draw(self.config.seed, plan.epoch, ids)[:decoded])
 
 
-def _ring(decoder: Decoder, layout: Layout, device: torch.device) -> Ring:
+def _ring(decoder: Decoder, layout: SlotLayout, device: torch.device) -> Ring:
     """The decoder's own ring if it has one, else the one that copies slots as they are."""
     own = decoder.ring(layout, device)
     if own is not None:

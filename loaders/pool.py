@@ -21,7 +21,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 from fastimg.loaders.runtime.times import Tally
 
-from .decoder import Cancelled, Decoder, Reader
+from .decoder import Cancelled, Decoder, SampleReader
 from .epochs import Faults
 from .errors import DataError, ImageError, WorkerError
 from .ring import Slot
@@ -232,7 +232,7 @@ class Pool:
         job = chunk.job
         rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
-        reader = Reader(self._dataset, job.is_cancelled)
+        reader = SampleReader(self._dataset, job.is_cancelled)
         try:
             failures = job.decoder.fill(reader, ids, chunk.draws, rows, scratch)
         except Cancelled:

@@ -25,7 +25,7 @@ _TORCH = {
 }
 
 
-class Layout:
+class SlotLayout:
     """Where each field of a batch lies in a slot's flat buffer. Raises ValueError for invalid fields."""
 
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
@@ -68,14 +68,14 @@ class Layout:
 class Slot:
     """One batch in host memory; pinned where a GPU will fetch it. `pending` chunks of rows are still to be filled."""
 
-    def __init__(self, layout: Layout, pinned: bool) -> None:
+    def __init__(self, layout: SlotLayout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
         self.view(layout)
         self.failed: dict[int, str] = {}  # row -> reason, by the ring
         self.rerouted: dict[int, str] = {}  # row -> reason, by the ring: another decoder took it on
         self.pending = 0
 
-    def view(self, layout: Layout) -> None:
+    def view(self, layout: SlotLayout) -> None:
         """View its bytes as `layout`, which must not need more of them. No thread may use the slot meanwhile."""
         assert layout.nbytes <= self.buffer.numel()
         self.arrays = layout.arrays(self.buffer)
@@ -108,7 +108,7 @@ class Ring(Protocol):
     def release(self) -> None:
         """The iteration is over, finished or not: all slots may be filled again. May be called twice."""
 
-    def view(self, layout: Layout) -> None:
+    def view(self, layout: SlotLayout) -> None:
         """From now on slots have `layout`, which needs no more bytes than the first one. Called between iterations."""
 
 
@@ -118,7 +118,7 @@ class HostRing:
     ready: torch.cuda.Event | None = None
     copy_seconds = 0.0  # nothing is copied
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SlotLayout) -> None:
         self._layout = layout
         self._tensors: dict[int, dict[str, torch.Tensor]] = {}  # by the slot's buffer
 
@@ -138,7 +138,7 @@ class HostRing:
     def release(self) -> None:
         """Nothing is in progress."""
 
-    def view(self, layout: Layout) -> None:
+    def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""
         self._layout = layout
         self._tensors.clear()
@@ -151,7 +151,7 @@ class CudaRing:
     begin; `consumed` frees the device buffer. With `depth` buffers the host may run `depth - 1` batches ahead.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, depth: int = 3) -> None:
+    def __init__(self, layout: SlotLayout, device: torch.device, depth: int = 3) -> None:
         self._layout = layout
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -197,7 +197,7 @@ class CudaRing:
         if self._held is not None:
             self._settle(self._held)
 
-    def view(self, layout: Layout) -> None:
+    def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""
         self._layout = layout
 

@@ -13,8 +13,8 @@ from fastimg import __version__
 from fastimg.convert.sources.containers import ORIGINAL
 from fastimg.convert.sources.samples import Source
 from fastimg.errors import UserError, printable
-from fastimg.loaders.containers.beton import BetonReader
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton import BetonFile
+from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.loaders.containers.content import Content, singular
 from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
 from fastimg.loaders.containers.tar import index_path
@@ -155,7 +155,7 @@ class Base:
     def accept(self, schema: Schema) -> Schema:
         """The schema of its .beton files, if the appended samples fit it. Raises UserError if they do not."""
         for file in self.betons.values():
-            with BetonReader(file) as reader:
+            with BetonFile(file) as reader:
                 fields, page_size = reader.fields, reader.page_size
             for name, field in schema.fields.items():
                 if fields.get(name) != field:
@@ -272,6 +272,6 @@ def _schema(source: Source, schema: Schema | None, old: dict[str, Any]) -> dict[
     return {name: _field(field) for name, field in schema.fields.items()}
 
 
-def _field(field: Field) -> dict[str, Any]:
+def _field(field: BetonField) -> dict[str, Any]:
     array = {"dtype": field.dtype.str, "shape": list(field.shape)} if field.dtype is not None else {}
     return {"kind": field.kind, **array}

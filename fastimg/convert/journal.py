@@ -21,7 +21,7 @@ import msgspec
 
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
-from fastimg.loaders.containers.beton import Part
+from fastimg.loaders.containers.beton import BetonPart
 from fastimg.loaders.containers.datasets import FORMAT
 from fastimg.loaders.containers.tar import index_path
 
@@ -53,7 +53,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
     index_bytes: int = 0
     index_sha256: str = ""
-    part: Part | None = None  # of a .beton
+    part: BetonPart | None = None  # of a .beton
     source_bytes: int = 0
     class_counts: dict[int, int] = {}  # by label, -1 for none
     skipped: list[tuple[str, str]] = []  # (path, reason)
@@ -122,7 +122,7 @@ class Journal:
                 names |= {shard.name, index_path(Path(shard.name)).name}
         return names
 
-    def parts(self, split: str) -> list[Part]:
+    def parts(self, split: str) -> list[BetonPart]:
         """The parts of a split's .beton that are on disk, in order."""
         return [
             shard.part for (name, _), shard in sorted(self.finished.items()) if name == split and shard.part is not None

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fastimg.convert.sources.containers import ABSENT, ORIGINAL, extension
 from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.loaders.containers.beton_dataset import USUAL
-from fastimg.loaders.containers.beton_fields import PAGE_SIZES, Field, describe, jpeg_fault
+from fastimg.loaders.containers.beton_fields import PAGE_SIZES, BetonField, describe, jpeg_fault
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
 
@@ -32,12 +32,12 @@ _SLACK = 1 << 16  # tables and markers that tiling adds, a note that grows
 class Schema:
     """Fields of a .beton; where a tar's further members go in it; the smallest page that holds every sample."""
 
-    fields: dict[str, Field]
+    fields: dict[str, BetonField]
     places: dict[str, str]  # a field's name by the extension that it has in a tar
     page_size: int
 
     @classmethod
-    def of(cls, fields: dict[str, Field], page_size: int) -> "Schema":
+    def of(cls, fields: dict[str, BetonField], page_size: int) -> "Schema":
         """Of a file that has these fields."""
         own = (_main(fields), "label", "json", ORIGINAL)
         further = {name: field for name, field in fields.items() if name not in own}
@@ -63,7 +63,7 @@ class Schema:
         return values
 
 
-def _main(fields: dict[str, Field]) -> str:
+def _main(fields: dict[str, BetonField]) -> str:
     """The field of the images, or of the texts."""
     return "image" if "image" in fields and fields["image"].kind == "rgb" else "txt"
 
@@ -73,7 +73,7 @@ class _Seen(NamedTuple):
 
     nbytes: int  # that it takes in a page, at most
     original: bool
-    fields: dict[str, Field]
+    fields: dict[str, BetonField]
 
 
 def survey(
@@ -86,7 +86,7 @@ def survey(
 ) -> Schema:
     """Look at every entry; `tick` hears of how many. Raises DataError for what no .beton can hold."""
     largest, original = 0, False
-    found: dict[str, Field] = {}
+    found: dict[str, BetonField] = {}
 
     def look_at(chunk: list[SourceEntry]) -> list[_Seen]:
         return [seen for entry in chunk if (seen := _look(source, entry, treatment))]
@@ -97,12 +97,12 @@ def survey(
             largest, original = max(largest, one.nbytes), original or one.original
             for ext, field in one.fields.items():
                 if found.setdefault(ext, field) != field:
-                    found[ext] = Field("bytes")  # of several types or shapes
+                    found[ext] = BetonField("bytes")  # of several types or shapes
         tick(_CHUNK)
-    main = {"image": Field("rgb")} if source.content == "images" else {"txt": Field("bytes")}
-    fields = {**main, "label": Field("int"), "json": Field("json")}
+    main = {"image": BetonField("rgb")} if source.content == "images" else {"txt": BetonField("bytes")}
+    fields = {**main, "label": BetonField("int"), "json": BetonField("json")}
     if original:
-        fields[ORIGINAL] = Field("bytes")
+        fields[ORIGINAL] = BetonField("bytes")
     places = {}
     for ext, field in sorted(found.items()):
         name = ext if field.kind == "bytes" or "." not in ext else ext.rpartition(".")[0]
@@ -140,18 +140,18 @@ def _look(source: Source, entry: SourceEntry, treatment: Treatment) -> _Seen | N
     return _Seen(nbytes + sum(map(len, original.fields.values())), keeps, fields)
 
 
-def _field(ext: str, content: bytes) -> Field:
+def _field(ext: str, content: bytes) -> BetonField:
     """The field that holds a member's content: what it says by its extension, where it is that."""
     kind = ext.rpartition(".")[2]
     try:
         if kind == "json" and "." in ext:
             json.loads(content)
-            return Field("json")
+            return BetonField("json")
         if kind == "npy":
             array = _array(content)
             if array.shape == () and array.dtype in (np.float64, np.int64) and _may_be_scalar(ext):
-                return Field("float" if array.dtype == np.float64 else "int")
-            field = Field("ndarray", array.dtype, array.shape)
+                return BetonField("float" if array.dtype == np.float64 else "int")
+            field = BetonField("ndarray", array.dtype, array.shape)
             describe("x", field)
             return field
     except (
@@ -164,7 +164,7 @@ def _field(ext: str, content: bytes) -> Field:
         MemoryError,
     ):  # what numpy and json raise
         pass
-    return Field("bytes")
+    return BetonField("bytes")
 
 
 def _array(content: bytes) -> npt.NDArray[Any]:
@@ -179,14 +179,14 @@ def _may_be_scalar(ext: str) -> bool:
     return bool(name) and name not in USUAL["int"]
 
 
-def _value(field: Field, content: bytes) -> Any:
+def _value(field: BetonField, content: bytes) -> Any:
     if field.kind in ("bytes", "json"):
         return content
     array = _array(content)
     return array.item() if array.shape == () else array
 
 
-def _nothing(field: Field) -> Any:
+def _nothing(field: BetonField) -> Any:
     """What stands in the place of a field that a sample does not have."""
     if field.dtype is not None:
         return np.zeros(field.shape, field.dtype)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from fastimg.loaders.containers.atomic import temporary
-from fastimg.loaders.containers.beton import BetonReader, BetonWriter
+from fastimg.loaders.containers.beton import BetonFile, BetonWriter
 from fastimg.loaders.containers.tar import ShardWriter
 from fastimg.loaders.errors import ImageError
 
@@ -145,7 +145,7 @@ class BetonStore:
     def _begin(self, split: str) -> None:
         path, parts, samples = self._path(split), self._journal.parts(split), self._samples[split]
         if split in self._bases:
-            with BetonReader(self._bases[split]) as base:
+            with BetonFile(self._bases[split]) as base:
                 samples = len(base)
                 if not parts:
                     shutil.copyfile(base.path, temporary(path))

@@ -11,7 +11,7 @@ import torch
 from fastimg.loaders.batch import Batch
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, Size, shape_of, sized
-from fastimg.loaders.epochs import Epochs, LoaderConfig, Reading
+from fastimg.loaders.epochs import EpochPlan, Epochs, LoaderConfig
 from fastimg.loaders.runtime.cpus import available_cpus
 
 
@@ -44,19 +44,19 @@ class LoaderAdapter(Epochs, ABC):
         self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
         height, width = shape_of(crop)
         self.slot_bytes = config.batch_size * (3 * height * width + 20)  # pixels, target, id, weight
-        self._reading: Reading | None = None
+        self._plan: EpochPlan | None = None
         self._decoded: Generator[DecodedBatch, None, None] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         self._end()
         self.crop = self._next
-        reading = self._reading = self.begin()
-        decoded = self._decoded = self._decode(reading)
+        plan = self._plan = self.begin()
+        decoded = self._decoded = self._decode(plan)
         try:
-            for step in range(reading.steps):
+            for step in range(plan.steps):
                 self.waits.begin()
                 made = next(decoded)
-                ids, weight, _ = reading.rows(step)
+                ids, weight, _ = plan.rows(step)
                 for row, reason in made.failed.items():
                     self.faults.add(int(ids[row]), reason)
                     weight[row] = 0
@@ -69,9 +69,9 @@ class LoaderAdapter(Epochs, ABC):
                     samples=int(weight.sum()),
                 )
                 self.waits.end()  # on a GPU with the copies: they are the consumer's stream's own
-                self.passed(reading, step)
+                self.passed(plan, step)
                 yield batch
-                if self._reading is not reading:
+                if self._plan is not plan:
                     raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
         finally:
             decoded.close()
@@ -95,11 +95,11 @@ class LoaderAdapter(Epochs, ABC):
         self.close()
 
     @abstractmethod
-    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
-        """Every batch of the reading, each valid until the next. Closing it leaves the library ready for another."""
+    def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
+        """Every batch of the plan, each valid until the next. Closing it leaves the library ready for another."""
 
     def _end(self) -> None:
-        self._reading = None
+        self._plan = None
         if self._decoded is not None:
             self._decoded.close()
             self._decoded = None

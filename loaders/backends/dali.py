@@ -22,7 +22,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import LoaderConfig, Reading, Rows
+from fastimg.loaders.epochs import EpochPlan, LoaderConfig, Rows
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -78,16 +78,16 @@ class DaliLoader(LoaderAdapter):
         super().close()
         self._pipe = None
 
-    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+    def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         if self._images.crop != self.crop:
             self._images = replace(self._images, crop=self.crop)
             self._pipe = None
         with ThreadPoolExecutor(1, "fastimg-loader-dali") as reader:
-            self._feed = feed = _Feed(reader, self, reading)
+            self._feed = feed = _Feed(reader, self, plan)
             if self._pipe is None:
-                self._pipe = self._build(reading.epoch)
+                self._pipe = self._build(plan.epoch)
             try:
-                for _ in range(reading.steps):
+                for _ in range(plan.steps):
                     if not feed.scheduled:
                         self._pipe.schedule_run()  # sync point: the first bytes are read
                     read = feed.scheduled.popleft()
@@ -98,7 +98,7 @@ class DaliLoader(LoaderAdapter):
                         except RuntimeError as error:  # it found damage, and cannot go on
                             read = self._by_ourselves(read, f"DALI refused its batch: {_gist(error)}")
                             feed.begin_again()
-                            self._pipe = self._build(reading.epoch)
+                            self._pipe = self._build(plan.epoch)
                     yield DecodedBatch(self._whole(read, images), read.failed, read.rerouted)
                     if images is not None:
                         del images
@@ -195,12 +195,12 @@ class DaliLoader(LoaderAdapter):
         sizes = [np.array(window.size[::-1], np.float32) for window in windows]
         return list(read.encoded.values()), sizes, [np.array(window.at[::-1], np.int32) for window in windows]
 
-    def _read(self, reading: Reading, step: int) -> _Read:
+    def _read(self, plan: EpochPlan, step: int) -> _Read:
         """Read a batch, and decode the images that DALI must not see. Runs in the reader's thread."""
-        rows = reading.rows(step)
-        for ids in reading.prefetch_ids(step):
+        rows = plan.rows(step)
+        for ids in plan.prefetch_ids(step):
             self.dataset.will_need(ids)
-        read = _Read(rows, self._images.draw(self.config.seed, reading.epoch, rows.ids).tolist())
+        read = _Read(rows, self._images.draw(self.config.seed, plan.epoch, rows.ids).tolist())
         scratch = Scratch()
         for row, index in enumerate(rows.ids[: rows.decoded].tolist()):
             try:
@@ -246,13 +246,11 @@ def _gist(error: RuntimeError) -> str:
 class _Feed:
     """Batches from the reader's thread to DALI: a few are read ahead, and it is known which were scheduled."""
 
-    def __init__(self, reader: ThreadPoolExecutor, loader: DaliLoader, reading: Reading) -> None:
+    def __init__(self, reader: ThreadPoolExecutor, loader: DaliLoader, plan: EpochPlan) -> None:
         self.scheduled: deque[_Read] = deque()
         self._again: deque[_Read] = deque()
         self._ahead: deque[Future[_Read]] = deque()
-        self._work: Iterator[Future[_Read]] = (
-            reader.submit(loader._read, reading, step) for step in range(reading.steps)
-        )
+        self._work: Iterator[Future[_Read]] = (reader.submit(loader._read, plan, step) for step in range(plan.steps))
         for _ in range(loader.config.prefetch):
             self._submit()
 

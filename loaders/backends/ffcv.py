@@ -20,7 +20,7 @@ from ffcv.traversal_order.base import TraversalOrder
 
 from fastimg.loaders.containers.beton_dataset import BetonDataset
 from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, describe_size, pair, sized
-from fastimg.loaders.epochs import LoaderConfig, Reading
+from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import WorkerError
 from fastimg.loaders.wording import plural
 
@@ -76,10 +76,10 @@ class FfcvLoader(LoaderAdapter):
         _side(smaller)
         self._next = smaller
 
-    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+    def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         side = _side(self.crop)
         self._decoder.output_size = (side, side)  # its memory is allocated epoch by epoch
-        rows = [reading.rows(step) for step in range(reading.steps)]
+        rows = [plan.rows(step) for step in range(plan.steps)]
         self._traversal.ids = np.concatenate([ids[:decoded] for ids, _, decoded in rows]).astype(np.uint64)
         epoch = iter(self._library)
         try:
@@ -117,7 +117,7 @@ class _Order(TraversalOrder):  # type: ignore[misc]
         return self
 
     def sample_order(self, epoch: int) -> npt.NDArray[np.uint64]:
-        """Ids of this rank, for the reading that begins."""
+        """Ids of this rank, for the plan that begins."""
         return self.ids
 
 

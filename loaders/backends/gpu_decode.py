@@ -20,7 +20,7 @@ from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.resample import resample
-from fastimg.loaders.ring import Layout
+from fastimg.loaders.ring import SlotLayout
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -123,7 +123,7 @@ class DeviceResize(Decoder):
         """See `Decoder`."""
         return "JPEGs decoded on the CPU, resized on the GPU"
 
-    def ring(self, layout: Layout, device: torch.device) -> RaggedRing:
+    def ring(self, layout: SlotLayout, device: torch.device) -> RaggedRing:
         """See `Decoder`."""
         return RaggedRing(layout, device, None)
 
@@ -197,6 +197,6 @@ class DeviceDecode(Decoder):
         """See `Decoder`."""
         return "JPEGs decoded by nvImageCodec and resized on the GPU"
 
-    def ring(self, layout: Layout, device: torch.device) -> RaggedRing:
+    def ring(self, layout: SlotLayout, device: torch.device) -> RaggedRing:
         """See `Decoder`."""
         return RaggedRing(layout, device, Codec(self.codec, self.on_host))

@@ -22,7 +22,7 @@ import torch
 
 from fastimg.loaders.crop import Window
 from fastimg.loaders.errors import ImageError, WorkerError
-from fastimg.loaders.ring import Layout, Slot
+from fastimg.loaders.ring import Slot, SlotLayout
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import Spans
 
@@ -123,7 +123,7 @@ class RaggedRing:
     row's ragged crop, at which its `place` begins.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, codec: Codec | None) -> None:
+    def __init__(self, layout: SlotLayout, device: torch.device, codec: Codec | None) -> None:
         self.ready: torch.cuda.Event | None = None
         self._device = device
         self._codec = codec
@@ -198,7 +198,7 @@ class RaggedRing:
             self._hosts.shutdown()
             self._hosts = None
 
-    def view(self, layout: Layout) -> None:
+    def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""
         (*_, size, _) = next(iter(layout.fields.values()))[2]
         self._layout = layout

@@ -9,7 +9,7 @@ import torch
 
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, shape_of
-from fastimg.loaders.epochs import LoaderConfig, Reading
+from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 
 from .adapter import DecodedBatch, LoaderAdapter
 
@@ -35,11 +35,11 @@ class SyntheticLoader(LoaderAdapter):
         """See `BatchSource`."""
         return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
 
-    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
+    def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         shape = (self.config.batch_size, *shape_of(self.crop), 3)
         whole = self._pixels.view(-1)[: math.prod(shape)].view(shape)
-        for step in range(reading.steps):
-            decoded = reading.rows(step).decoded
+        for step in range(plan.steps):
+            decoded = plan.rows(step).decoded
             pixels = whole
             if decoded < len(pixels):  # an evaluation's last batch
                 pixels = pixels.clone()

@@ -22,7 +22,7 @@ from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, Size, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
-from fastimg.loaders.epochs import LoaderConfig, Reading
+from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import DataError, ImageError, WorkerError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -78,8 +78,8 @@ class TorchLoader(LoaderAdapter):
         super().close()
         self._stop()
 
-    def _decode(self, reading: Reading) -> Generator[DecodedBatch, None, None]:
-        self._requests.reading = reading
+    def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
+        self._requests.plan = plan
         self._requests.size = self.crop.size
         try:
             for answer in self._start() if self._torch is None else self._torch:
@@ -121,25 +121,25 @@ class TorchLoader(LoaderAdapter):
 
 
 class _Requests:
-    """The batches of the reading that is under way, for a DataLoader that outlives it."""
+    """The batches of the current plan, for a DataLoader that outlives it."""
 
-    reading: Reading | None = None
+    plan: EpochPlan | None = None
     size: Size = 0
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[_Request]:
-        reading = self.reading
-        assert reading is not None
-        for step in range(reading.steps):
-            for ids in reading.prefetch_ids(step):
+        plan = self.plan
+        assert plan is not None
+        for step in range(plan.steps):
+            for ids in plan.prefetch_ids(step):
                 self._dataset.will_need(ids)
-            ids, _, decoded = reading.rows(step)
-            yield _Request(reading.epoch, self.size, ids, decoded)
+            ids, _, decoded = plan.rows(step)
+            yield _Request(plan.epoch, self.size, ids, decoded)
 
     def __len__(self) -> int:
-        return 0 if self.reading is None else self.reading.steps
+        return 0 if self.plan is None else self.plan.steps
 
 
 class _Rows(TorchDataset[_Answer]):

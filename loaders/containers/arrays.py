@@ -21,7 +21,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from .datasets import Dataset
 from .handles import Handles
 from .ustar import BLOCK, stated_size
-from .watch import Watch, fill
+from .watch import FileWatch, fill
 
 MAX_IN_MEMORY = 1 << 28  # bytes of arrays of each dataset: 256 MiB
 
@@ -70,7 +70,7 @@ class ArrayDataset:
         self._shards = list(shards)
         self._places = places
         self._reasons = reasons
-        self._watch = Watch(self._shards)
+        self._watch = FileWatch(self._shards)
         self._handles = Handles(self._shards, self._watch, "start again")
         self._table: tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None = None  # all arrays; which there are
 

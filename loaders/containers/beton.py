@@ -30,7 +30,7 @@ from .beton_fields import (
     SCALARS,
     SPAN,
     VERSION,
-    Field,
+    BetonField,
     describe,
     encode,
     parse_descriptor,
@@ -45,7 +45,7 @@ _CUSTOM_SIZES = (np.dtype("<u8"), SPAN, RGB, *map(np.dtype, ("<u4", "<u2", *(f"V
 _AGAIN = "cut short or altered; copy or convert it again"
 
 
-class Part(NamedTuple):
+class BetonPart(NamedTuple):
     """A number of samples of an unfinished .beton that are on disk: what a writer has to know of them to go on."""
 
     samples: int
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class BetonWriter(WholeFile):
-    """`with BetonWriter(path, {"image": Field("rgb"), "label": Field("int")}) as beton: beton.add({...})`.
+    """`with BetonWriter(path, {"image": BetonField("rgb"), "label": BetonField("int")}) as beton: beton.add({...})`.
 
     The file appears when the block ends without an error; before that, and after an error, nothing does. Its bytes
     follow from fields, page size and samples: `num_samples` is an expectation, and one that is wrong by a page of
@@ -69,10 +69,10 @@ class BetonWriter(WholeFile):
     def __init__(
         self,
         path: Path,
-        fields: Mapping[str, Field],
+        fields: Mapping[str, BetonField],
         num_samples: int = 0,
         page_size: int = 1 << 23,
-        parts: Sequence[Part] = (),
+        parts: Sequence[BetonPart] = (),
         keeps: bool = False,
     ) -> None:
         if page_size not in PAGE_SIZES:
@@ -138,12 +138,12 @@ class BetonWriter(WholeFile):
         self._metadata += record.tobytes()
         self.samples += 1
 
-    def part(self) -> Part:
+    def part(self) -> BetonPart:
         """Put what was added since the last part on disk. Another writer continues from this and the earlier parts."""
         self._file.flush()
         os.fsync(self._file.fileno())
         samples, metadata, table = self._parted
-        part = Part(
+        part = BetonPart(
             samples=self.samples - samples,
             metadata=bytes(self._metadata[metadata:]),
             table=bytes(self._table[table:]),
@@ -207,7 +207,7 @@ class BetonWriter(WholeFile):
         self._file.flush()
 
 
-class BetonReader:
+class BetonFile:
     """Random access to a .beton, by preadv, from any writer and from any thread.
 
     Opening checks every field, pointer and size against the file and raises ShardError, before anything is allocated
@@ -371,7 +371,7 @@ class BetonReader:
         except OSError as error:
             raise ShardError(f"{self.path}: cannot be read ({error.strerror}); copy it again") from error
 
-    def as_part(self) -> Part:
+    def as_part(self) -> BetonPart:
         """All samples as a part for a writer that continues a copy of this file, which must be one of ours."""
         size = os.fstat(self._file).st_size
         end = int(self._records(HEADER, 1, 0, size, "header")[0]["table_ptr"])
@@ -385,7 +385,7 @@ class BetonReader:
                 pointers(metadata[at])[...] -= start
         table["ptr"] -= start
         data_end = int((table["ptr"] + table["size"]).max(initial=0))
-        return Part(len(self), metadata.tobytes(), table.tobytes(), data_end, int(start) + data_end)
+        return BetonPart(len(self), metadata.tobytes(), table.tobytes(), data_end, int(start) + data_end)
 
     def will_need(self, offset: int, size: int) -> None:
         """Ask the system to read this ahead."""

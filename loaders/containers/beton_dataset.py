@@ -12,11 +12,11 @@ from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
-from .beton import BetonReader
+from .beton import BetonFile
 from .beton_fields import RAW
 from .content import TEXT_FIELDS, Content
 from .readahead import pieces
-from .watch import State, Watch
+from .watch import FileState, FileWatch
 
 MAX_CLASSES = 1 << 20  # of a file that does not name them: a larger label is not a class index
 # Names of the fields to train on, where there are several of a kind.
@@ -36,8 +36,8 @@ class BetonDataset:
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
-        self.reader = reader = BetonReader(path)
-        self._watch = Watch([path], [State.of(reader.status)])
+        self.reader = reader = BetonFile(path)
+        self._watch = FileWatch([path], [FileState.of(reader.status)])
         try:
             image = _choose(reader, "rgb")
             self.content = "text" if image is None else "images"
@@ -121,7 +121,7 @@ class BetonDataset:
         self.reader.close()
 
 
-def _text_field(reader: BetonReader) -> str:
+def _text_field(reader: BetonFile) -> str:
     names = [name for name, field in reader.fields.items() if field.kind == "bytes" and name.lower() in TEXT_FIELDS]
     if len(names) != 1:
         what = (
@@ -136,7 +136,7 @@ def _text_field(reader: BetonReader) -> str:
     return names[0]
 
 
-def _choose(reader: BetonReader, kind: str) -> str | None:
+def _choose(reader: BetonFile, kind: str) -> str | None:
     """The field of a kind, if any. Raises DataError if there are several candidates."""
     names = [name for name, field in reader.fields.items() if field.kind == kind]
     if len(names) > 1:

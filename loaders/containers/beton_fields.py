@@ -54,7 +54,7 @@ _PLAIN_TYPE = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[\w{1,16}\])?")
 
 
 @dataclass(frozen=True)
-class Field:
+class BetonField:
     """What one field of every sample is. `dtype` and `shape` belong to ndarray and tensor."""
 
     kind: str  # of TYPE_IDS
@@ -99,7 +99,7 @@ def _read_header(data: bytes | memoryview) -> "Header":
     return read_header(data, sys.maxsize)
 
 
-def describe(name: str, field: Field) -> tuple[int, bytes, bytes]:
+def describe(name: str, field: BetonField) -> tuple[int, bytes, bytes]:
     """The descriptor of a field: type id, name, arguments. Raises ValueError for what FFCV could not read."""
     if not name or not name.isascii() or len(name) > 16 or "\0" in name:
         raise ValueError(f"{name!r}: a field's name has 1 to 16 ASCII characters")
@@ -122,21 +122,21 @@ def describe(name: str, field: Field) -> tuple[int, bytes, bytes]:
     return TYPE_IDS[field.kind], name.encode(), arguments
 
 
-def parse_descriptor(descriptor: npt.NDArray[Any]) -> tuple[str, Field]:
+def parse_descriptor(descriptor: npt.NDArray[Any]) -> tuple[str, BetonField]:
     """Name and field. Raises ValueError where they are not what FFCV writes."""
     name = bytes(descriptor["name"]).split(b"\0")[0].decode("ascii", "backslashreplace")
     kind = _KINDS.get(int(descriptor["type_id"]))
     if kind is None:
         raise ValueError(f"field {name} is of the unknown type {descriptor['type_id']}")
     if kind not in ("ndarray", "tensor"):
-        return name, Field(kind)
+        return name, BetonField(kind)
     try:
         return name, parse_array(descriptor["arguments"].tobytes(), kind)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"field {name} is not described as an array ({error})") from error
 
 
-def parse_array(arguments: bytes, kind: str) -> Field:
+def parse_array(arguments: bytes, kind: str) -> BetonField:
     """The field that its arguments describe. Raises ValueError, TypeError or RecursionError where they do not."""
     head = np.frombuffer(arguments, ARRAY, 1)[0]
     ((_, described),) = json.loads(arguments[ARRAY.itemsize :][: int(head["type_length"])])  # of [["", "<f4"]]
@@ -145,13 +145,13 @@ def parse_array(arguments: bytes, kind: str) -> Field:
     shape = [int(n) for n in head["shape"]]
     while shape and shape[-1] == 0:
         shape.pop()
-    field = Field(kind, np.dtype(described), tuple(shape))
+    field = BetonField(kind, np.dtype(described), tuple(shape))
     if not shape or not field.nbytes:
         raise ValueError("it has no elements")
     return field
 
 
-def encode(field: Field, value: Any) -> tuple[object, memoryview | None]:
+def encode(field: BetonField, value: Any) -> tuple[object, memoryview | None]:
     """A value's metadata, with the pointer 0, and its region. Raises ValueError, TypeError, OverflowError."""
     match field.kind:
         case "float":

@@ -30,7 +30,7 @@ from .handles import Handles
 from .readahead import ask, pieces
 from .tar import index_path, split_name
 from .ustar import BLOCK, stated_size
-from .watch import Watch, fill
+from .watch import FileWatch, fill
 
 _T = TypeVar("_T")
 
@@ -308,7 +308,7 @@ class TarDataset:
         self.name = name
         self._shards = shards
         self.fingerprint = _fingerprint(shards, checksums)
-        self._watch = Watch(shards)  # before their indexes are read
+        self._watch = FileWatch(shards)  # before their indexes are read
         self._handles = Handles(shards, self._watch, "copy it again, or convert again")
         self.notes: Sequence[str]
         self.records, self.notes, self.content = compact.records(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastimg.loaders.errors import ShardError
 
-from .watch import Watch
+from .watch import FileWatch
 
 
 class Handles:
@@ -18,7 +18,7 @@ class Handles:
     `close` closes them, and so does garbage collection; after `close` they are opened again when they are needed.
     """
 
-    def __init__(self, paths: Sequence[Path], watch: Watch, remedy: str) -> None:
+    def __init__(self, paths: Sequence[Path], watch: FileWatch, remedy: str) -> None:
         self._paths = paths
         self._watch = watch
         self._remedy = remedy

@@ -18,7 +18,7 @@ from fastimg.loaders.errors import ShardError
 from fastimg.loaders.wording import plural
 
 from .atomic import WholeFile, replace_file, sync_folder, temporary
-from .ustar import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, Entry, entries, member_header
+from .ustar import BLOCK, FILE, FOLDER, HARD_LINK, SYMLINK, VOLUME, TarMember, entries, member_header
 
 _NUMBER = re.compile("[0-9]{1,18}")
 
@@ -196,7 +196,7 @@ def scan(path: Path) -> list[Sample]:
     return samples
 
 
-def _unusable(entry: Entry) -> str:
+def _unusable(entry: TarMember) -> str:
     """Why a member is not usable, and the remedy."""
     if entry.kind == HARD_LINK:
         return f"{entry.name}: a hard link to {entry.link}, which is not before it in the tar; make the tar again"

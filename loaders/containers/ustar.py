@@ -18,7 +18,7 @@ _NO_DATA = frozenset("123456")  # links, devices, folders, pipes: the size in th
 _FILES = {"\0": FILE, "7": FILE}  # of v7; contiguous
 
 
-class Entry(NamedTuple):
+class TarMember(NamedTuple):
     """A member of a tar: `data = tar[offset : offset + size]`. `name` and `link` may hold surrogates for odd bytes."""
 
     name: str
@@ -56,7 +56,7 @@ def stated_size(header: bytes | memoryview) -> int:
     return _number(bytes(header[124:136]))
 
 
-def entries(file: int) -> Iterator[Entry]:
+def entries(file: int) -> Iterator[TarMember]:
     """The members of an open tar, in turn. Raises ValueError for an invalid tar, and OSError."""
     total = os.fstat(file).st_size
     at = 0
@@ -109,7 +109,7 @@ def entries(file: int) -> Iterator[Entry]:
         if size != stated and kind == FILE:  # `read` compares what is right before the data
             raise ValueError(f"{path} has a size of {stated} bytes in its header and of {size} in its extended header")
         sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in extended)
-        yield Entry(path, kind, begin, size, link, sparse)
+        yield TarMember(path, kind, begin, size, link, sparse)
         at = begin + _padded(size)
         ours = {}
     if ours:

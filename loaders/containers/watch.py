@@ -25,7 +25,7 @@ def fill(file: int, view: memoryview, offset: int) -> None:
         offset = offset + got
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """What tells two files of one name apart."""
 
     size: int
@@ -33,15 +33,15 @@ class State(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> "State":
+    def of(cls, status: os.stat_result) -> "FileState":
         """Of what `stat` says."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-class Watch:
+class FileWatch:
     """`paths` and their states, those of now where none are given. Raises ShardError for a path that is missing."""
 
-    def __init__(self, paths: Sequence[Path], states: Sequence[State] | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], states: Sequence[FileState] | None = None) -> None:
         self._paths = paths
         self._reads = 0
         self._states = [_state(path) for path in paths] if states is None else states
@@ -69,7 +69,7 @@ class Watch:
 
     def _compare(self, number: int, status: os.stat_result) -> None:
         then = self._states[number]
-        now = State.of(status)
+        now = FileState.of(status)
         if now != then:
             how = "shrank" if now.size < then.size else "was altered" if now.inode == then.inode else "was replaced"
             raise ShardError(
@@ -78,8 +78,8 @@ class Watch:
             )
 
 
-def _state(path: Path) -> State:
+def _state(path: Path) -> FileState:
     try:
-        return State.of(path.stat())
+        return FileState.of(path.stat())
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror}; copy it again, or convert again") from error

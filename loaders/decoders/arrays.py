@@ -13,7 +13,7 @@ import torch
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_array, npy_bytes
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.decoder import Decoder, Failure, Reader, Row, Rows
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader
 from fastimg.loaders.errors import ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -38,7 +38,7 @@ class ArrayDecoder(Decoder):
         return isinstance(dataset, ArrayDataset | Views) and dataset.in_memory
 
     def fill(
-        self, reader: Reader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: array datasets write straight into the rows; what they cannot is read one by one."""
         dataset = reader.dataset

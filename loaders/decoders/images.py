@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastimg.loaders.batch import Field
 from fastimg.loaders.crop import Crop, Size, shape_of, sized
 from fastimg.loaders.decode import MAX_PIXELS, Pixels, decode_box, read_header
-from fastimg.loaders.decoder import Decoder, Failure, Reader, Row, Rows, attempt
+from fastimg.loaders.decoder import Decoder, Failure, Row, Rows, SampleReader, attempt
 from fastimg.loaders.errors import ImageError
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.random import uniforms
@@ -47,7 +47,7 @@ class ImageDecoder(Decoder):
         return uniforms(seed, epoch, ids, self._STAGE, self.crop.draws)
 
     def fill(
-        self, reader: Reader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
+        self, reader: SampleReader, ids: Sequence[int], draws: npt.NDArray[np.float64], rows: Rows, scratch: Scratch
     ) -> list[Failure]:
         """See `Decoder`: groups of samples, whose tiled JPEGs are decoded in one call."""
         if not self.compiled or type(self).fill_row is not ImageDecoder.fill_row:
@@ -74,7 +74,7 @@ class ImageDecoder(Decoder):
         self._decode(data, draws, out, scratch)
 
     def _fill_group(
-        self, reader: Reader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
+        self, reader: SampleReader, ids: Sequence[int], draws: Sequence[Sequence[float]], out: Pixels, scratch: Scratch
     ) -> list[Failure]:
         """Fill `out` [k, H, W, 3], k <= GROUP: tiled JPEGs are queued and decoded at the end, others at once."""
         queue = scratch.own(TileQueue)
@@ -94,7 +94,7 @@ class ImageDecoder(Decoder):
 
     def _queue_or_decode(
         self,
-        reader: Reader,
+        reader: SampleReader,
         index: int,
         draws: Sequence[float],
         place: int,

@@ -13,7 +13,7 @@ import torch
 
 from fastimg.loaders.backends.nvcodec import DecodedImage
 from fastimg.loaders.batch import LABEL_FIELDS, Field
-from fastimg.loaders.ring import CudaRing, Layout, Slot
+from fastimg.loaders.ring import CudaRing, Slot, SlotLayout
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
 from fastimg.loaders.backends import ragged_ring
@@ -24,14 +24,14 @@ ROWS = 3
 
 def images(size):
     """The layout of batches of pictures of `size` pixels."""
-    return Layout((Field("inputs", (size, size, 3), np.dtype(np.uint8)), *LABEL_FIELDS), ROWS)
+    return SlotLayout((Field("inputs", (size, size, 3), np.dtype(np.uint8)), *LABEL_FIELDS), ROWS)
 
 
 def cuts(size):
     """That of a decoder on the device."""
     fields = (Field("inputs", (size, size, 3), np.dtype(np.uint8)), Field("place", (4,), np.dtype(np.int64)))
     own = (Field("table", (8 * size,), np.dtype(np.int32)), Field("cut", (), np.dtype(object), blank=None))
-    return Layout((*fields, *own, *LABEL_FIELDS), ROWS)
+    return SlotLayout((*fields, *own, *LABEL_FIELDS), ROWS)
 
 
 SIZE = 10  # the largest: its pixels and labels lie in other places than those of smaller ones

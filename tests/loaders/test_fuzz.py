@@ -474,17 +474,22 @@ class Betons:
 
     def __init__(self, folder):
         from fastimg.loaders.containers.beton import BetonWriter
-        from fastimg.loaders.containers.beton_fields import Field
+        from fastimg.loaders.containers.beton_fields import BetonField
 
         self.beton = folder / "train.beton"
-        array = Field("ndarray", np.dtype("<f4"), (2, 3))
+        array = BetonField("ndarray", np.dtype("<f4"), (2, 3))
         images = jpegs()
         pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
-        plain = {"image": Field("rgb"), "label": Field("int")}
-        further = {"bytes": Field("bytes"), "json": Field("json"), "array": array}
-        further |= {"tensor": Field("tensor", np.dtype("<i2"), (3,))}
+        plain = {"image": BetonField("rgb"), "label": BetonField("int")}
+        further = {"bytes": BetonField("bytes"), "json": BetonField("json"), "array": array}
+        further |= {"tensor": BetonField("tensor", np.dtype("<i2"), (3,))}
         self.seeds = []
-        for fields in (plain, plain | further, {"image": Field("rgb")}, plain | {"score": Field("float")} | further):
+        for fields in (
+            plain,
+            plain | further,
+            {"image": BetonField("rgb")},
+            plain | {"score": BetonField("float")} | further,
+        ):
             with BetonWriter(self.beton, fields, 4, page_size=1 << 21) as writer:
                 for i in range(4):
                     values = {"image": pixels if i == 2 else images[i], "label": i, "score": i / 2, "bytes": b"abc" * i}
@@ -497,10 +502,10 @@ class Betons:
         return mutated(draw.choice(self.seeds), [seed[-5000:] for seed in self.seeds], draw, beton_fields)
 
     def check(self, data, draw):
-        from fastimg.loaders.containers.beton import BetonReader
+        from fastimg.loaders.containers.beton import BetonFile
 
         self.beton.write_bytes(data)
-        reader = refused(BetonReader, self.beton)
+        reader = refused(BetonFile, self.beton)
         if reader is not None:
             self.taken += 1
             with reader:

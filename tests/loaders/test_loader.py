@@ -21,7 +21,7 @@ from fastimg.loaders import (
 from fastimg.loaders import loader as loader_module
 from fastimg.loaders.batch import Field
 from fastimg.loaders.decode import decode, read_header
-from fastimg.loaders.decoder import Cancelled, Decoder, Reader
+from fastimg.loaders.decoder import Cancelled, Decoder, SampleReader
 from fastimg.loaders.jpeg.decoding.tiled import TileQueue
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.random import uniforms
@@ -189,13 +189,13 @@ def test_tiled_jpegs_are_decoded_several_in_one_call_unless_a_subclass_fills_row
     calls, whole = [], TileQueue.run
     monkeypatch.setattr(TileQueue, "run", lambda self, *args: calls.append(len(self._queued)) or whole(self, *args))
     for decoder, sizes in ((TRAINING, [8]), (Boxes(TRAINING.crop), [1] * 8)):
-        assert decoder.fill(Reader(tiled_files), ids, draws, rows, Scratch()) == []
+        assert decoder.fill(SampleReader(tiled_files), ids, draws, rows, Scratch()) == []
         assert calls == sizes
         calls.clear()
 
 
 def test_a_cancelled_reader_reads_nothing(numbers):
-    reader, scratch = Reader(numbers(3), lambda: True), Scratch()
+    reader, scratch = SampleReader(numbers(3), lambda: True), Scratch()
     with pytest.raises(Cancelled):
         reader.read(0, scratch)
     assert reader.seconds == 0 and scratch.nbytes == 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastimg.loaders.batch import LABEL_FIELDS, Field
-from fastimg.loaders.ring import CudaRing, HostRing, Layout, Slot
+from fastimg.loaders.ring import CudaRing, HostRing, Slot, SlotLayout
 
 BATCH = 5
 FIELDS = (
@@ -25,7 +25,7 @@ def fill(slot, seed):
 
 
 def test_fields_are_aligned_and_apart():
-    layout = Layout(FIELDS, BATCH)
+    layout = SlotLayout(FIELDS, BATCH)
     end = 0
     for field in FIELDS:
         at, size, shape, dtype = layout.fields[field.name]
@@ -36,7 +36,7 @@ def test_fields_are_aligned_and_apart():
 
 
 def test_arrays_and_tensors_are_views_of_one_buffer():
-    layout = Layout(FIELDS, BATCH)
+    layout = SlotLayout(FIELDS, BATCH)
     slot = Slot(layout, pinned=False)
     assert slot.buffer.numel() == layout.nbytes and not slot.buffer.any() and not slot.buffer.is_pinned()
     content = fill(slot, 1)
@@ -53,7 +53,7 @@ def test_arrays_and_tensors_are_views_of_one_buffer():
 
 @pytest.mark.parametrize("kind", [np.bool_, np.int8, np.int16, np.int32, np.float16, np.float64])
 def test_types_that_a_field_can_have(kind):
-    layout = Layout((Field("inputs", (3,), np.dtype(np.uint8)), Field("more", (2,), np.dtype(kind))), BATCH)
+    layout = SlotLayout((Field("inputs", (3,), np.dtype(np.uint8)), Field("more", (2,), np.dtype(kind))), BATCH)
     slot = Slot(layout, pinned=False)
     slot.arrays["more"][2] = [0, 1]
     more = layout.tensors(slot.buffer)["more"]
@@ -70,11 +70,11 @@ def test_types_that_a_field_can_have(kind):
 )
 def test_fields_that_cannot_be(field, words):
     with pytest.raises(ValueError, match=words):
-        Layout((Field("inputs", (3,), np.dtype(np.uint8)), field, *LABEL_FIELDS), BATCH)
+        SlotLayout((Field("inputs", (3,), np.dtype(np.uint8)), field, *LABEL_FIELDS), BATCH)
 
 
 def test_the_host_ring_hands_over_the_slot_itself():
-    layout = Layout(FIELDS, BATCH)
+    layout = SlotLayout(FIELDS, BATCH)
     ring, slot = HostRing(layout), Slot(layout, pinned=False)
     tensors = ring.hand_over(slot)
     ring.reclaim()
@@ -85,7 +85,7 @@ def test_the_host_ring_hands_over_the_slot_itself():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_cuda_ring_hands_over_copies_that_outlive_the_slot():
     """A slot is refilled as soon as it is reclaimed, while slow kernels still read the batches before."""
-    layout, device = Layout(FIELDS, BATCH), torch.device("cuda")
+    layout, device = SlotLayout(FIELDS, BATCH), torch.device("cuda")
     ring, slots = CudaRing(layout, device), [Slot(layout, pinned=True) for _ in range(2)]
     assert all(slot.buffer.is_pinned() for slot in slots)
     seen, pointers = [], set()

@@ -16,7 +16,7 @@ import pytest
 
 from fastimg.loaders import CenterCrop, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.loaders.containers.tar import ShardWriter, index_path
 
 DECODER = ImageDecoder(RandomResizedCrop(size=16))
@@ -48,7 +48,7 @@ def shards(folder, image, samples):
 
 
 def beton(path, samples):
-    with BetonWriter(path, {"image": Field("rgb"), "label": Field("int")}, samples) as writer:
+    with BetonWriter(path, {"image": BetonField("rgb"), "label": BetonField("int")}, samples) as writer:
         for i in range(samples):
             writer.add({"image": np.full((2, 2, 3), i % 256, np.uint8), "label": i % 5})
     return path

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
-from fastimg.loaders.containers.beton import BetonReader
+from fastimg.loaders.containers.beton import BetonFile
 from fastimg.loaders.decode import decode
 
 SIZES = [(160, 120), (97, 131), (64, 64), (201, 150), (33, 17)]
@@ -87,7 +87,7 @@ def test_ffcv_loads_what_convert_stores(folder: Path, tmp_path: Path, tile: str)
     loaded = ffcv_loads(tmp_path / "D/train.beton")
     classes = json.loads((tmp_path / "D/dataset.json").read_text())["classes"]
     assert len(loaded) == 30
-    with BetonReader(tmp_path / "D/train.beton") as beton:
+    with BetonFile(tmp_path / "D/train.beton") as beton:
         for i, (row, label) in enumerate(loaded):
             sample = beton.sample(i)
             path = folder / sample["json"]["path"]
@@ -133,7 +133,7 @@ def test_a_beton_of_ffcv_becomes_a_tar_and_a_beton_of_ours(tmp_path: Path) -> No
     convert(Convert(src=tmp_path / "tar", dst=tmp_path / "ours", format="beton", tile="off"), Console(quiet=True))
     with tarfile.open(tmp_path / "tar/train-00000.tar") as archive:
         members = {m.name: archive.extractfile(m).read() for m in archive}
-    with BetonReader(tmp_path / "theirs.beton") as theirs, BetonReader(tmp_path / "ours/train.beton") as ours:
+    with BetonFile(tmp_path / "theirs.beton") as theirs, BetonFile(tmp_path / "ours/train.beton") as ours:
         assert len(theirs) == len(ours) == 12
         for i in range(12):
             a, b = theirs.sample(i), ours.sample(i)

@@ -20,9 +20,9 @@ from ffcv.transforms import ToTensor
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from fastimg.loaders.containers.beton import BetonReader, BetonWriter
+from fastimg.loaders.containers.beton import BetonFile, BetonWriter
 from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.containers.beton_fields import RAW, Field
+from fastimg.loaders.containers.beton_fields import RAW, BetonField
 from fastimg.loaders.decode import decode
 from fastimg.loaders.runtime.scratch import Scratch
 
@@ -95,14 +95,18 @@ def images():
 @pytest.mark.parametrize("os_cache", [True, False], ids=["mapped", "pages"])
 @pytest.mark.parametrize("others", [False, True], ids=["image-label", "all-fields"])
 def test_ffcv_loads_our_images_and_labels(tmp_path, os_cache, others):
-    fields = {"image": Field("rgb")}
+    fields = {"image": BetonField("rgb")}
     decoders = {"image": AnySizeDecoder}
     if others:
-        fields |= {"text": Field("bytes"), "about": Field("json"), "box": Field("ndarray", np.dtype("<f4"), (2, 2))}
-        fields |= {"tokens": Field("tensor", np.dtype("<i8"), (3,)), "weight": Field("float")}
+        fields |= {
+            "text": BetonField("bytes"),
+            "about": BetonField("json"),
+            "box": BetonField("ndarray", np.dtype("<f4"), (2, 2)),
+        }
+        fields |= {"tokens": BetonField("tensor", np.dtype("<i8"), (3,)), "weight": BetonField("float")}
         decoders |= {"text": BytesDecoder, "about": BytesDecoder, "box": NDArrayDecoder}
         decoders |= {"tokens": NDArrayDecoder, "weight": FloatDecoder}
-    fields["label"], decoders["label"] = Field("int"), IntDecoder
+    fields["label"], decoders["label"] = BetonField("int"), IntDecoder
     samples = []
     for number, (value, size, seen) in enumerate(images()):
         sample = {"image": value, "label": 3 * number - 1}
@@ -127,7 +131,7 @@ def test_ffcv_loads_our_images_and_labels(tmp_path, os_cache, others):
 
 
 def test_ffcv_loads_our_numbers_without_pages(tmp_path):
-    with BetonWriter(tmp_path / "a.beton", {"x": Field("float"), "label": Field("int")}) as beton:
+    with BetonWriter(tmp_path / "a.beton", {"x": BetonField("float"), "label": BetonField("int")}) as beton:
         for number in range(5):
             beton.add({"x": number / 3, "label": -number})
     loaded = ffcv_loads(tmp_path / "a.beton", {"x": FloatDecoder, "label": IntDecoder}, os_cache=True)
@@ -159,7 +163,7 @@ def test_we_read_ffcvs_images_and_labels(tmp_path, mode, workers):
     ffcv_writes(tmp_path / "a.beton", {"image": image, "label": IntField()}, rows, workers)
     dataset = BetonDataset(tmp_path / "a.beton")
     assert dataset.labels.tolist() == [label for _, label in rows] and dataset.classes == ("0", "1", "2")
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         modes = set(reader.column("image")["mode"].tolist())
         assert len(modes) == (2 if mode == "smart" else 1)
         theirs = Reader(str(tmp_path / "a.beton"))
@@ -199,7 +203,7 @@ def test_we_read_all_of_ffcvs_field_types(tmp_path):
         row += (np.arange(5, dtype="<f2") + number, flags, np.array(["ab", str(number)], "<U3"), number / 9)
         rows.append((*row, torch.arange(8, dtype=torch.int32).reshape(4, 2) + number))
     ffcv_writes(tmp_path / "a.beton", fields, rows, workers=2)
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         kinds = ["rgb", "bytes", "int", "json", "ndarray", "ndarray", "ndarray", "float", "tensor"]
         assert list(reader.fields) == list(fields) and [f.kind for f in reader.fields.values()] == kinds
         for number, row in enumerate(rows):
@@ -222,9 +226,11 @@ def test_values_that_are_empty(tmp_path):
     """FFCV gives them a region of no bytes, before the first page at that; we give them one byte, and the size 0."""
     rows = [(np.full(size, 65, np.uint8), 0.5) for size in (0, 0, 3, 0, 5, 0)]
     ffcv_writes(tmp_path / "a.beton", {"text": BytesField(), "x": FloatField()}, rows)
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         assert [reader.sample(n) for n in range(6)] == [{"text": b"A" * len(text), "x": 0.5} for text, _ in rows]
-    with BetonWriter(tmp_path / "b.beton", {"text": Field("bytes"), "label": Field("int")}, page_size=PAGE) as beton:
+    with BetonWriter(
+        tmp_path / "b.beton", {"text": BetonField("bytes"), "label": BetonField("int")}, page_size=PAGE
+    ) as beton:
         for number in range(9):
             beton.add({"text": b"", "label": number})
     loaded = ffcv_loads(tmp_path / "b.beton", {"text": BytesDecoder, "label": IntDecoder}, os_cache=False)
@@ -247,7 +253,7 @@ def test_a_custom_field_is_named_and_passed_over(tmp_path, custom, first):
     fields = {"mine": custom(), "image": RGBImageField(write_mode="jpg"), "label": IntField()}
     rows = [{"mine": value, "image": pixels((40, 30), n), "label": n} for n in range(9)]
     ffcv_writes(tmp_path / "a.beton", {n: fields[n] for n in names}, [[row[n] for n in names] for row in rows])
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         assert reader.custom == ("mine",)
         for number, row in enumerate(rows):
             assert reader.sample(number) == {"image": jpeg_of_ffcv(row["image"]), "label": number}
@@ -255,7 +261,7 @@ def test_a_custom_field_is_named_and_passed_over(tmp_path, custom, first):
 
 def test_json_that_ffcv_would_read_back(tmp_path):
     about = {"a": [1, 2.5, None, True, "é\u0000"], "b": {}}
-    with BetonWriter(tmp_path / "a.beton", {"about": Field("json")}) as beton:
+    with BetonWriter(tmp_path / "a.beton", {"about": BetonField("json")}) as beton:
         beton.add({"about": about})
         beton.add({"about": json.dumps(about, ensure_ascii=False).encode()})
     loaded = ffcv_loads(tmp_path / "a.beton", {"about": BytesDecoder}, os_cache=True)

@@ -14,7 +14,7 @@ import fastimg.convert.writers
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders.containers.beton import BetonReader
+from fastimg.loaders.containers.beton import BetonFile
 from fastimg.loaders.containers.datasets import open_dataset, read_description
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.runtime.scratch import Scratch
@@ -80,7 +80,7 @@ def test_what_is_there_stays_and_what_is_new_follows(
         assert all(now[name] == content for name, content in before.items() if name.endswith((".tar", ".idx")))
     else:
         assert sorted(contents(config.dst)) == ["dataset.json", "train-00001.beton", "val.beton"]
-        with BetonReader(config.dst / "train-00001.beton") as beton:
+        with BetonFile(config.dst / "train-00001.beton") as beton:
             assert len(beton) == 38
         assert json.loads((config.dst / "dataset.json").read_text())["splits"]["train"]["shards"][0]["samples"] == 38
 

@@ -22,7 +22,7 @@ import fastimg.convert.journal
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.errors import UserError
-from fastimg.loaders.containers.beton import BetonReader, BetonWriter
+from fastimg.loaders.containers.beton import BetonFile, BetonWriter
 from fastimg.loaders.containers.datasets import list_splits, open_dataset, read_description, unfinished
 from fastimg.loaders.decode import decode
 
@@ -233,5 +233,5 @@ def test_a_large_sample_gets_larger_pages(tmp_path: Path) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     Image.fromarray(np.zeros((1700, 1800, 3), np.uint8)).save(tmp_path / "images/a/large.png")
     convert(Convert(src=tmp_path / "images", dst=tmp_path / "D", format="beton"), QUIET)
-    with BetonReader(tmp_path / "D/train.beton") as beton:
+    with BetonFile(tmp_path / "D/train.beton") as beton:
         assert beton.page_size == 1 << 24 and beton.sample(0)["image"].shape == (1700, 1800, 3)

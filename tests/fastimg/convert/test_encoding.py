@@ -14,7 +14,7 @@ import fastimg.convert.image_preparation
 from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
-from fastimg.loaders.containers.beton import BetonReader
+from fastimg.loaders.containers.beton import BetonFile
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
@@ -124,7 +124,7 @@ def test_a_share_of_raw_pixels(folder: Path, tmp_path: Path, encode: Any) -> Non
     run(folder, tmp_path / "E", format="beton", raw_fraction=0.5, originals="drop", no_shuffle=True)
     drawn = []
     for name in ("D", "E"):
-        with BetonReader(tmp_path / name / "train.beton") as beton:
+        with BetonFile(tmp_path / name / "train.beton") as beton:
             raw = {}
             for i in range(len(beton)):
                 sample = beton.sample(i)

@@ -15,8 +15,8 @@ from fastimg.config.commands import Convert
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
 from fastimg.errors import UserError
-from fastimg.loaders.containers.beton import BetonReader, BetonWriter
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton import BetonFile, BetonWriter
+from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.loaders.containers.datasets import open_dataset, read_description
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError
@@ -125,7 +125,7 @@ def test_notes_and_keys_of_a_foreign_tar(rich_tar: Path, tmp_path: Path) -> None
 def test_what_a_beton_cannot_hold_as_an_image(rich_tar: Path, tmp_path: Path) -> None:
     report = run(rich_tar, tmp_path / "beton", format="beton")
     assert report.outcomes["kept: as raw pixels: png"] == 4 and report.outcomes["kept: as raw pixels: webp"] == 4
-    with BetonReader(tmp_path / "beton/train.beton") as beton:
+    with BetonFile(tmp_path / "beton/train.beton") as beton:
         assert set(beton.fields) == {
             *("image", "label", "json", "original", "txt", "box", "seen", "points.npy", "meta", "mask.png")
         }
@@ -137,7 +137,7 @@ def test_what_a_beton_cannot_hold_as_an_image(rich_tar: Path, tmp_path: Path) ->
             else:
                 assert sample["original"] == b"" and isinstance(sample["image"], bytes)
     report = run(rich_tar, tmp_path / "small", format="beton", originals="drop")
-    with BetonReader(tmp_path / "small/train.beton") as beton:
+    with BetonFile(tmp_path / "small/train.beton") as beton:
         assert "original" not in beton.fields
     back = run(tmp_path / "small", tmp_path / "png")
     assert back.outcomes["kept: raw pixels, without loss as png"] == 8
@@ -152,7 +152,7 @@ def test_orientation_is_baked_into_a_beton(image_folder: Path, tmp_path: Path) -
     pixels = np.tile(np.arange(64, dtype=np.uint8)[None, :, None] * 3, (48, 1, 3))
     Image.fromarray(pixels).save(image_folder / "red/turned.jpg", exif=exif, quality=95, subsampling=0)
     run(image_folder, tmp_path / "beton", format="beton", no_shuffle=True)
-    with BetonReader(tmp_path / "beton/train.beton") as beton:
+    with BetonFile(tmp_path / "beton/train.beton") as beton:
         turned = next(s for s in map(beton.sample, range(len(beton))) if s["json"]["path"] == "red/turned.jpg")
     source = (image_folder / "red/turned.jpg").read_bytes()
     assert turned["original"] == source or decode(turned["original"]).tolist() == decode(source).tolist()
@@ -166,12 +166,12 @@ def test_orientation_is_baked_into_a_beton(image_folder: Path, tmp_path: Path) -
 
 def test_somebody_elses_beton(tmp_path: Path, encode: Any) -> None:
     fields = {
-        "img": Field("rgb"),
-        "target": Field("int"),
-        "weight": Field("float"),
-        "caption": Field("bytes"),
-        "box": Field("tensor", np.dtype("<i2"), (2, 2)),
-        "extra": Field("json"),
+        "img": BetonField("rgb"),
+        "target": BetonField("int"),
+        "weight": BetonField("float"),
+        "caption": BetonField("bytes"),
+        "box": BetonField("tensor", np.dtype("<i2"), (2, 2)),
+        "extra": BetonField("json"),
     }
     with BetonWriter(tmp_path / "some.beton", fields) as beton:
         for i in range(5):
@@ -300,7 +300,7 @@ def test_a_number_under_the_name_of_a_label(tmp_path: Path, encode: Any) -> None
     numbers = {"npy": npy(np.int64(5)), "target.npy": npy(np.int64(6)), "size.npy": npy(np.int64(7))}
     write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "cls": b"3"} | numbers})
     run(tmp_path / "foreign", tmp_path / "beton", format="beton")
-    with BetonReader(tmp_path / "beton/train.beton") as reader:
+    with BetonFile(tmp_path / "beton/train.beton") as reader:
         assert [name for name, field in reader.fields.items() if field.kind == "int"] == ["label", "size"]
     assert open_dataset(tmp_path / "beton").labels.tolist() == [3]
     run(tmp_path / "beton", tmp_path / "tar")
@@ -343,7 +343,7 @@ def test_large_jpegs_need_no_large_pages(tmp_path: Path, encode: Any) -> None:
     write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(size=(2000, 2000))}})
     for fraction, page_size in ((0.0, 1 << 23), (1.0, 1 << 24)):
         run(tmp_path / "foreign", tmp_path / "beton", format="beton", raw_fraction=fraction, overwrite=True)
-        with BetonReader(tmp_path / "beton/train.beton") as reader:
+        with BetonFile(tmp_path / "beton/train.beton") as reader:
             assert reader.page_size == page_size
 
 

@@ -16,8 +16,8 @@ from fastimg.convert.pipeline import convert
 from fastimg.convert.report import print_report
 from fastimg.errors import UsageError
 from fastimg.loaders import DataError, open_dataset
-from fastimg.loaders.containers.beton import BetonReader, BetonWriter
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton import BetonFile, BetonWriter
+from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.loaders.containers.datasets import read_description
 from fastimg.loaders.containers.tar import ShardWriter, index_path
 from fastimg.loaders.runtime.scratch import Scratch
@@ -112,7 +112,7 @@ def test_every_kind_of_manifest_gives_the_same_texts(kind, container, tmp_path, 
         assert list(stored)[:3] == ["000000000.txt", "000000000.cls", "000000000.json"]
         assert json.loads(stored["000000001.json"]) == {"path": f"set.{kind}:{first + 1}", "n": "1"}
     else:
-        with BetonReader(dst / "train.beton") as beton:
+        with BetonFile(dst / "train.beton") as beton:
             assert {name: field.kind for name, field in beton.fields.items()} == {
                 "txt": "bytes",
                 "label": "int",
@@ -430,7 +430,12 @@ def test_tars_of_others(tmp_path, make):
 
 
 def test_betons_of_others(tmp_path, make):
-    fields = {"text": Field("bytes"), "y": Field("int"), "original": Field("bytes"), "image": Field("bytes")}
+    fields = {
+        "text": BetonField("bytes"),
+        "y": BetonField("int"),
+        "original": BetonField("bytes"),
+        "image": BetonField("bytes"),
+    }
     with BetonWriter(tmp_path / "a.beton", fields) as beton:
         for text, label in ROWS:
             row = {"text": text.encode(), "y": int(label == "pos"), "original": b"raw", "image": b""}
@@ -440,11 +445,11 @@ def test_betons_of_others(tmp_path, make):
     dst, _ = make(tmp_path / "a.beton")
     assert texts(dst) == numbers
     assert members(dst / "train-00000.tar")["000000000.original"] == b"raw"
-    with BetonWriter(tmp_path / "b.beton", {"note": Field("bytes"), "y": Field("int")}) as beton:
+    with BetonWriter(tmp_path / "b.beton", {"note": BetonField("bytes"), "y": BetonField("int")}) as beton:
         beton.add({"note": b"x", "y": 0})
     with pytest.raises(DataError, match=r"\(note, y\) holds images, and none of bytes is called txt or text"):
         open_dataset(tmp_path / "b.beton")
-    with BetonWriter(tmp_path / "c.beton", {"txt": Field("bytes"), "text": Field("bytes")}) as beton:
+    with BetonWriter(tmp_path / "c.beton", {"txt": BetonField("bytes"), "text": BetonField("bytes")}) as beton:
         beton.add({"txt": b"x", "text": b"y"})
     with pytest.raises(DataError, match="txt, text are both texts; rename one"):
         open_dataset(tmp_path / "c.beton")

@@ -23,7 +23,7 @@ from fastimg.inspect.images import _augmentation, _kornia
 from fastimg.inspect.scan import duplicates, gather, several
 from fastimg.loaders import FilesDataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
 from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton_fields import BetonField
 
 PICTURES = ("samples.png", "trivial.png", "augmented.png")
 
@@ -147,7 +147,7 @@ def test_every_container(kind, trained, tmp_path, look, cli):
 
 
 def test_images_without_labels(tmp_path, trained, look, cli):
-    with BetonWriter(tmp_path / "x.beton", {"image": Field("rgb")}) as writer:
+    with BetonWriter(tmp_path / "x.beton", {"image": BetonField("rgb")}) as writer:
         for file in sorted((trained.images / "val/red").glob("*.jpg")):
             writer.add({"image": file.read_bytes()})
     said = look(tmp_path / "x.beton", "--mixup", "1", "--cutmix", "1")

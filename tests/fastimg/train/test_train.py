@@ -16,7 +16,7 @@ from fastimg.config import yaml_file as configfile
 from fastimg.config.commands import Convert, Train
 from fastimg.convert.pipeline import convert
 from fastimg.loaders.containers.beton import BetonWriter
-from fastimg.loaders.containers.beton_fields import Field
+from fastimg.loaders.containers.beton_fields import BetonField
 from fastimg.system.signals import Interrupt
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
@@ -251,7 +251,7 @@ def test_a_full_disk_is_a_sentence(
 
 def test_a_beton_trains_and_evaluates(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "betons").mkdir()
-    fields = {"image": Field("rgb"), "label": Field("int")}
+    fields = {"image": BetonField("rgb"), "label": BetonField("int")}
     for split in ("train", "val"):
         with BetonWriter(tmp_path / f"betons/{split}.beton", fields) as writer:
             for label, name in enumerate(("blue", "green", "red")):

@@ -15,23 +15,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from fastimg.loaders.containers.beton import BetonReader, BetonWriter
+from fastimg.loaders.containers.beton import BetonFile, BetonWriter
 from fastimg.loaders.containers.beton_dataset import BetonDataset
-from fastimg.loaders.containers.beton_fields import Field, jpeg_fault
+from fastimg.loaders.containers.beton_fields import BetonField, jpeg_fault
 from fastimg.loaders.decode import decode
 from fastimg.loaders.errors import DataError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
 
 PAGE = 1 << 21
-IMAGES = {"image": Field("rgb"), "label": Field("int")}
+IMAGES = {"image": BetonField("rgb"), "label": BetonField("int")}
 ALL = {
-    "image": Field("rgb"),
-    "text": Field("bytes"),
-    "label": Field("int"),
-    "about": Field("json"),
-    "box": Field("ndarray", np.dtype("<f4"), (2, 2)),
-    "tokens": Field("tensor", np.dtype("<i8"), (3,)),
-    "weight": Field("float"),
+    "image": BetonField("rgb"),
+    "text": BetonField("bytes"),
+    "label": BetonField("int"),
+    "about": BetonField("json"),
+    "box": BetonField("ndarray", np.dtype("<f4"), (2, 2)),
+    "tokens": BetonField("tensor", np.dtype("<i8"), (3,)),
+    "weight": BetonField("float"),
 }
 
 
@@ -82,10 +82,10 @@ def test_the_bytes_of_a_small_file(tmp_path):
     """Everything the format says, spelt out."""
     photo, pixels = jpeg((3, 2)), np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
     fields = {
-        "image": Field("rgb"),
-        "note": Field("bytes"),
-        "y": Field("int"),
-        "a": Field("ndarray", np.dtype(">u2"), (1, 2)),
+        "image": BetonField("rgb"),
+        "note": BetonField("bytes"),
+        "y": BetonField("int"),
+        "a": BetonField("ndarray", np.dtype(">u2"), (1, 2)),
     }
     samples = [
         {"image": photo, "note": b"hello", "y": -2, "a": np.array([[1, 2]], ">u2")},
@@ -138,11 +138,11 @@ def tables(draw):
     for number, kind in enumerate(draw(st.lists(KINDS, min_size=1, max_size=6))):
         name = f"{kind}{number}"
         if kind in ("ndarray", "tensor"):
-            field = Field(kind, draw(DTYPES), draw(hnp.array_shapes(max_dims=4, max_side=3)))
+            field = BetonField(kind, draw(DTYPES), draw(hnp.array_shapes(max_dims=4, max_side=3)))
             elements = {"allow_nan": False} if field.dtype.kind in "fc" else None
             fields[name], values[name] = field, hnp.arrays(field.dtype, field.shape, elements=elements)
         else:
-            fields[name], values[name] = Field(kind), VALUES[kind]
+            fields[name], values[name] = BetonField(kind), VALUES[kind]
     return fields, draw(st.lists(st.fixed_dictionaries(values), max_size=4))
 
 
@@ -152,7 +152,7 @@ def test_round_trip(tmp_path_factory, table):
     fields, samples = table
     path = tmp_path_factory.mktemp("beton") / "a.beton"
     write(path, fields, samples)
-    with BetonReader(path) as reader:
+    with BetonFile(path) as reader:
         assert reader.fields == fields and reader.custom == () and len(reader) == len(samples)
         for number, sample in enumerate(samples):
             assert same(reader.sample(number), sample)
@@ -162,10 +162,10 @@ def test_round_trip(tmp_path_factory, table):
 def test_pages(tmp_path):
     """No region crosses a page, and all of a sample lie in one."""
     sizes = [PAGE // 2, PAGE // 4, PAGE // 4 - 1, 1, 1, PAGE - 1, 2, 1, PAGE - 10]
-    fields = {"a": Field("bytes"), "b": Field("bytes")}
+    fields = {"a": BetonField("bytes"), "b": BetonField("bytes")}
     samples = [{"a": bytes([n]) * size, "b": b"b"} for n, size in enumerate(sizes)]
     write(tmp_path / "a.beton", fields, samples)
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         (a, a_sizes), (b, b_sizes) = reader.extents("a"), reader.extents("b")
         assert ((a // PAGE) == (b + b_sizes - 1) // PAGE).all()
         assert (a_sizes == sizes).all() and (a % PAGE).tolist()[5:7] == [0, 0]
@@ -176,7 +176,7 @@ def test_pages(tmp_path):
 def test_bytes_do_not_depend_on_the_expected_number(tmp_path):
     """The metadata takes two pages: where more or fewer were expected, the data is moved."""
     number = 70_000
-    fields = {"a": Field("bytes"), "pad": Field("ndarray", np.dtype("u1"), (30,)), "label": Field("int")}
+    fields = {"a": BetonField("bytes"), "pad": BetonField("ndarray", np.dtype("u1"), (30,)), "label": BetonField("int")}
     pads = np.random.default_rng(0).integers(0, 256, (number, 30), dtype=np.uint8)
     digests = set()
     for expected in (number, 0, 1, 200_000, 400_000):
@@ -184,7 +184,7 @@ def test_bytes_do_not_depend_on_the_expected_number(tmp_path):
         beton = write(tmp_path / "a.beton", fields, samples, num_samples=expected)
         digests.add(hashlib.sha256((tmp_path / "a.beton").read_bytes()).hexdigest())
         assert digests == {beton.sha256}
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         assert reader.extents("a")[0][0] == 2 * PAGE and (reader.column("label") == np.arange(number)).all()
         for n in (0, 1, 40_000, number - 1):
             assert same(reader.sample(n), {"a": b"x" * (n % 7), "pad": pads[n], "label": n})
@@ -207,18 +207,18 @@ def test_memory_of_the_writer_is_what_it_says(tmp_path):
     ("fields", "message"),
     [
         ({}, "one field at least"),
-        ({"": Field("int")}, "1 to 16 ASCII"),
-        ({"a" * 17: Field("int")}, "1 to 16 ASCII"),
-        ({"é": Field("int")}, "1 to 16 ASCII"),
-        ({"a": Field("text")}, "'text' is not one of float, int, rgb"),
-        ({"a": Field("custom")}, "'custom' is not one of"),
-        ({"a": Field("ndarray")}, "needs a dtype and a shape"),
-        ({"a": Field("ndarray", np.dtype("<f4"), ())}, "no elements"),
-        ({"a": Field("ndarray", np.dtype("<f4"), (2, 0))}, "and elements"),
-        ({"a": Field("ndarray", np.dtype("<f4"), (0, 2))}, "no elements"),
-        ({"a": Field("ndarray", np.dtype("<f4"), (1,) * 33)}, "1 to 32 dimensions"),
-        ({"a": Field("ndarray", np.dtype("O"), (1,))}, "plain dtype"),
-        ({"a": Field("ndarray", np.dtype([("x", "i4"), ("y", "i4")]), (1,))}, "plain dtype"),
+        ({"": BetonField("int")}, "1 to 16 ASCII"),
+        ({"a" * 17: BetonField("int")}, "1 to 16 ASCII"),
+        ({"é": BetonField("int")}, "1 to 16 ASCII"),
+        ({"a": BetonField("text")}, "'text' is not one of float, int, rgb"),
+        ({"a": BetonField("custom")}, "'custom' is not one of"),
+        ({"a": BetonField("ndarray")}, "needs a dtype and a shape"),
+        ({"a": BetonField("ndarray", np.dtype("<f4"), ())}, "no elements"),
+        ({"a": BetonField("ndarray", np.dtype("<f4"), (2, 0))}, "and elements"),
+        ({"a": BetonField("ndarray", np.dtype("<f4"), (0, 2))}, "no elements"),
+        ({"a": BetonField("ndarray", np.dtype("<f4"), (1,) * 33)}, "1 to 32 dimensions"),
+        ({"a": BetonField("ndarray", np.dtype("O"), (1,))}, "plain dtype"),
+        ({"a": BetonField("ndarray", np.dtype([("x", "i4"), ("y", "i4")]), (1,))}, "plain dtype"),
     ],
 )
 def test_fields_that_cannot_be(tmp_path, fields, message):
@@ -307,11 +307,11 @@ def test_nothing_is_left_where_the_end_cannot_be_written(tmp_path, monkeypatch):
 
 def test_files_without_pages(tmp_path):
     for samples in ([], [{"label": 3}]):
-        write(tmp_path / "a.beton", {"label": Field("int")}, samples)
-        with BetonReader(tmp_path / "a.beton") as reader:
+        write(tmp_path / "a.beton", {"label": BetonField("int")}, samples)
+        with BetonFile(tmp_path / "a.beton") as reader:
             assert [reader.sample(n) for n in range(len(reader))] == samples
     write(tmp_path / "a.beton", ALL, [])
-    with BetonReader(tmp_path / "a.beton") as reader:
+    with BetonFile(tmp_path / "a.beton") as reader:
         assert len(reader) == 0 and reader.fields == ALL
 
 
@@ -337,7 +337,7 @@ def damaged(tmp_path):
             cut = path.read_bytes()[size:]
             os.truncate(path, size)
         try:
-            with BetonReader(path) as reader:
+            with BetonFile(path) as reader:
                 return [reader.sample(number) for number in range(len(reader))]
         finally:
             with path.open("r+b") as file:
@@ -433,7 +433,7 @@ def test_a_file_that_was_cut(damaged):
     size = damaged.path.stat().st_size
     cuts = {0, 24, *(24 + 1041 * n for n in range(8)), *(damaged.metadata + RECORD * n for n in range(8))}
     cuts |= {PAGE, 2 * PAGE, *range(2 * PAGE, size, 24), size}
-    with BetonReader(damaged.path) as reader:
+    with BetonFile(damaged.path) as reader:
         for name in ("image", "text", "about"):
             cuts |= set(reader.extents(name)[0].tolist())
     for cut in sorted({at + off for at in cuts for off in (-1, 0, 1) if 0 <= at + off < size}):
@@ -483,14 +483,14 @@ def test_mutations(damaged):
 
 
 def test_a_file_that_shrinks_while_it_is_open(damaged):
-    with BetonReader(damaged.path) as reader:
+    with BetonFile(damaged.path) as reader:
         os.truncate(damaged.path, PAGE + 10)
         with pytest.raises(ShardError, match="shrank while it was in use"):
             reader.sample(6)
 
 
 def test_json_that_is_none(damaged):
-    with BetonReader(damaged.path) as reader:
+    with BetonFile(damaged.path) as reader:
         at = int(reader.extents("about")[0][2])
     with pytest.raises(ShardError, match="about of sample 2 is not JSON"):
         damaged((at, b"}"))
@@ -499,7 +499,7 @@ def test_json_that_is_none(damaged):
 def test_paths_that_are_no_file(tmp_path):
     for path, message in ((tmp_path, "not a file"), (tmp_path / "nowhere", "no such file")):
         with pytest.raises(ShardError, match=message):
-            BetonReader(path)
+            BetonFile(path)
 
 
 # As a dataset.
@@ -530,7 +530,7 @@ def test_samples_labels_and_names(dataset, tmp_path):
 @pytest.mark.parametrize("value", [ord("#"), ord("\n"), ord("1"), 0, 255])
 def test_raw_pixels_that_look_like_a_header(tmp_path, value):
     pixels = np.full((1, 3, 3), value, np.uint8)
-    write(tmp_path / "a.beton", {"image": Field("rgb")}, [{"image": pixels}])
+    write(tmp_path / "a.beton", {"image": BetonField("rgb")}, [{"image": pixels}])
     dataset = BetonDataset(tmp_path / "a.beton")
     assert (decode(dataset.read(0, Scratch())) == pixels).all()
     assert dataset.labels.tolist() == [-1] and dataset.classes == () and dataset.sample_name(0).endswith(": sample 0")
@@ -559,16 +559,21 @@ def test_numbers_that_are_no_labels(tmp_path, label):
 
 
 def test_which_field_is_taken(tmp_path):
-    fields = {"left": Field("rgb"), "Image": Field("rgb"), "id": Field("int"), "label": Field("int")}
+    fields = {
+        "left": BetonField("rgb"),
+        "Image": BetonField("rgb"),
+        "id": BetonField("int"),
+        "label": BetonField("int"),
+    }
     sample = {"left": jpeg(seed=1), "Image": jpeg(seed=2), "id": 7, "label": 1}
     write(tmp_path / "a.beton", fields, [sample])
     dataset = BetonDataset(tmp_path / "a.beton")
     assert bytes(dataset.read(0, Scratch())) == sample["Image"] and dataset.labels.tolist() == [1]
     dataset.close()
-    write(tmp_path / "a.beton", {"a": Field("rgb"), "b": Field("rgb")}, [{"a": jpeg(), "b": jpeg()}])
+    write(tmp_path / "a.beton", {"a": BetonField("rgb"), "b": BetonField("rgb")}, [{"a": jpeg(), "b": jpeg()}])
     with pytest.raises(DataError, match="a, b are all rgb fields; name the one to train on image"):
         BetonDataset(tmp_path / "a.beton")
-    write(tmp_path / "a.beton", {"y": Field("int")}, [{"y": 1}])
+    write(tmp_path / "a.beton", {"y": BetonField("int")}, [{"y": 1}])
     with pytest.raises(DataError, match=r"none of its fields \(y\) holds images"):
         BetonDataset(tmp_path / "a.beton")
 
@@ -586,24 +591,24 @@ def test_custom_fields_are_passed_over(tmp_path, kind):
     with path.open("r+b") as file:
         file.seek(24)
         file.write(b"\xff")
-    with BetonReader(path) as reader:
+    with BetonFile(path) as reader:
         assert reader.custom == ("mine",)
         assert [reader.sample(n) for n in range(100)] == [{"image": s["image"], "label": s["label"]} for s in samples]
 
 
 def test_a_custom_field_that_hides_the_others(tmp_path):
     path = tmp_path / "a.beton"
-    write(path, {"mine": Field("int"), "label": Field("int")}, [{"mine": 1, "label": 2}])
+    write(path, {"mine": BetonField("int"), "label": BetonField("int")}, [{"mine": 1, "label": 2}])
     with path.open("r+b") as file:
         file.seek(24)
         file.write(b"\xff")
     with pytest.raises(ShardError, match="only the code that wrote mine knows its size"):
-        BetonReader(path)
+        BetonFile(path)
 
 
 def test_json_bytes_are_kept_as_they_are(tmp_path):
     text = json.dumps({"é": 1}, ensure_ascii=False, indent=1).encode()
-    write(tmp_path / "a.beton", {"about": Field("json")}, [{"about": text}])
-    with BetonReader(tmp_path / "a.beton") as reader:
+    write(tmp_path / "a.beton", {"about": BetonField("json")}, [{"about": text}])
+    with BetonFile(tmp_path / "a.beton") as reader:
         assert reader.sample(0) == {"about": {"é": 1}}
         assert reader.extents("about")[1].tolist() == [len(text) + 1]
