@@ -15,10 +15,9 @@ from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decoder import Decoder
 from fastimg.loaders.runtime.cpus import available_cpus
 
-Mode = Literal["cpu", "resize", "gpu"]
+Mode = Literal["cpu", "gpu"]
 MODES: dict[Mode, str] = {
     "cpu": "decode and resize on the CPU",
-    "resize": "decode on the CPU, resize on the device",
     "gpu": "decode and resize on the device",
 }
 
@@ -130,7 +129,7 @@ class Bench:
         """The ways in which the loader can make batches for a device here."""
         if device.type != "cuda":
             return ["cpu"]
-        return ["cpu", "resize", "gpu"] if nvcodec.installed() else ["cpu", "resize"]
+        return ["cpu", "gpu"] if nvcodec.installed() else ["cpu"]
 
     def loader(
         self, count: int, batch: int, device: torch.device, workers: int | None = None, mode: Mode = "cpu"
@@ -139,10 +138,10 @@ class Bench:
         data = dataset(self.folder, count)
         images = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
         decoder: Decoder = images
-        if mode != "cpu":
-            from fastimg.loaders.backends.gpu_decode import DeviceDecode, DeviceResize  # they need Triton
+        if mode == "gpu":
+            from fastimg.loaders.backends.gpu_decode import DeviceDecode  # it needs Triton
 
-            decoder = DeviceResize(images) if mode == "resize" else DeviceDecode.on(device, images)
+            decoder = DeviceDecode.on(device, images)
         return Loader(data, decoder, LoaderConfig(batch_size=batch, workers=workers), device)
 
     def random_batch(self, count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,10 +1,9 @@
-"""The ring of decoders that leave the resize to the device, and the decoding too where they have a codec for that.
+"""The ring of `DeviceDecode`: images are decoded and resized on the device.
 
-    slot full -> thread: [codec: decode the batch] -> side stream: copy, `ragged.resize` -> event -> consumer's stream
+    slot full -> thread: codec decodes the batch -> side stream: copy, `ragged.resize` -> event -> consumer's stream
 
-A thread of its own, so that decoding goes on while the consumer computes: a codec's call returns when the batch is
-decoded or nearly so. What is allocated, is allocated at the first batch of each slot; the images that a codec makes are
-its own.
+The ring has its own thread, so that decoding continues while the consumer computes: a codec's call returns only when
+the batch is decoded, or nearly. Memory is allocated at the first batch of each slot; the codec owns its decoded images.
 """
 
 import math
@@ -29,23 +28,23 @@ from fastimg.loaders.runtime.times import Spans
 from .nvcodec import BatchDecoder, DecodedImage
 from .ragged import LEFT_ALONE, Box, place, resize
 
-_OWN = frozenset({"pixels", "place", "table"})  # fields of a slot that are the ring's, and no batch's
+_OWN = frozenset({"place", "table"})  # fields of a slot for the ring only, not part of the batch
 
 
 class Cut(NamedTuple):
-    """An image for the codec to decode: a JPEG, and which of its pixels are wanted."""
+    """A JPEG for the codec to decode, and the box of its pixels that is needed."""
 
     jpeg: bytes
-    parsed: object | None  # by the codec; None: it does not know it
+    parsed: object | None  # by the codec; None: it cannot decode this JPEG
     box: Box  # of stored pixels
-    orientation: int  # EXIF, still to be undone
+    orientation: int  # EXIF, not applied yet
     window: Window
 
 
 class Codec(NamedTuple):
-    """What decodes on the device, and what does where that refuses: `on_host` writes a row [S, S, 3].
+    """The decoder on the device, and `on_host`, which decodes what that refuses into a row [S, S, 3].
 
-    `on_host` is called by any thread, and raises ImageError.
+    `on_host` is called from any thread, and raises ImageError.
     """
 
     device: BatchDecoder
@@ -53,31 +52,31 @@ class Codec(NamedTuple):
 
 
 class SideStream:
-    """A CUDA stream beside the consumer's. On the CPU, where tests interpret the kernel, all happens at once."""
+    """A CUDA stream next to the consumer's. On the CPU, where tests interpret the kernel, everything is synchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.copies = Spans()  # the ring's thread begins and settles them
+        self.copies = Spans()  # begun and settled by the ring's thread
         self._stream = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def handle(self) -> int:
-        """As libraries take it."""
+        """The stream as an integer, for other libraries."""
         return 0 if self._stream is None else int(self._stream.cuda_stream)
 
     def event(self) -> Any:
-        """An event that has happened, until it is recorded."""
+        """A new event; it counts as done until it is recorded."""
         return None if self._stream is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def enter(self) -> AbstractContextManager[Any]:
-        """What is enqueued in this context goes to the stream."""
+        """A context in which work is enqueued on this stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """What is enqueued in this context counts as copying."""
+        """A context whose work is timed as copying."""
         if self._stream is None:
             yield
             return
@@ -86,22 +85,22 @@ class SideStream:
         self.copies.end(self._stream)
 
     def wait(self, event: Any) -> None:
-        """What is enqueued from now on comes after the event."""
+        """Let work that is enqueued from now on wait for the event."""
         if self._stream is not None:
             self._stream.wait_event(event)
 
     def record(self, event: Any) -> None:
-        """The event is when all that was enqueued is done."""
+        """Record the event: it is done when everything enqueued so far is done."""
         if self._stream is not None:
             event.record(self._stream)
 
     def finish(self) -> None:
-        """Wait, on the host, for all that was enqueued."""
+        """Block the host until everything enqueued so far is done."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def consumer(self) -> Any:
-        """The calling thread's own stream."""
+        """The current stream of the calling thread."""
         return None if self._stream is None else torch.cuda.current_stream(self._device)
 
 
@@ -109,21 +108,19 @@ class SideStream:
 class _Lane:
     """The device's side of a slot."""
 
-    fields: torch.Tensor  # the slot's bytes, or their end
+    fields: torch.Tensor  # the slot's bytes from `place` on
     out: torch.Tensor  # bytes of the batch [B, S, S, 3]
-    ready: Any  # event: `out` and the fields stand
+    ready: Any  # event: `out` and the fields are complete
     consumed: Any  # event: the consumer has read them
 
 
 class RaggedRing:
-    """Makes batches [B, S, S, 3] of slots whose fields begin with pixels, then `place` and `table`.
+    """Makes batches [B, S, S, 3] from slots whose fields are `inputs` [S, S, 3], `place`, `table` and further ones.
 
-    With a codec the first field is `inputs` [S, S, 3], for rows that the host has to make: those whose table begins
-    with LEFT_ALONE, and those that the codec refuses. Without one it is `pixels` [n, S, S, 3]: as many bytes for a
-    row's ragged crop, at which its `place` begins.
+    The host fills `inputs` only in rows whose table begins with LEFT_ALONE and in rows that the codec refuses.
     """
 
-    def __init__(self, layout: SlotLayout, device: torch.device, codec: Codec | None) -> None:
+    def __init__(self, layout: SlotLayout, device: torch.device, codec: Codec) -> None:
         self.ready: torch.cuda.Event | None = None
         self._device = device
         self._codec = codec
@@ -131,11 +128,11 @@ class RaggedRing:
         self._room = layout.nbytes - self._sent, math.prod(self._shape)  # bytes of a lane's memory
         self._side = SideStream(device)
         self._lanes: dict[int, _Lane] = {}  # by the slot's id; slots live as long as their loader
-        self._made: dict[int, BaseException | None] = {}  # slots whose batch stands or has failed, and why
+        self._made: dict[int, BaseException | None] = {}  # by the slot's id: None if the batch is made, or its error
         self._queue: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._held: tuple[_Lane, Any] | None = None  # what the consumer has, and its stream
+        self._held: tuple[_Lane, Any] | None = None  # of the batch that the consumer has, and its stream
         self._hosts: ThreadPoolExecutor | None = None
 
     @property
@@ -151,7 +148,7 @@ class RaggedRing:
         self._queue.put(slot)
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
-        """See `Ring`. Raises WorkerError for what went wrong on the device."""
+        """See `Ring`. Raises WorkerError if the device failed."""
         with self._changed:
             while id(slot) not in self._made:
                 if self._thread is None:
@@ -181,15 +178,17 @@ class RaggedRing:
         self._thread = None
         if thread is not None:
             self._queue.put(None)
-            if thread is threading.current_thread():  # a forgotten loader, collected while this made a batch
+            if (
+                thread is threading.current_thread()
+            ):  # a loader that was garbage-collected while this thread made a batch
                 return
             thread.join()
         if self._held is not None:
             self._settle(*self._held)
         while not self._queue.empty():
             self._queue.get()
-        self._side.finish()  # copies of slots that were not requested: the slots will be written to
-        for lane in self._lanes.values():  # the memory's next owner gets it on the side stream
+        self._side.finish()  # slots that nobody requested may still be copied, and will be refilled
+        for lane in self._lanes.values():  # their memory is freed on the side stream
             self._side.wait(lane.consumed)
         with self._changed:
             self._made.clear()
@@ -203,13 +202,13 @@ class RaggedRing:
         (*_, size, _) = next(iter(layout.fields.values()))[2]
         self._layout = layout
         self._shape = (layout.rows, size, size, 3)
-        self._sent = 0 if self._codec is None else layout.fields["place"][0]  # a slot's bytes from here on are copied
+        self._sent = layout.fields["place"][0]  # a slot's bytes are copied from here on
 
     def _settle(self, lane: _Lane, stream: Any) -> None:
         self._held = None
         if stream is not None:
             lane.consumed.record(stream)
-            lane.ready.synchronize()  # sync point: the slot's bytes have left; a wait only if the device lags
+            lane.ready.synchronize()  # sync point: the slot's bytes are copied; it waits only if the device lags
 
     def _work(self) -> None:
         if self._device.type == "cuda":
@@ -226,7 +225,7 @@ class RaggedRing:
             del slot, failure
 
     def _lane(self, slot: Slot) -> _Lane:
-        with self._side.enter():  # the allocator then knows these as the side stream's
+        with self._side.enter():  # so that the allocator ties these to the side stream
             fields, out = (torch.empty(size, dtype=torch.uint8, device=self._device) for size in self._room)
         lane = _Lane(fields, out, self._side.event(), self._side.event())
         self._lanes[id(slot)] = lane
@@ -239,57 +238,52 @@ class RaggedRing:
         return lane.out[: math.prod(self._shape)].view(self._shape)
 
     def _make(self, slot: Slot, lane: _Lane) -> None:
-        """Decode where there is a codec; enqueue the copy and the resize."""
+        """Decode the slot's images; enqueue the copy and the resize."""
         tensors = self._tensors(lane)
         out = self._batch(lane)
         used = self._layout.nbytes
-        places = slot.arrays["place"]
-        if self._codec is None:
-            at, nbytes, _, _ = self._layout.fields["pixels"]
-            places[:, 0] = lane.fields.data_ptr() + at + nbytes // len(places) * np.arange(len(places))
-        else:
-            self._decode(slot, self._codec)
+        self._decode(slot)
         with self._side.enter():
-            self._side.wait(lane.consumed)  # the step that read these buffers last is over
+            self._side.wait(lane.consumed)  # until the last step that read these buffers is over
             with self._side.copying():
                 lane.fields[: used - self._sent].copy_(slot.buffer[self._sent : used], non_blocking=True)
-                if self._codec is not None:
-                    made = self._layout.tensors(slot.buffer)["inputs"]
-                    for start, stop in _runs(slot.arrays["table"][:, 0] == LEFT_ALONE):
-                        out[start:stop].copy_(made[start:stop], non_blocking=True)
+                inputs = self._layout.tensors(slot.buffer)["inputs"]
+                for start, stop in _runs(slot.arrays["table"][:, 0] == LEFT_ALONE):
+                    out[start:stop].copy_(inputs[start:stop], non_blocking=True)
             resize(tensors["place"], tensors["table"], out)
             self._side.record(lane.ready)
 
-    def _decode(self, slot: Slot, codec: Codec) -> None:
-        """Decode what the slot carries, and write where it lies; what is refused is made on the host."""
+    def _decode(self, slot: Slot) -> None:
+        """Decode the slot's cuts and note where their pixels are; the host decodes those that the codec refuses."""
         cuts = [(row, cut) for row, cut in enumerate(slot.arrays["cut"]) if isinstance(cut, Cut)]
-        self._side.finish()  # the images of the batch before have been read; the engine would not wait for it
-        found = iter(codec.device.decode([cut.parsed for _, cut in cuts if cut.parsed is not None], self._side.handle))
+        self._side.finish()  # the codec does not wait until the previous batch's images have been read
+        parsed = [cut.parsed for _, cut in cuts if cut.parsed is not None]
+        decoded = iter(self._codec.device.decode(parsed, self._side.handle))
         refused = []
         for row, cut in cuts:
-            image = None if cut.parsed is None else next(found)
-            if image is None or not _holds(image, cut.box):
+            image = None if cut.parsed is None else next(decoded)
+            if image is None or not _contains(image, cut.box):
                 refused.append((row, cut))
             else:
                 slot.arrays["place"][row] = place(image.address, image.strides, cut.box, cut.orientation)
         slot.arrays["cut"][:] = None
         if refused:
             self._hosts = self._hosts or ThreadPoolExecutor(available_cpus(), "fastimg-loader-host")
-            for _ in self._hosts.map(lambda one: _make_on_host(slot, codec, *one), refused):
+            for _ in self._hosts.map(lambda item: _decode_on_host(slot, self._codec, *item), refused):
                 pass
 
 
-def _holds(image: DecodedImage, box: Box) -> bool:
+def _contains(image: DecodedImage, box: Box) -> bool:
     return box[0] + box[2] <= image.width and box[1] + box[3] <= image.height
 
 
 def _runs(chosen: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Stretches of consecutive True: [(first, one behind the last)]."""
+    """Runs of consecutive True: [(start, stop)]."""
     edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def _make_on_host(slot: Slot, codec: Codec, row: int, cut: Cut) -> None:
+def _decode_on_host(slot: Slot, codec: Codec, row: int, cut: Cut) -> None:
     slot.rerouted[row] = "the GPU's decoder refused it"
     table = slot.arrays["table"][row]
     try:
@@ -298,4 +292,4 @@ def _make_on_host(slot: Slot, codec: Codec, row: int, cut: Cut) -> None:
     except ImageError as error:
         slot.failed[row] = str(error)
         slot.arrays["weight"][row] = 0
-        table[:] = 0  # its pixels become zeros
+        table[:] = 0  # the kernel writes zeros

@@ -1,4 +1,4 @@
-"""Decoders that leave work to the device give what `ImageDecoder` gives, through a whole loader.
+"""The decoder on the device gives what `ImageDecoder` gives, through a whole loader.
 
 The kernel is interpreted on the CPU (`TestInterpreted`, in a process of its own); where the GPU's decoder would be,
 libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests/peers has nvImageCodec itself.
@@ -7,6 +7,7 @@ libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests
 import io
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,32 +32,36 @@ from fastimg.loaders.decode import read_header
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
-from fastimg.loaders.backends.gpu_decode import DeviceDecode, DeviceResize
+from fastimg.loaders.backends.gpu_decode import DeviceDecode
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RANDOM = ImageDecoder(RandomResizedCrop(size=16))
-CENTRE = ImageDecoder(CenterCrop(size=16, resize=18, interpolation="bicubic"))
 
 
 class Libjpeg:
-    """A codec in place of the GPU's. It refuses JPEGs of 47 pixels' height, at once, and gray ones when they come."""
+    """A codec in place of the GPU's. It refuses JPEGs of 47 pixels' height when parsing, gray ones when decoding."""
 
-    def __init__(self):
-        self.kept, self.calls = [], []
+    def __init__(self, device="cpu"):
+        self.device, self.kept, self.calls = torch.device(device), [], []
 
     def parse(self, jpeg):
         return None if simplejpeg.decode_jpeg_header(jpeg)[0] == 47 else jpeg
 
     def decode(self, parsed, stream):
-        assert stream == 0
+        assert (stream == 0) == (self.device.type == "cpu")
         self.calls.append(len(parsed))
-        self.kept = [None if _gray(jpeg) else simplejpeg.decode_jpeg(jpeg, "RGB") for jpeg in parsed]
+        self.kept = [None if _gray(jpeg) else self._decoded(jpeg) for jpeg in parsed]
+        if stream:
+            torch.cuda.synchronize()
         return [None if pixels is None else _decoded(pixels) for pixels in self.kept]
+
+    def _decoded(self, jpeg):
+        return torch.from_numpy(simplejpeg.decode_jpeg(jpeg, "RGB")).to(self.device)
 
 
 def _decoded(pixels):
-    return DecodedImage(pixels.ctypes.data, pixels.shape[1], pixels.shape[0], (3, pixels.strides[0], 1))
+    return DecodedImage(pixels.data_ptr(), pixels.shape[1], pixels.shape[0], (3, pixels.stride(0), 1))
 
 
 def _gray(jpeg):
@@ -115,17 +120,12 @@ def same(found, expected):
 class TestInterpreted:
     __test__ = INTERPRETED
 
-    @pytest.mark.parametrize("images", [RANDOM, CENTRE], ids=["random", "centre"])
-    def test_resized_on_the_device(self, files, images):
-        settings = {"order": "sequential"} if images is CENTRE else {"count": 2, "seed": 3}
-        expected, plain = epochs(files, images, **settings)
-        found, loader = epochs(files, DeviceResize(images), **settings)
-        assert same(found, expected)
-        assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18] and not loader.rerouted
-
-    @pytest.mark.parametrize("images", [RANDOM, CENTRE], ids=["random", "centre"])
-    def test_decoded_on_the_device(self, files, images):
-        settings = {"order": "sequential"} if images is CENTRE else {"seed": 4}
+    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+    @pytest.mark.parametrize("crop", [RandomResizedCrop(size=16), CenterCrop(size=16, resize=18)])
+    def test_decoded_on_the_device(self, files, crop, interpolation):
+        images = ImageDecoder(replace(crop, interpolation=interpolation))
+        evaluates = isinstance(crop, CenterCrop)
+        settings = {"order": "sequential"} if evaluates else {"count": 2, "seed": 4}
         expected, plain = epochs(files, images, **settings)
         codec = Libjpeg()
         found, loader = epochs(files, DeviceDecode(images, codec), **settings)
@@ -133,20 +133,12 @@ class TestInterpreted:
         assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18]
         assert set(loader.rerouted) == {10, 13, 17} and "refused" in loader.rerouted[10]
         # All else went to the codec, but not the CMYK, the PNG, the broken one, and an evaluation's padding.
-        rows = torch.cat([ids[weight > 0] if images is CENTRE else ids for *_, ids, weight in found]).numpy()
+        rows = torch.cat([ids[weight > 0] if evaluates else ids for *_, ids, weight in found]).numpy()
         assert sum(codec.calls) == np.isin(rows, [11, 12, 13, 18], invert=True).sum() >= 16
-
-    def test_a_crop_that_is_too_large_for_its_slot(self, files, monkeypatch):
-        expected, _ = epochs(files, RANDOM)
-        for pixels, taps in ((1, 32), (64, 4)):
-            monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._PIXELS", pixels)
-            monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._TAPS_OF_CROPS", taps)
-            found, _ = epochs(files, DeviceResize(RANDOM))
-            assert same(found, expected)
 
     def test_a_jpeg_of_too_many_taps(self, files, monkeypatch):
         expected, _ = epochs(files, RANDOM)
-        monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._TAPS_OF_JPEGS", 6)
+        monkeypatch.setattr("fastimg.loaders.backends.gpu_decode._MAX_TAPS", 6)
         codec = Libjpeg()
         found, _ = epochs(files, DeviceDecode(RANDOM, codec))
         assert same(found, expected) and 0 < sum(codec.calls) < 16
@@ -173,12 +165,12 @@ class TestInterpreted:
             next(iter(loader))
         loader.close()
 
-    @pytest.mark.parametrize("make", [lambda: DeviceResize(RANDOM), lambda: DeviceDecode(RANDOM, Libjpeg())])
-    def test_stopping_early_and_beginning_anew(self, files, make):
+    def test_stopping_early_and_beginning_anew(self, files):
         some = np.array([0, 3, 5, 8, 10, 12, 14, 15, 16, 18, 19])
         expected, _ = epochs(files, RANDOM, count=2, indices=some, batch=3, seed=1)
         steps = len(expected) // 2
-        loader = Loader(files, make(), LoaderConfig(batch_size=3, workers=2, seed=1), indices=some)
+        decoder = DeviceDecode(RANDOM, Libjpeg())
+        loader = Loader(files, decoder, LoaderConfig(batch_size=3, workers=2, seed=1), indices=some)
         left = iter(loader)
         next(left)
         next(left)
@@ -192,10 +184,9 @@ class TestInterpreted:
         assert same(found, expected[2:steps])
         loader.close()
 
-    @pytest.mark.parametrize("make", [DeviceResize, lambda images: DeviceDecode(images, Libjpeg())])
-    def test_sizes_that_change(self, files, make):
+    def test_sizes_that_change(self, files):
         some = np.array([0, 8, 10, 12, 18])
-        loader = Loader(files, make(RANDOM), LoaderConfig(batch_size=3, workers=2), indices=some)
+        loader = Loader(files, DeviceDecode(RANDOM, Libjpeg()), LoaderConfig(batch_size=3, workers=2), indices=some)
         memory, lanes = [slot.buffer.data_ptr() for slot in loader._slots], set()
         for number, size in enumerate((9, 16)):
             loader.set_size(size)
@@ -222,28 +213,27 @@ class TestInterpreted:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("decodes", [False, True], ids=["resized", "decoded"])
-def test_on_a_device(files, decodes):
-    """Resized there: the same bits. Decoded there: nearly the same pixels, and the same samples left out."""
-    if decodes and not installed():
+@pytest.mark.parametrize("codec", ["libjpeg", "nvcodec"])
+def test_on_a_device(files, codec):
+    """Decoded by libjpeg-turbo: the same bits. By the GPU: nearly the same pixels, and the same samples left out."""
+    if codec == "nvcodec" and not installed():
         pytest.skip("needs the extra gpu")
     device = torch.device("cuda")
     expected, plain = epochs(files, RANDOM, count=3)
-    decoder = DeviceDecode.on(device, RANDOM) if decodes else DeviceResize(RANDOM)
+    decoder = DeviceDecode.on(device, RANDOM) if codec == "nvcodec" else DeviceDecode(RANDOM, Libjpeg(device))
     found, loader = epochs(files, decoder, count=3, device=device)
     assert loader.unreadable == plain.unreadable
     for ours, theirs in zip(found, expected, strict=True):
         difference = (ours[1].cpu().int() - theirs[1].int()).abs().float().mean()
-        assert difference < 4 if decodes else difference == 0
+        assert difference < 4 if codec == "nvcodec" else difference == 0
         assert all(torch.equal(a.cpu(), b) for a, b in zip(ours[2:], theirs[2:], strict=True))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
 def test_dct_scaling_is_refused():
     scaled = ImageDecoder(RandomResizedCrop(size=16), dct_scaling=True)
-    for make in (lambda: DeviceResize(scaled), lambda: DeviceDecode(scaled, Libjpeg())):
-        with pytest.raises(ValueError, match="leave dct_scaling out"):
-            make()
+    with pytest.raises(ValueError, match="leave dct_scaling out"):
+        DeviceDecode(scaled, Libjpeg())
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
@@ -262,14 +252,16 @@ class Further(ImageDecoder):
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        (ImageDecoder(RandomResizedCrop(size=(16, 24))), "crop 16 x 24: the GPU's resize makes only squares"),
-        (Further(RandomResizedCrop(size=16)), "a decoder on the device fills only `inputs`; decode on the CPU"),
+        (
+            ImageDecoder(RandomResizedCrop(size=(16, 24))),
+            "crop 16 x 24: the GPU's resize makes only squares; give one side",
+        ),
+        (Further(RandomResizedCrop(size=16)), "fills only `inputs`; decode on the CPU for further fields"),
     ],
 )
 def test_what_the_device_does_not_make(images, words):
-    for make in (DeviceResize, lambda images: DeviceDecode(images, None)):
-        with pytest.raises(ValueError, match=words):
-            make(images)
-    square = DeviceResize(ImageDecoder(RandomResizedCrop(size=16)))
+    with pytest.raises(ValueError, match=words):
+        DeviceDecode(images, Libjpeg())
+    square = DeviceDecode(ImageDecoder(RandomResizedCrop(size=16)), Libjpeg())
     with pytest.raises(ValueError, match="crop 8 x 16: the GPU's resize makes only squares"):
         square.sized((8, 16))
