@@ -1,4 +1,4 @@
-"""Errors in data, as sentences for the owner of the data."""
+"""Errors of the loader. Their messages are written for the owner of the data."""
 
 
 class DataError(Exception):

@@ -1,4 +1,4 @@
-"""Another library's decoder behind our interface: our ids in our order, its pixels."""
+"""The base of loaders that decode with another library: the order and ids are fastimg's, the pixels the library's."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
@@ -16,17 +16,17 @@ from fastimg.loaders.runtime.cpus import available_cpus
 
 
 class DecodedBatch(NamedTuple):
-    """One batch as a library decoded it."""
+    """One batch, as decoded by a library."""
 
-    images: torch.Tensor  # uint8 [B, H, W, 3], on the host or on the device; zeros where there is no image
+    images: torch.Tensor  # uint8 [B, H, W, 3], on the host or on the device; zeros in rows without an image
     failed: Mapping[int, str] = {}  # row -> reason
-    rerouted: Mapping[int, str] = {}  # row -> reason: it was decoded by other means
+    rerouted: Mapping[int, str] = {}  # row -> why another decoder decoded it
 
 
 class LoaderAdapter(Epochs, ABC):
-    """A loader whose `_decode` is another library's. Batches, order, padding and state are those of the native one.
+    """A loader whose `_decode` uses another library. Batches, order, padding and state are as in the native loader.
 
-    It is used and closed by one thread.
+    It must be used and closed by one thread.
     """
 
     def __init__(
@@ -38,10 +38,12 @@ class LoaderAdapter(Epochs, ABC):
         indices: npt.NDArray[np.int64] | None,
         workers: int | None = None,
     ) -> None:
-        if device.type == "cuda" and device.index is None:  # as tensors name it
+        if device.type == "cuda" and device.index is None:  # as in `tensor.device`
             device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(dataset, config, indices, workers or config.workers or available_cpus(), device)
-        self.crop = self._largest = self._next = crop  # of this iteration; what memory is for; of the next
+        self.crop = crop  # of this iteration
+        self._largest = crop  # that memory is allocated for
+        self._next = crop  # of the next iteration
         height, width = shape_of(crop)
         self.slot_bytes = config.batch_size * (3 * height * width + 20)  # pixels, target, id, weight
         self._plan: EpochPlan | None = None
@@ -68,7 +70,7 @@ class LoaderAdapter(Epochs, ABC):
                     weight=self._moved(torch.from_numpy(weight)),
                     samples=int(weight.sum()),
                 )
-                self.waits.end()  # on a GPU with the copies: they are the consumer's stream's own
+                self.waits.end()  # on a GPU the copies count, as they are on the consumer's stream
                 self.passed(plan, step)
                 yield batch
                 if self._plan is not plan:
@@ -96,7 +98,7 @@ class LoaderAdapter(Epochs, ABC):
 
     @abstractmethod
     def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
-        """Every batch of the plan, each valid until the next. Closing it leaves the library ready for another."""
+        """Yield every batch of the plan, each valid until the next. Once closed, another plan can be decoded."""
 
     def _end(self) -> None:
         self._plan = None
@@ -105,7 +107,7 @@ class LoaderAdapter(Epochs, ABC):
             self._decoded = None
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device, by a copy that the consumer's stream waits for."""
+        """The tensor on the device, copied on the consumer's stream."""
         if tensor.device == self.device:
             return tensor
         if self.device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():

@@ -1,10 +1,10 @@
-"""NVIDIA DALI (extra `dali`): its decoders and resize, on the CPU, or on a GPU and its hardware engine.
+"""NVIDIA DALI (extra `dali`): its decoders and resize, on the CPU, or on a GPU with its hardware engine.
 
-    our order -> a thread reads the bytes -> external_source -> decoders.image(_random_crop) -> resize -> Batch
+    fastimg's order -> a thread reads the bytes -> external_source -> decoders.image(_random_crop) -> resize -> Batch
 
-DALI draws the boxes of random crops itself, from a seed of its own: they are not the native loader's, and a resumed
-run draws others. What it does not decode as we do is told by the header and decoded by fastimg; a batch in which it
-finds damage is decoded by fastimg too, which names the image.
+DALI draws the boxes of random crops itself, from its own seed: they differ from the native loader's, and a resumed run
+draws different ones. fastimg decodes the kinds of images that DALI would decode differently, as their headers tell. It
+also decodes any batch in which DALI finds damage, to name the image.
 """
 
 from collections import deque
@@ -29,26 +29,26 @@ from fastimg.loaders.wording import plural
 
 from .adapter import DecodedBatch, LoaderAdapter
 
-_HARDWARE_LOAD = 0.65  # share of a batch for the hardware engine, on GPUs that have one: DALI's own default
-_FORMATS = frozenset({"jpeg", "png", "bmp", "ppm"})  # of which DALI gives the pixels that we do
+_HARDWARE_LOAD = 0.65  # share of a batch for the hardware engine, on GPUs that have one; DALI's default
+_FORMATS = frozenset({"jpeg", "png", "bmp", "ppm"})  # for which DALI gives the same pixels as fastimg
 _FILTERS = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
 
 
 @dataclass(frozen=True)
 class _Read:
-    """The bytes of a batch, and what DALI does not get."""
+    """The encoded images of a batch, and the results for those that DALI does not decode."""
 
     rows: Rows
-    draws: list[list[float]]  # of boxes that we draw
-    encoded: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)  # row -> what DALI decodes
+    draws: list[list[float]]  # for boxes that fastimg draws
+    encoded: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)  # row -> bytes for DALI
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # row -> width, height of the upright image
-    others: dict[int, Pixels] = field(default_factory=dict)  # row -> decoded by us
+    others: dict[int, Pixels] = field(default_factory=dict)  # row -> pixels decoded by fastimg
     failed: dict[int, str] = field(default_factory=dict)
     rerouted: dict[int, str] = field(default_factory=dict)
 
 
 class DaliLoader(LoaderAdapter):
-    """A DALI pipeline that is fed in our order."""
+    """A DALI pipeline that gets its images in fastimg's order."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class DaliLoader(LoaderAdapter):
     ) -> None:
         super().__init__(dataset, crop, config, device, indices)
         if not isinstance(crop, RandomResizedCrop | CenterCrop):
-            raise ValueError(f"{crop}: DALI can do RandomResizedCrop and CenterCrop")
+            raise ValueError(f"{crop}: DALI supports only RandomResizedCrop and CenterCrop")
         self._images = ImageDecoder(crop, max_pixels)  # of this iteration
-        self._refused: dict[int, str] = {}  # id -> why DALI does not see it again
-        self._pipe: Any = None  # for pictures of one size
+        self._refused: dict[int, str] = {}  # id -> why DALI is not given it again
+        self._pipe: Any = None  # for one output size
         self._feed: _Feed | None = None
 
     def describe(self) -> str:
@@ -74,7 +74,7 @@ class DaliLoader(LoaderAdapter):
         return f"dali, {where}, {plural(self.workers, 'thread')}{boxes}"
 
     def close(self) -> None:
-        """End the pipeline, and the iteration that is under way. Iterating again starts new ones."""
+        """End the pipeline and the current iteration. Iterating again starts new ones."""
         super().close()
         self._pipe = None
 
@@ -89,15 +89,15 @@ class DaliLoader(LoaderAdapter):
             try:
                 for _ in range(plan.steps):
                     if not feed.scheduled:
-                        self._pipe.schedule_run()  # sync point: the first bytes are read
+                        self._pipe.schedule_run()  # sync point: waits for the first images to be read
                     read = feed.scheduled.popleft()
                     images = None
                     if read.encoded:
                         try:
                             images = self._outputs()
-                        except RuntimeError as error:  # it found damage, and cannot go on
-                            read = self._by_ourselves(read, f"DALI refused its batch: {_gist(error)}")
-                            feed.begin_again()
+                        except RuntimeError as error:  # the pipeline found damage and cannot continue
+                            read = self._decode_refused(read, f"DALI refused its batch: {_gist(error)}")
+                            feed.restart()
                             self._pipe = self._build(plan.epoch)
                     yield DecodedBatch(self._whole(read, images), read.failed, read.rerouted)
                     if images is not None:
@@ -111,19 +111,19 @@ class DaliLoader(LoaderAdapter):
                 raise
             except BaseException:
                 feed.stop()
-                self._pipe = None  # in any state
+                self._pipe = None  # its state is unknown
                 raise
 
     def _outputs(self) -> torch.Tensor:
-        """Of the batch that was scheduled first: [n, H, W, 3], valid until the next."""
+        """The output of the oldest scheduled batch: [n, H, W, 3], valid until the next call."""
         if self.device.type == "cpu":
             (images,) = self._pipe.share_outputs()
-        else:  # sync point: the consumer's stream waits for them; in its order DALI's memory is given back
+        else:  # sync point: the consumer's stream waits, and DALI's memory is released in its order
             (images,) = self._pipe.share_outputs(cuda_stream=torch.cuda.current_stream(self.device))
         return torch.utils.dlpack.from_dlpack(images.as_tensor())
 
     def _whole(self, read: _Read, images: torch.Tensor | None) -> torch.Tensor:
-        """All rows of the batch [B, H, W, 3]: DALI's, ours, and zeros."""
+        """All rows of the batch [B, H, W, 3]: DALI's, fastimg's, and zeros."""
         count = len(read.rows.ids)
         if images is not None and len(images) == count:
             return images
@@ -141,9 +141,9 @@ class DaliLoader(LoaderAdapter):
                 self._pipe.share_outputs()
                 self._pipe.release_outputs()
         except StopIteration:
-            self._pipe.schedule_run()  # hears from the feed that there is no more: only then it can be reset
+            self._pipe.schedule_run()  # learns from the feed that there is no more data; only then it can be reset
             self._pipe.reset()
-        except RuntimeError:  # damage in a batch that is no longer wanted
+        except RuntimeError:  # damage in a batch that is not needed any more
             self._pipe = None
 
     def _build(self, epoch: int) -> Any:
@@ -157,7 +157,7 @@ class DaliLoader(LoaderAdapter):
             device_id=self.device.index if cuda else None,
             seed=(c.seed * 1_000_003 + epoch * 4099 + c.rank) & 0x7FFFFFFF,
             prefetch_queue_depth=c.prefetch,
-            exec_dynamic=True,  # outputs live as long as they are held
+            exec_dynamic=True,  # outputs live as long as they are referenced
         )
         kernel = {"interp_type": _FILTERS[crop.interpolation], "antialias": True}
         with pipe:
@@ -173,7 +173,7 @@ class DaliLoader(LoaderAdapter):
                     **load,
                 )
                 images = fn.resize(images, size=list(shape_of(crop)), **kernel)
-            else:  # given the exact window: DALI's own resize_shorter and crop round differently, shifting images
+            else:  # uses the exact window: DALI's resize_shorter and crop round differently, which shifts images
                 kinds = [types.UINT8, types.FLOAT, types.INT32]
                 data, size, at = fn.external_source(source=self._take_windows, num_outputs=3, ndim=1, dtype=kinds)
                 images = fn.decoders.image(data, device=device, output_type=types.RGB, **load)
@@ -188,7 +188,7 @@ class DaliLoader(LoaderAdapter):
         return list(self._feed.take().encoded.values())
 
     def _take_windows(self) -> tuple[list[npt.NDArray[Any]], ...]:
-        """Encoded images, sizes after the resize (height, width), and where the output begins in it (y, x)."""
+        """Encoded images, their sizes after the resize (height, width), and where the output begins (y, x)."""
         assert self._feed is not None
         read = self._feed.take()
         windows = [self.crop.window(*read.sizes[row], ()) for row in read.encoded]
@@ -196,7 +196,7 @@ class DaliLoader(LoaderAdapter):
         return list(read.encoded.values()), sizes, [np.array(window.at[::-1], np.int32) for window in windows]
 
     def _read(self, plan: EpochPlan, step: int) -> _Read:
-        """Read a batch, and decode the images that DALI must not see. Runs in the reader's thread."""
+        """Read a batch, and decode the images that DALI must not get. Runs in the reader's thread."""
         rows = plan.rows(step)
         for ids in plan.prefetch_ids(step):
             self.dataset.will_need(ids)
@@ -216,12 +216,14 @@ class DaliLoader(LoaderAdapter):
                 read.failed[row] = str(error)
         return read
 
-    def _by_ourselves(self, read: _Read, reason: str) -> _Read:
-        """What DALI refused, decoded by fastimg: it names the images that are damaged, and shows the others.
+    def _decode_refused(self, read: _Read, reason: str) -> _Read:
+        """Decode a batch that DALI refused: damaged images fail by name, and the others are used.
 
-        The damaged do not go to DALI again; where none is, none of the batch does.
+        DALI is not given the damaged images again; if there are none, it is not given any image of this batch again.
         """
-        read, encoded, scratch = replace(read, encoded={}), read.encoded, Scratch()
+        encoded = read.encoded
+        read = replace(read, encoded={})
+        scratch = Scratch()
         for row, data in encoded.items():
             try:
                 self._fill(read, row, memoryview(data.data), reason, scratch)
@@ -238,13 +240,13 @@ class DaliLoader(LoaderAdapter):
 
 
 def _gist(error: RuntimeError) -> str:
-    """What DALI says, without where in its code it says so."""
+    """DALI's error message, without its source locations."""
     lines = [line.strip() for line in str(error).splitlines() if "rror" in line and "[/" not in line]
     return lines[-1].rstrip(",") if lines else type(error).__name__
 
 
 class _Feed:
-    """Batches from the reader's thread to DALI: a few are read ahead, and it is known which were scheduled."""
+    """Passes batches from the reader's thread to DALI: reads a few ahead, and keeps those that DALI has scheduled."""
 
     def __init__(self, reader: ThreadPoolExecutor, loader: DaliLoader, plan: EpochPlan) -> None:
         self.scheduled: deque[_Read] = deque()
@@ -255,7 +257,7 @@ class _Feed:
             self._submit()
 
     def take(self) -> _Read:
-        """The next batch that has something for DALI. Raises StopIteration at the end, and what reading raised."""
+        """The next batch with images for DALI. Raises StopIteration at the end, and errors of reading."""
         while True:
             if self._again:
                 read = self._again.popleft()
@@ -268,13 +270,13 @@ class _Feed:
             if read.encoded:
                 return read
 
-    def begin_again(self) -> None:
-        """What was scheduled comes once more, to a new pipeline."""
+    def restart(self) -> None:
+        """Give the scheduled batches again, to a new pipeline."""
         self._again.extendleft(reversed(self.scheduled))
         self.scheduled.clear()
 
     def stop(self) -> None:
-        """There is no more."""
+        """Give no more batches."""
         self._work = iter(())
         for future in self._ahead:
             future.cancel()

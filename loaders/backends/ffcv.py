@@ -1,6 +1,6 @@
-"""FFCV (extra `ffcv`): its loader over a .beton from any writer, in our order.
+"""FFCV (extra `ffcv`): its loader on a .beton from any writer, in fastimg's order.
 
-FFCV draws the boxes of random crops itself, without a seed, resizes by OpenCV's INTER_AREA, and ignores EXIF
+FFCV draws the boxes of random crops itself, without a seed, resizes with OpenCV's INTER_AREA, and ignores EXIF
 orientations. It does not report images that it cannot decode, so none can be skipped.
 """
 
@@ -26,11 +26,11 @@ from fastimg.loaders.wording import plural
 
 from .adapter import DecodedBatch, LoaderAdapter
 
-_POLL = 0.0005  # seconds between two looks whether a batch is there, or its thread has died
+_POLL = 0.0005  # seconds between two checks for the next batch, or for a thread that died
 
 
 class FfcvLoader(LoaderAdapter):
-    """FFCV's Loader, whose order is ours. Compiled when it is made: that takes seconds."""
+    """FFCV's Loader in fastimg's order. Creating it compiles its pipeline, which takes seconds."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FfcvLoader(LoaderAdapter):
         elif isinstance(crop, CenterCrop):
             decoder = CenterCropRGBImageDecoder(size, ratio=side / pair(crop.resize)[0])
         else:
-            raise ValueError(f"{crop}: FFCV can do RandomResizedCrop and CenterCrop")
+            raise ValueError(f"{crop}: FFCV supports only RandomResizedCrop and CenterCrop")
         to_device = [ToDevice(device, non_blocking=True)] if device.type == "cuda" else []
         pipelines: dict[str, list[Any] | None] = dict.fromkeys(dataset.reader.fields)
         pipelines[dataset.image_field] = [decoder, ToTensor(), *to_device]
@@ -68,17 +68,17 @@ class FfcvLoader(LoaderAdapter):
     def describe(self) -> str:
         """See `BatchSource`."""
         boxes = "crop boxes drawn by FFCV, " if isinstance(self.crop, RandomResizedCrop) else ""
-        return f"ffcv, {plural(self.workers, 'thread')}, {boxes}resized by INTER_AREA"
+        return f"ffcv, {plural(self.workers, 'thread')}, {boxes}resized with INTER_AREA"
 
     def set_size(self, size: Size) -> None:
-        """See `BatchSource`. Raises ValueError for a rectangle too."""
+        """See `BatchSource`. Raises ValueError also for a rectangle."""
         smaller = sized(self._largest, size)
         _side(smaller)
         self._next = smaller
 
     def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         side = _side(self.crop)
-        self._decoder.output_size = (side, side)  # its memory is allocated epoch by epoch
+        self._decoder.output_size = (side, side)  # FFCV allocates memory for each epoch
         rows = [plan.rows(step) for step in range(plan.steps)]
         self._traversal.ids = np.concatenate([ids[:decoded] for ids, _, decoded in rows]).astype(np.uint64)
         epoch = iter(self._library)
@@ -88,7 +88,7 @@ class FfcvLoader(LoaderAdapter):
                     yield DecodedBatch(_next(epoch))
                     continue
                 images = torch.zeros((len(ids), side, side, 3), dtype=torch.uint8)
-                images = images.to(self.device)  # the end of an evaluation, or a rank that has nothing left to do there
+                images = images.to(self.device)  # the end of an evaluation, or a rank without samples there
                 if decoded:
                     images[:decoded] = _next(epoch)
                 yield DecodedBatch(images)
@@ -101,38 +101,38 @@ def _side(crop: Crop) -> int:
     resize = pair(crop.resize) if isinstance(crop, CenterCrop) else (1, 1)
     if not isinstance(crop.size, int) or resize[0] != resize[1]:
         raise ValueError(
-            f"crop {describe_size(crop.size)}: this loader has FFCV make squares; give one side, or use the native, "
+            f"crop {describe_size(crop.size)}: the ffcv loader makes only squares; give one side, or use the native, "
             "torch or dali loader for a rectangle"
         )
     return crop.size
 
 
 class _Order(TraversalOrder):  # type: ignore[misc]
-    """Our order. FFCV calls it with its loader, to make one of a class; this one is made."""
+    """fastimg's order. FFCV expects a class that it calls with its loader; this is an instance that returns itself."""
 
     def __init__(self, count: int) -> None:
-        self.ids = np.zeros(count, np.uint64)  # FFCV tells the number of batches by its first order
+        self.ids = np.zeros(count, np.uint64)  # FFCV takes the number of batches from its first order
 
     def __call__(self, loader: object) -> "_Order":
         return self
 
     def sample_order(self, epoch: int) -> npt.NDArray[np.uint64]:
-        """Ids of this rank, for the plan that begins."""
+        """Ids of this rank, in the order of the current plan."""
         return self.ids
 
 
 def _next(epoch: Any) -> torch.Tensor:
-    """The next batch; FFCV itself would wait for ever for a thread that has died."""
+    """The next batch. FFCV itself would wait forever for a thread that died."""
     while epoch.output_queue.empty():
         if not epoch.is_alive() and epoch.output_queue.empty():
-            raise WorkerError("FFCV's thread died; what it says stands above")
+            raise WorkerError("FFCV's thread died; its error is printed above")
         time.sleep(_POLL)
     (images,) = next(epoch)
     return images  # type: ignore[no-any-return]
 
 
 def _end(epoch: Any) -> None:
-    """Stop FFCV's thread, which may be waiting for room in its queue, and let go of its memory."""
+    """Stop FFCV's thread, which may be waiting for room in its queue, and release its memory."""
     epoch.terminate_event.set()
     while epoch.is_alive():
         with contextlib.suppress(Empty):

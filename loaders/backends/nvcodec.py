@@ -1,12 +1,13 @@
-"""JPEGs decoded on a GPU by nvImageCodec (the extra `gpu`): the hardware engine first, then CUDA.
+"""JPEG decoding on a GPU by nvImageCodec (the extra `gpu`): the hardware engine first, then CUDA.
 
-Pixels differ a little from libjpeg-turbo's, so which decoder a run uses is part of its configuration. All that the
-engine takes goes to it (load hint 1, fixed): shared out by load, an image's pixels would depend on the moment.
+Pixels differ slightly from libjpeg-turbo's, so the decoder is part of a run's configuration. Every image that the
+hardware engine supports goes to it (a fixed load hint of 1): if images were divided by load, their pixels would depend
+on timing.
 
-The engine of H100-class GPUs does not wait for the stream that it is given. So memory that it writes must be free on
-the host's clock: whoever calls `decode` has waited for all that read the images before. They are used again.
+The engine of H100-class GPUs does not wait for the given stream. Its output buffers are reused, so the caller of
+`decode` must wait, on the host, until nothing reads the previous images any more.
 
-Written for nvImageCodec 0.9 and tried with its CPU backend, which the tests do too; not run on a GPU yet.
+Written for nvImageCodec 0.9 and tested with its CPU backend; not run on a GPU yet.
 """
 
 import importlib.util
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install "fastimg[gpu]"'
 
-_KEPT_BYTES = 8 << 20  # an image with a larger buffer is not kept for the next batch
-_OPTIONS = ":fancy_upsampling=1"  # chroma is interpolated, as libjpeg does it
+_KEPT_BYTES = 8 << 20  # an image with a larger buffer is not reused for the next batch
+_OPTIONS = ":fancy_upsampling=1"  # interpolate chroma, like libjpeg
 
 
 class DecodedImage(NamedTuple):
-    """An image where the decoder left it: uint8 RGB, in memory of the device."""
+    """A decoded image in the device's memory: uint8 RGB."""
 
     address: int
     width: int
@@ -32,30 +33,30 @@ class DecodedImage(NamedTuple):
 
 
 class BatchDecoder(Protocol):
-    """Decodes many JPEGs at once. `parse` is called by any thread, `decode` by one."""
+    """Decodes batches of JPEGs. `parse` may be called from any thread, `decode` from one."""
 
     def parse(self, jpeg: bytes) -> object | None:
-        """What `decode` takes. None for bytes that it does not know."""
+        """An image for `decode`; None for bytes that cannot be parsed."""
 
     def decode(self, parsed: Sequence[object], stream: int) -> list[DecodedImage | None]:
-        """Enqueue decoding on a CUDA stream (its handle). None for an image that was refused.
+        """Enqueue decoding on a CUDA stream, given by its handle. None for each image that was refused.
 
-        The images hold until the next call, which the caller makes when nothing reads them any more.
+        The images are valid until the next call; nothing may read them any more by then.
         """
 
 
 def installed() -> bool:
-    """Whether nvImageCodec is there to be imported, and Triton, which resizes what it decodes."""
+    """Whether nvImageCodec is installed, and Triton, which resizes the decoded images."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in ("nvidia.nvimgcodec", "triton"))
-    except ModuleNotFoundError:  # of `nvidia`
+    except ModuleNotFoundError:  # the package `nvidia` is missing
         return False
 
 
 class NvCodec:
-    """nvImageCodec behind `BatchDecoder`. `engine` cuda leaves the hardware engine out; cpu is for tests.
+    """nvImageCodec as a `BatchDecoder`. The engine "cuda" skips the hardware engine; "cpu" is for tests.
 
-    Raises ModuleNotFoundError where it is not installed.
+    Raises ModuleNotFoundError if nvImageCodec is not installed.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class NvCodec:
             color_spec=nvimgcodec.ColorSpec.SRGB,
             sample_format=nvimgcodec.SampleFormat.I_RGB,
         )
-        self._images: list[Any] = []  # of the batch before, whose memory is used again
+        self._images: list[Any] = []  # of the previous batch, whose memory is reused
 
     def parse(self, jpeg: bytes) -> object | None:
         """See `BatchDecoder`."""
         stream: Any = self._codec.CodeStream(jpeg)
         try:
-            return stream if stream.width else None  # it is parsed when it is asked
+            return stream if stream.width else None  # this parses it
         except RuntimeError:  # "Failed to get image info"
             return None
 
@@ -97,12 +98,12 @@ class NvCodec:
         """See `BatchDecoder`."""
         kept = [image for image in self._images if image.capacity <= _KEPT_BYTES][: len(parsed)]
         given = {"params": self._parameters, "cuda_stream": stream}
-        found = list(self._decoder.decode(parsed[: len(kept)], images=kept, **given)) if kept else []
+        decoded = list(self._decoder.decode(parsed[: len(kept)], images=kept, **given)) if kept else []
         if len(kept) < len(parsed):
-            found += self._decoder.decode(parsed[len(kept) :], **given)
-        # A refused image's buffer is as good as before.
-        self._images = [*kept, *(image for image in found[len(kept) :] if image is not None)]
-        return [None if image is None else _described(image) for image in found]
+            decoded += self._decoder.decode(parsed[len(kept) :], **given)
+        # The buffer of a refused image can be reused as well.
+        self._images = [*kept, *(image for image in decoded[len(kept) :] if image is not None)]
+        return [None if image is None else _described(image) for image in decoded]
 
 
 def _index(device: "torch.device") -> int:

@@ -1,15 +1,14 @@
 """Images of different sizes, cropped and resized on the device: the bits of `resample`, a batch in one Triton kernel.
 
-Where the taps of each output row and column lie, and their weights, is computed on the host, per image, by `filters`:
-in float64, as torch does it for uint8, then rounded to int16 with as many fractional bits as fit. So the kernel knows
-nothing but integers, and its bits cannot depend on the device: sums along rows, rounded and clamped to a byte, then
-sums of those along columns. An image is an address and three strides: mirrored and transposed (EXIF), interleaved and
-planar pixels are read where they are.
+The host computes the taps and weights of each output row and column, per image, in `filters`: in float64, like torch
+for uint8, then rounded to int16 with as many fractional bits as fit. The kernel only needs integers, so its bits do not
+depend on the device: sums along rows, rounded and clamped to a byte, then sums of those along columns. An image is an
+address and three strides, so mirrored and transposed (EXIF), interleaved and planar pixels are read in place.
 
-A program makes ROWS output rows of BLOCK values (3 a pixel). It walks the source rows that these need, once: what
-neighbouring programs share is computed by both, (2 * support) source rows for ROWS * scale, and nothing is written
-between the two passes. `tests/loaders/backends/test_ragged.py` holds it equal to `resample` under Triton's interpreter,
-and compiles it for an H200 (sm_90) without spills. It has not been run or measured on a GPU yet.
+A program makes ROWS output rows of BLOCK values (3 per pixel). It reads the source rows that they need once; rows that
+neighbouring programs share, 2 * support for ROWS * scale, are computed by both, and nothing is written between the two
+passes. `tests/loaders/backends/test_ragged.py` checks that it equals `resample` under Triton's interpreter, and
+compiles it for an H200 (sm_90) without spills. It has not been run or measured on a GPU yet.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -33,11 +32,11 @@ _INTERPRETED = bool(triton.knobs.runtime.interpret)
 ROWS, BLOCK = (16, 128) if _INTERPRETED else (8, 256)
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # there are no floats
 
-PLACE = 4  # int64 of an image: the address of the box's upper left, bytes to the next column, row and channel
-# A table (int32): taps across and down, their fractional bits, the box's width and height, two for alignment; where
-# the taps of each output column and row begin, in the box; their weights, [taps across, size] and [taps down, size].
+PLACE = 4  # int64 values of an image: address of the box's upper left, bytes to the next column, row and channel
+# A table (int32): taps across and down, their fractional bits, the box's width and height, two for alignment; the first
+# tap of each output column and row, within the box; the weights, [taps across, size] and [taps down, size].
 HEADER = 8
-LEFT_ALONE = -1  # as the number of taps: the kernel does not write this image
+LEFT_ALONE = -1  # in place of the number of taps: the kernel does not write this image
 
 Table = npt.NDArray[np.int32]
 Place = tuple[int, int, int, int]
@@ -45,24 +44,25 @@ Box = tuple[int, int, int, int]
 
 
 def table_words(size: int, taps: int) -> int:
-    """The int32 of a table with `taps`, across and down together, for an output of `size` pixels."""
+    """The number of int32 values of a table with `taps`, across and down together, for an output of `size` pixels."""
     return HEADER + (2 + taps) * size
 
 
 def fill_table(window: Window, size: int, interpolation: Interpolation, table: Table) -> bool:
-    """Write the table of `window` for an output of `size` pixels. False, and nothing of use, where it has no room."""
+    """Write the table of `window` for an output of `size` pixels. False if it does not fit; it is then unusable."""
     _, _, width, height = window.box
     cubic = interpolation == "bicubic"
     return bool(_fill(width, height, *window.size, *window.at, size, cubic, table))
 
 
 def place(address: int, strides: tuple[int, int, int], box: Box, orientation: int) -> Place:
-    """Where the kernel finds `box` of pixels of any layout, turned upright.
+    """Where the kernel finds the pixels of `box`, in any layout, and turns them upright.
 
-    `address` is that of the first byte, `strides` are the bytes from a column, row and channel to the next. They and
-    `box` (x, y, width, height) are as stored: before `orientation` (EXIF, 1 to 8) is undone.
+    `address` is that of the first byte; `strides` are the bytes to the next column, row and channel. They and `box`
+    (x, y, width, height) describe the stored pixels, before `orientation` (EXIF, 1 to 8) is applied.
     """
-    (across, down, channel), (x, y, width, height) = strides, box
+    across, down, channel = strides
+    x, y, width, height = box
     address += x * across + y * down
     turn = turn_of(orientation)
     if turn.transposed:
@@ -77,10 +77,10 @@ def place(address: int, strides: tuple[int, int, int], box: Box, orientation: in
 
 
 def resize(places: torch.Tensor, tables: torch.Tensor, out: torch.Tensor) -> None:
-    """Make `out` uint8 [B, S, S, 3], contiguous, of the images at `places` int64 [B, 4], by `tables` int32 [B, words].
+    """Resize the images at `places` int64 [B, 4] to `out` uint8 [B, S, S, 3], contiguous, by `tables` int32 [B, words].
 
-    All on one device, on the current stream; nothing waits. A row of a table that is all zeros makes an image of
-    zeros, one that begins with LEFT_ALONE leaves what is there. The addresses are not checked.
+    Everything is on one device; the kernel is enqueued on the current stream. A table of zeros makes an image of zeros;
+    one that begins with LEFT_ALONE leaves the output as it is. Addresses are not checked.
     """
     assert places.dtype == torch.int64 and tables.dtype == torch.int32 and out.dtype == torch.uint8
     batch, size, _, channels = out.shape
@@ -110,9 +110,9 @@ def _fill(
 
 @compiled
 def _taps(n: Any, to: Any, first: Any, size: Any, cubic: bool, table: Any, starts: Any, weights: Any) -> Any:
-    """One axis, `n` pixels made `to`: taps and fractional bits for outputs `first` to `first + size`; 0 taps: no room.
+    """One axis, `n` pixels to `to`: taps and fractional bits for outputs `first` to `first + size`; 0 taps: no room.
 
-    A tap that an output has not got weighs nothing.
+    Outputs with fewer taps have weights of 0 for the rest.
     """
     most = most_taps(float(n), to, cubic)
     begins = np.empty(size, np.int64)
@@ -139,7 +139,7 @@ _LEFT_ALONE = tl.constexpr(LEFT_ALONE)
 
 @_kernel
 def _resize(out, places, tables, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid: blocks of values of a row, blocks of rows, images."""
+    """Grid: blocks of values in a row, blocks of rows, images."""
     b = tl.program_id(2).to(tl.int64)
     table = tables + b * stride
     at = places + b * _PLACE

@@ -1,4 +1,4 @@
-"""Which loader decodes: ours, or another library's behind the same face."""
+"""Choosing a loader: the native one, or another library's behind the same interface."""
 
 import importlib.util
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,7 @@ from fastimg.loaders.errors import DataError
 from . import nvcodec
 from .settings import Backend
 
-if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
+if TYPE_CHECKING:  # torch takes seconds to import; checking a flag does not need it
     import torch
 
     from fastimg.loaders.decoder import Decoder
@@ -31,24 +31,24 @@ _INSTALLS = {
 
 
 class MissingBackend(Exception):
-    """A backend's library is not installed. Its text says how it is."""
+    """A backend's library is not installed. The message says how to install it."""
 
 
 def check_installed(backend: Backend) -> None:
-    """Raises MissingBackend, naming the command that installs it."""
+    """Raises MissingBackend, with the command that installs the library, if it is missing."""
     name = _MODULES.get(backend)
     if name is None:
         return
     try:
-        found = importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
-        found = False
-    if not found:
+        installed = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package is missing
+        installed = False
+    if not installed:
         raise MissingBackend(f"{name} is not installed; {_INSTALLS[backend]}")
 
 
 def reads(backend: Backend, dataset: Dataset) -> bool:
-    """Whether a backend takes such data: FFCV reads only its own container."""
+    """Whether a backend can read a dataset: FFCV reads only .beton files."""
     return backend != "ffcv" or isinstance(dataset, BetonDataset)
 
 
@@ -71,9 +71,9 @@ def open_source(
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: bool = False,
 ) -> "BatchSource":
-    """The loader of that name over a dataset; `decode` and `dct_scaling` are for the native one.
+    """A loader of this backend for a dataset; `decode` and `dct_scaling` apply only to the native one.
 
-    Raises MissingBackend, and DataError for data that it does not read.
+    Raises MissingBackend, and DataError for data that the backend cannot read.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""The backends of the loader by name, and the settings that each of them ignores. Imports nothing that takes time."""
+"""The loader's backends, and the settings that each of them ignores. Imports nothing slow."""
 
 from typing import Literal
 
 Backend = Literal["native", "torch", "dali", "ffcv", "synthetic"]
 
-# By backend: settings of LoaderConfig, of the crop and of `open_source` that change nothing.
+# By backend: settings of LoaderConfig, of the crop and of `open_source` that have no effect.
 IGNORED_SETTINGS: dict[Backend, tuple[str, ...]] = {
     "native": (),
     "torch": ("decode", "dct_scaling"),

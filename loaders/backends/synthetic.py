@@ -1,4 +1,4 @@
-"""No data at all: random pixels that lie on the device already. What a training can reach at best."""
+"""Random pixels that are on the device already: the fastest that training could be with any loader."""
 
 import math
 from collections.abc import Generator
@@ -15,7 +15,7 @@ from .adapter import DecodedBatch, LoaderAdapter
 
 
 class SyntheticLoader(LoaderAdapter):
-    """Ids, targets and weights of the dataset, over and over the same random pixels. Nothing is read."""
+    """Ids, targets and weights of the dataset, always with the same random pixels. Nothing is read."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class SyntheticLoader(LoaderAdapter):
         indices: npt.NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(dataset, crop, config, device, indices, workers=1)
-        self.workers = self.slot_bytes = 0  # on the host
+        self.workers = self.slot_bytes = 0  # none on the host
         generator = torch.Generator(device).manual_seed(config.seed)
         shape = (config.batch_size, *shape_of(crop), 3)
         self._pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
 
     def describe(self) -> str:
         """See `BatchSource`."""
-        return "synthetic, random pixels on the device: nothing is read, and accuracies mean nothing"
+        return "synthetic, random pixels on the device: nothing is read, and accuracy is meaningless"
 
     def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
         shape = (self.config.batch_size, *shape_of(self.crop), 3)
@@ -41,7 +41,7 @@ class SyntheticLoader(LoaderAdapter):
         for step in range(plan.steps):
             decoded = plan.rows(step).decoded
             pixels = whole
-            if decoded < len(pixels):  # an evaluation's last batch
+            if decoded < len(pixels):  # the last batch of an evaluation
                 pixels = pixels.clone()
                 pixels[decoded:] = 0
             yield DecodedBatch(pixels)

@@ -1,6 +1,6 @@
-"""PyTorch's DataLoader: processes that decode by Pillow and resize by torchvision, over any dataset of ours.
+"""PyTorch's DataLoader: processes that decode with Pillow and resize with torchvision, for any dataset.
 
-The boxes are the native loader's. The pixels differ from its only where Pillow's libjpeg differs from ours.
+The boxes are the native loader's. Pixels differ only where Pillow's libjpeg differs from the native one.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from fastimg.loaders.wording import plural
 
 from .adapter import DecodedBatch, LoaderAdapter
 
-_AHEAD = 2  # batches that each process prepares at least: DataLoader's own default
-_HELD = (signal.SIGINT, signal.SIGTERM)
+_AHEAD = 2  # batches that each process prepares at least; DataLoader's default
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 
 
 class _Request(NamedTuple):
     epoch: int
-    size: Size  # of the pictures
+    size: Size  # of the output
     ids: npt.NDArray[np.int64]  # [B]
-    decoded: int  # the first so many are
+    decoded: int  # number of rows to decode, from the first
 
 
 class _Answer(NamedTuple):
     images: torch.Tensor  # uint8 [B, H, W, 3]
     failed: dict[int, str]  # row -> reason
-    fault: DataError | None  # the end of the run, in words for a person
+    error: DataError | None  # ends the run
 
 
 class TorchLoader(LoaderAdapter):
@@ -74,7 +74,7 @@ class TorchLoader(LoaderAdapter):
         )
 
     def close(self) -> None:
-        """End the processes, and the iteration that is under way. Iterating again starts new ones."""
+        """End the processes and the current iteration. Iterating again starts new ones."""
         super().close()
         self._stop()
 
@@ -83,20 +83,20 @@ class TorchLoader(LoaderAdapter):
         self._requests.size = self.crop.size
         try:
             for answer in self._start() if self._torch is None else self._torch:
-                if answer.fault is not None:
-                    raise answer.fault
+                if answer.error is not None:
+                    raise answer.error
                 yield DecodedBatch(answer.images, answer.failed)
         except (DataError, GeneratorExit):
             raise
         except Exception as error:
-            self._stop()  # what is left of it cannot go on
+            self._stop()  # the other processes cannot continue either
             raise WorkerError(f"a worker process of torch's DataLoader failed: {error}") from error
 
     def _stop(self) -> None:
         iterator = getattr(self._torch, "_iterator", None)
         self._torch = None
-        if iterator is not None:  # not left to the garbage collector: an exception's traceback may hold it
-            with contextlib.suppress(RuntimeError):  # torch's, where one of them ended by a signal
+        if iterator is not None:  # not left to the garbage collector: an exception's traceback may refer to it
+            with contextlib.suppress(RuntimeError):  # raised by torch if a process was ended by a signal
                 iterator._shutdown_workers()
             for process in iterator._workers:  # torch sends only SIGTERM, which a hanging worker ignores
                 process.kill()
@@ -104,18 +104,18 @@ class TorchLoader(LoaderAdapter):
     def _start(self) -> Iterator[_Answer]:
         self._torch = DataLoader(
             self._rows,
-            batch_size=None,  # a worker makes whole batches: nothing is collated
+            batch_size=None,  # a worker makes whole batches; nothing is collated
             sampler=self._requests,
             num_workers=self.workers,
             prefetch_factor=self._ahead,
             persistent_workers=True,
             pin_memory=self.device.type == "cuda",
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             worker_init_fn=_leave_signals_to_the_parent,
-            multiprocessing_context="fork",  # open shards and their tables are shared as they are
+            multiprocessing_context="fork",  # shares open shards and their tables
         )
-        with warnings.catch_warnings(), _signals_held():
-            # Python 3.12 warns: the children run no code that could wait for our threads
+        with warnings.catch_warnings(), _signals_blocked():
+            # Python 3.12 warns about threads; the children run no code that could wait for ours
             warnings.filterwarnings("ignore", "(?s).*use of fork", DeprecationWarning)
             return iter(self._torch)
 
@@ -143,7 +143,7 @@ class _Requests:
 
 
 class _Rows(TorchDataset[_Answer]):
-    """What a worker process knows: how to decode a batch."""
+    """The data of a worker process: how to decode a batch."""
 
     def __init__(self, dataset: Dataset, images: ImageDecoder, seed: int) -> None:
         self._dataset = dataset
@@ -168,8 +168,8 @@ class _Rows(TorchDataset[_Answer]):
 
 
 def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.Tensor:
-    """[H, W, 3]: upright RGB by Pillow, the window of the native loader, resized by torchvision."""
-    header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # Pillow decodes it all
+    """[H, W, 3]: upright RGB from Pillow, the native loader's window, resized by torchvision."""
+    header = dataclasses.replace(read_header(data, images.max_pixels), turbo=False)  # decode everything with Pillow
     window = images.crop.window(*header.size, draws)
     if window.size[0] * window.size[1] > images.max_pixels:
         raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
@@ -182,14 +182,14 @@ def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.
     return resized[:, top : top + tall, left : left + wide].permute(1, 2, 0)
 
 
-def _as_it_is(answer: Any) -> Any:
+def _unchanged(answer: Any) -> Any:
     return answer
 
 
 @contextlib.contextmanager
-def _signals_held() -> Generator[None, None, None]:
-    """What is forked here gets no signal of `_HELD` before it can say what becomes of it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+def _signals_blocked() -> Generator[None, None, None]:
+    """Block `_SIGNALS` in processes that are forked here, until they have set their handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
@@ -197,10 +197,10 @@ def _signals_held() -> Generator[None, None, None]:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C, `timeout` and batch systems send theirs to every process; the parent needs data until it has saved.
+    """Ctrl-C, `timeout` and batch systems signal every process, but the parent needs data until it has saved.
 
-    The second SIGTERM is heeded: at the parent's end it is multiprocessing's, which waits for it to do so.
+    The second SIGTERM ends the process: when the parent exits, multiprocessing sends one and waits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -1,4 +1,4 @@
-"""Where samples lie: tars, .beton files and arrays, and the datasets over them.
+"""Where samples are stored: tars, .beton files and arrays, and the datasets that read them.
 
 In: paths. Out: random access to a sample's bytes by id. Must not know: crops, batches, devices.
 """

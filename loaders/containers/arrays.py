@@ -1,7 +1,7 @@
-"""Arrays as samples: a `.npy` member for each, read at a place that is known.
+"""Arrays as samples: a `.npy` member for each, read from a known position.
 
-A store of arrays is a folder of tar shards whose members are named by what they were made from. `ArrayDataset` lays a
-dataset's samples over it: same ids, labels and names, another content.
+A store of arrays is a folder of tar shards whose members are named after what they were made from. `ArrayDataset`
+combines it with a dataset: the same ids, labels and names, but the content is arrays.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from .handles import Handles
 from .ustar import BLOCK, stated_size
 from .watch import FileWatch, fill
 
-MAX_IN_MEMORY = 1 << 28  # bytes of arrays of each dataset: 256 MiB
+MAX_IN_MEMORY = 1 << 28  # bytes of arrays of one dataset: 256 MiB
 
-# Where an array lies: the number of its shard, the offset and the size of its member. Shard -1: there is no array.
+# Where an array is stored: number of its shard, offset and size of its member. Shard -1: there is no array.
 PLACE = np.dtype([("shard", "<i4"), ("size", "<u4"), ("offset", "<u8")])
 
 
@@ -42,10 +42,11 @@ def npy_array(data: memoryview | bytes) -> npt.NDArray[Any]:
 
 
 class ArrayDataset:
-    """The samples of `source`, each with an array from `shards` in the place of its content.
+    """The samples of `source`, each with an array from `shards` as its content.
 
-    `places` [N] of PLACE says where; `reasons` says why a sample has none, by id, and reading it raises that as
-    ImageError. `key` names what was made of the content. `lengths` [N], of tokens: what batches are put together by.
+    `places` [N] of PLACE are their positions. `reasons` maps the id of a sample without an array to the reason, which
+    `read` raises as ImageError. `key` names how the arrays were made. `lengths` [N] are numbers of tokens, by which
+    samples are batched.
     """
 
     content: Literal["images", "text"]
@@ -72,7 +73,9 @@ class ArrayDataset:
         self._reasons = reasons
         self._watch = FileWatch(self._shards)
         self._handles = Handles(self._shards, self._watch, "start again")
-        self._table: tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None = None  # all arrays; which there are
+        self._table: tuple[npt.NDArray[Any], npt.NDArray[np.bool_]] | None = (
+            None  # all arrays, and which of them are valid
+        )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -86,7 +89,7 @@ class ArrayDataset:
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
-            self._watch.look(shard)  # its error may say more
+            self._watch.look(shard)  # its error may be more precise
             raise ShardError(f"{self._shards[shard]}: cannot be read ({error}); start again") from error
         self._watch.read(shard)
         if stated_size(view[:BLOCK]) != size:
@@ -101,9 +104,9 @@ class ArrayDataset:
         return int(self._places["size"].sum(dtype=np.int64)) <= MAX_IN_MEMORY
 
     def read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
-        """Read arrays of one shape and type into rows `out` [k, ...]; `head` is what their .npy files begin with.
+        """Read arrays of one shape and type into rows of `out` [k, ...]; their .npy files begin with `head`.
 
-        Returns the places of those that are different or could not be read: `read` says why.
+        Returns the rows whose arrays are different or could not be read; `read` raises the reason.
         """
         if not self.in_memory:
             return self._read_rows(ids, head, out)
@@ -117,8 +120,8 @@ class ArrayDataset:
         return [] if whole.all() else np.flatnonzero(~whole[ids]).tolist()
 
     def _read_rows(self, ids: Sequence[int], head: bytes, out: npt.NDArray[Any]) -> list[int]:
-        """The same from the shards."""
-        others: list[int] = []
+        """Like `read_rows`, from the shards."""
+        unread: list[int] = []
         before = memoryview(bytearray(BLOCK + len(head)))
         flat = memoryview(out.reshape(-1).view(np.uint8).data)
         nbytes = len(flat) // max(1, len(ids))
@@ -134,30 +137,30 @@ class ArrayDataset:
                 self._watch.read(shard)
                 if got == BLOCK + size and before[124:135] == stated and before[BLOCK:] == head:
                     continue
-            others.append(row)
-        return others
+            unread.append(row)
+        return unread
 
     @property
     def present(self) -> int:
-        """How many samples have an array."""
+        """The number of samples that have an array."""
         return int((self._places["shard"] >= 0).sum())
 
     def first_fault(self) -> tuple[str, str] | None:
-        """(name, reason) of the first sample that has no array; None where all have one."""
+        """(name, reason) of the first sample without an array; None if all have one."""
         absent = np.flatnonzero(self._places["shard"] < 0)
         if not len(absent):
             return None
         return self.sample_name(int(absent[0])), self._reasons.get(int(absent[0]), "it was left out")
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Nothing: arrays are small, and stay in the page cache."""
+        """Does nothing: arrays are small and stay in the page cache."""
 
     def sample_name(self, index: int) -> str:
-        """As the source calls it."""
+        """The name in the source."""
         return self.source.sample_name(index)
 
     def sample_key(self, index: int) -> str:
-        """As the source calls it."""
+        """The name in the source."""
         return self.source.sample_key(index)
 
     def files(self) -> Sequence[Path]:

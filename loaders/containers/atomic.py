@@ -1,4 +1,4 @@
-"""Files that appear under their name when they are complete, or not at all."""
+"""Writing files that appear under their name only when they are complete."""
 
 import contextlib
 import os
@@ -10,12 +10,12 @@ from typing import BinaryIO, Self
 
 
 def temporary(path: Path) -> Path:
-    """Where a file is written before it is complete: same folder, a hidden name."""
+    """The path of a file until it is complete: a hidden name in the same folder."""
     return path.with_name(f".{path.name}.part")
 
 
 def replace_file(path: Path, content: bytes | bytearray) -> None:
-    """Write a whole file so that it appears complete or not at all."""
+    """Write a file that appears complete or not at all."""
     part = temporary(path)
     try:
         with part.open("wb") as file:
@@ -30,9 +30,10 @@ def replace_file(path: Path, content: bytes | bytearray) -> None:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Let a file have the mode of any new file in its folder: some libraries make theirs for their owner alone.
+    """Give a file the mode of any new file in its folder; some libraries create files that only their owner can read.
 
-    The umask, or the folder's default access list, is asked by making a file: to read the umask is to set it.
+    The mode is found by creating a file, because the umask can only be read by setting it, and a folder may have a
+    default access list.
     """
     probe = path.with_name(f".{path.name}.mode")
     probe.unlink(missing_ok=True)
@@ -54,7 +55,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class WholeFile(ABC):
-    """A file that appears under its name when its `with` block ends without an error, and else not at all."""
+    """A file that appears under its name only if its `with` block ends without an error."""
 
     path: Path
     _file: BinaryIO  # open at `temporary(path)`
@@ -72,7 +73,7 @@ class WholeFile(ABC):
         try:
             if kind is None:
                 self._publish()
-        finally:  # gone already where all went well
+        finally:  # already gone if there was no error
             temporary(self.path).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
+            with contextlib.suppress(OSError):  # a full disk fails again on buffered data
                 self._file.close()

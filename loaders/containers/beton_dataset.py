@@ -18,17 +18,17 @@ from .content import TEXT_FIELDS, Content
 from .readahead import pieces
 from .watch import FileState, FileWatch
 
-MAX_CLASSES = 1 << 20  # of a file that does not name them: a larger label is not a class index
-# Names of the fields to train on, where there are several of a kind.
+MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
+# Usual names of the fields to train on, in case there are several of a kind.
 USUAL = {"rgb": ("image", "img", "x"), "int": ("label", "target", "cls", "y")}
 
 
 class BetonDataset:
-    """The rgb field's images and the int field's labels, which may be any 64-bit numbers from -1 (unknown) on.
+    """Images of the rgb field with labels of the int field, which are class indices or -1 (unknown).
 
-    Of several fields of a kind the one that has a usual name is taken. A raw image is read as a PPM: its pixels behind
-    a line that tells their size, lossless and known to every decoder. Without an rgb field it is a dataset of texts:
-    the field of bytes that is called txt or text. Raises ShardError, or DataError where no field can be chosen.
+    If there are several fields of a kind, the one with a usual name is used. A raw image is read as a PPM, which has a
+    line with its size before its pixels, and which every decoder can read. Without an rgb field this is a dataset of
+    texts, in the bytes field that is called txt or text. Raises ShardError, or DataError if no field can be chosen.
     """
 
     notes: Sequence[str] = ()
@@ -76,14 +76,14 @@ class BetonDataset:
         return len(self.reader)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The JPEG's bytes, a PPM, or a text's bytes. Raises ShardError where the file is not what it was."""
+        """The bytes of a JPEG, a PPM or a text. Raises ShardError if the file has changed."""
         head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
         view = scratch.encoded(len(head) + int(self._sizes[index]))
         view[: len(head)] = head
         try:
             self.reader.fill(view[len(head) :], int(self._offsets[index]))
         except ShardError:
-            self._watch.look(0)  # its error may say more
+            self._watch.look(0)  # its error may be more precise
             raise
         self._watch.read(0)
         return view
@@ -96,7 +96,7 @@ class BetonDataset:
             self.reader.will_need(offset, size)
 
     def sample_name(self, index: int) -> str:
-        """`train.beton: sample 17 (cats/a.jpg)`, the last where a json field has kept its original path."""
+        """`train.beton: sample 17 (cats/a.jpg)`, with the original path if a json field has it."""
         path = self._path(index)
         return f"{self.name}: sample {index}" + (f" ({path})" if path else "")
 
@@ -105,7 +105,7 @@ class BetonDataset:
         return self._path(index) or str(index)
 
     def _path(self, index: int) -> str:
-        """What a json field has kept, empty where none has."""
+        """The original path from a json field; empty if there is none."""
         for name, field in self.reader.fields.items():
             if field.kind == "json":
                 with contextlib.suppress(ShardError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""The compact index of tar shards, which makes opening instant: 32 bytes a sample, derived, never the only copy.
+"""The compact index of tar shards: 32 bytes per sample, derived from the shards to open them quickly.
 
-`<split>.fidx` is a head, a record per sample, and notes as lines of text. It is stamped with what it was derived from,
-made again if it is missing, stale or damaged, and kept in the user's cache where the data is read-only. Texts have
-no width and height, and a stamp of their own.
+`<split>.fidx` contains a head, a record per sample, and notes as lines of text. It has a stamp of what it was derived
+from, is made again if it is missing, stale or damaged, and is kept in the user's cache if the data is read-only. Texts
+have no width and height, and their own kind of stamp.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ RECORD = np.dtype(
 
 _MAGIC = b"FIMGIDX2"
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), records, checksum of what follows
-_JPEG_BYTES = 32 * 1024  # of a JPEG, read first; few have longer metadata
+_JPEG_BYTES = 32 * 1024  # read first from a JPEG; few have longer metadata
 _LABEL_BYTES = 64
 _LABEL = re.compile(rb"-1|[0-9]{1,9}")
 _KINDS: tuple[Content, ...] = get_args(Content)
@@ -46,16 +46,16 @@ def records(
     checksums: list[str] | None,
     content: Content | None = None,
 ) -> tuple[npt.NDArray[np.void], list[str], Content]:
-    """Records [N] of `shards`, notes: sentences on indexes that were not believed, and what the samples are.
+    """Records [N] of `shards`, notes about indexes that do not fit their shards, and the content of the samples.
 
-    With `checksums`, those of each shard and of its index in one, the shards are ours and their indexes hold; without,
-    they are scanned, and `content` None is found out: text, where samples have a .txt and none has an image. Raises
+    `checksums`, of each shard and its index joined, are given for shards that fastimg wrote, whose indexes are trusted;
+    other shards are scanned. `content` None is detected: text if there are .txt members and no images. Raises
     ShardError.
     """
     if not shards:
         return np.zeros(0, RECORD), [], content or "images"
     stamp = bytes.fromhex(fingerprint)
-    if checksums is None:  # the notes depend on the indexes
+    if checksums is None:  # the notes also depend on the indexes
         stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
     beside = shards[0].parent / f"{cache_name}.fidx"
     key = hashlib.sha256(os.fsencode(shards[0].resolve().parent)).hexdigest()[:16]
@@ -80,7 +80,7 @@ def records(
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, body)
             break
-        except OSError:  # read-only data, then a read-only home: the index is derived again next time
+        except OSError:  # data and home are read-only: the index is derived again next time
             continue
     return made, notes, content
 
@@ -90,15 +90,15 @@ def _stamp(stamp: bytes, content: Content) -> bytes:
 
 
 def _content(samples: list[Sample], shards: list[Path]) -> Content:
-    """The content of shards that we did not write; all are read only if the first sample has no image."""
+    """The content of other writers' shards; all shards are read only if the first sample has no image."""
     images = image_extensions()
     if _of(samples[0], images):
         return "images"
     texts = False
-    for found in map(scan, shards):
-        if any(_of(sample, images) for sample in found):
+    for samples_of_shard in map(scan, shards):
+        if any(_of(sample, images) for sample in samples_of_shard):
             return "images"
-        texts = texts or any(_of(sample, TEXT_EXTENSIONS) for sample in found)
+        texts = texts or any(_of(sample, TEXT_EXTENSIONS) for sample in samples_of_shard)
     return "text" if texts else "images"
 
 
@@ -137,7 +137,7 @@ def _own_samples(shard: Path, index_sha256: str) -> list[Sample]:
 
 
 def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
-    """What a scan finds; adds to `notes` where an index says something else."""
+    """The samples found by a scan; adds to `notes` if there is an index that differs."""
     samples = scan(shard)
     index = index_path(shard)
     if index.exists():
@@ -151,7 +151,7 @@ def _foreign_samples(shard: Path, notes: list[str]) -> list[Sample]:
 
 
 def _fits(stated: list[Sample], found: list[Sample]) -> bool:
-    """Whether an index says what a scan found; it may leave out names (v1.1), and order a sample as it likes."""
+    """Whether an index equals a scan; it may omit names (v1.1), and the order within a sample may differ."""
     if [len(sample) for sample in stated] != [len(sample) for sample in found]:
         return False
     pairs = (pair for s, f in zip(stated, found, strict=True) for pair in zip(sorted(s), sorted(f), strict=True))
@@ -175,7 +175,7 @@ def _shard_records(
 
 
 def _main(name: str, sample: Sample, extensions: frozenset[str], content: Content, ours: bool) -> Member:
-    """The member that is the sample's image or text: ours stands first; of others it is `jpg` and not `depth.png`."""
+    """The member that is the sample's image or text: the first in our shards; in others `jpg`, not `depth.png`."""
     images = _of(sample, extensions)
     if not ours:
         images = [m for m in images if "." not in m.ext] or images
@@ -201,7 +201,7 @@ def _label(name: str, file: BinaryIO, member: Member) -> int:
 
 
 def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
-    """(width, height) of an image in a tar, (0, 0) if it has no valid header: the loader reports that."""
+    """(width, height) of an image in a tar, (0, 0) if it has no valid header: the loader reports it."""
     from fastimg.loaders.decode import read_header  # here, because text datasets do not need the parser
 
     file.seek(image.offset)
@@ -209,7 +209,7 @@ def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
     try:
         if data[:2] == b"\xff\xd8":  # a JPEG's header comes before its pixels
             return read_header(data, sys.maxsize).size
-    except ImageError:  # or goes on after what was read
+    except ImageError:  # or its header is longer
         pass
     data += file.read(image.size - len(data))
     try:
@@ -219,7 +219,7 @@ def _size(file: BinaryIO, image: Member) -> tuple[int, int]:
 
 
 def check_index(index: Path, sha256: str) -> None:
-    """Raises ShardError unless an index is the one with this checksum."""
+    """Raises ShardError unless an index has this checksum."""
     try:
         content = index.read_bytes()
     except OSError as error:

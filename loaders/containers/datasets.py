@@ -1,9 +1,9 @@
 """Datasets: what the loader reads from, and how a path becomes one.
 
-A dataset directory holds `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`:
-classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`, derived
-(compact_index.py). Tars without a dataset.json come from other writers: they are scanned, and an index beside them is
-only compared.
+A dataset directory contains `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`
+with classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`,
+which is derived (compact_index.py). Tars without a dataset.json come from other writers: they are scanned, and an index
+next to them is only compared.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ FORMAT_VERSION = 1
 SHARD_KEYS = ("name", "samples", "bytes", "sha256", "index_bytes", "index_sha256")  # of a tar in dataset.json
 _BETON_KEYS = SHARD_KEYS[:4]
 
-_NOTE_BYTES = 1 << 20  # of a sample's json, to name it
+_NOTE_BYTES = 1 << 20  # of a sample's JSON, read for its path
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -50,7 +50,7 @@ class Dataset(Protocol):
     content: Content  # what `read` gives: encoded images, or texts in UTF-8
     classes: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # [N], -1: unknown
-    notes: Sequence[str]  # sentences for the owner of the data: indexes that were not believed
+    notes: Sequence[str]  # sentences for the owner of the data, for example about an index that does not fit
 
     def __len__(self) -> int: ...
 
@@ -80,9 +80,9 @@ class Dataset(Protocol):
 def open_dataset(path: str | Path, split: str = "train", classes: Level | None = None) -> Dataset:
     """Open one split of shards, of a folder of .beton files or of a plain class folder; or a lone .beton, as `train`.
 
-    `classes`: which folders name the classes of a class folder, as `folder.list_folder` has it.
-    Raises DataError naming what is missing, cut short or altered, ValueError for `classes` of anything but a class
-    folder.
+    `classes` says which folders name the classes of a class folder; see `folder.list_folder`.
+    Raises DataError naming what is missing, cut short or altered, and ValueError for `classes` with anything but a
+    class folder.
     """
     path = Path(path)
     if classes is not None and not is_plain_folder(path):
@@ -92,7 +92,7 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
     refuse_no_folder(path)
     if (path / "dataset.json").exists():
         return _open_converted(path, split)
-    _refuse_unfinished(path)  # before its finished shards are taken for those of another writer
+    _refuse_unfinished(path)  # otherwise its finished shards would be read as another writer's
     if shards := foreign_shards(path):
         refuse_class_folder(path, [tar for tars in shards.values() for tar in tars])
         return TarDataset(f"{path} ({split})", _pick(path, shards, split), classes=None, cache_name=split)
@@ -107,7 +107,7 @@ def open_dataset(path: str | Path, split: str = "train", classes: Level | None =
 
 
 def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int]:
-    """Split names and their numbers of samples; -1 where counting means opening."""
+    """Split names and their numbers of samples; -1 if counting would require opening the split."""
     path = Path(path)
     if is_beton(path):
         return {"train": -1}
@@ -121,7 +121,7 @@ def list_splits(path: str | Path, classes: Level | None = None) -> dict[str, int
 
 
 def is_plain_folder(path: Path) -> bool:
-    """Whether a path is that of a folder of image or text files, not of shards."""
+    """Whether a path is a folder of image or text files, not of shards."""
     known = (path / "dataset.json").exists() or is_beton(path) or foreign_shards(path) or foreign_betons(path)
     return not known
 
@@ -141,7 +141,7 @@ def unfinished(path: Path) -> bool:
 
 
 def refuse_no_folder(path: Path) -> None:
-    """Raises DataError where a path is neither a folder nor a .beton file."""
+    """Raises DataError if a path is neither a folder nor a .beton file."""
     if path.is_dir() or is_beton(path):
         return
     if path.exists():
@@ -155,7 +155,7 @@ def _refuse_unfinished(path: Path) -> None:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """dataset.json of a converted dataset. Raises ShardError where it is not one."""
+    """The content of dataset.json. Raises ShardError if it is invalid."""
     file = path / "dataset.json"
     try:
         description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -177,7 +177,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def _check_entries(container: Any, samples: Any, shards: Any) -> None:
-    """Raises LookupError, TypeError or ValueError where a split is not described as it has to be."""
+    """Raises LookupError, TypeError or ValueError for an invalid description of a split."""
     keys = {"tar": SHARD_KEYS, "beton": _BETON_KEYS}[container]
     counts = [samples] + [shard[key] for shard in shards for key in keys if key in ("samples", "bytes", "index_bytes")]
     if not all(type(count) is int for count in counts) or samples != sum(shard["samples"] for shard in shards):
@@ -192,7 +192,7 @@ def _check_entries(container: Any, samples: Any, shards: Any) -> None:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name, put behind a folder, names a file in it: nothing outside is read or written."""
+    """Whether a name is that of a file directly in a folder, so that nothing outside is read or written."""
     return b"\0" not in os.fsencode(name) and os.path.basename(name) == name and name not in ("", ".", "..")
 
 
@@ -209,20 +209,20 @@ def foreign_shards(path: Path) -> dict[str, list[Path]]:
 
 
 def is_beton(path: Path) -> bool:
-    """Whether a path is a file of FFCV's container, by its name."""
+    """Whether a path is a .beton file, by its name."""
     return path.suffix == ".beton" and path.is_file()
 
 
 def foreign_betons(path: Path) -> dict[str, Path]:
-    """The .beton files of a folder, by split: their names."""
+    """The .beton files of a folder, by split, which is their name."""
     named = {file.stem: file for file in sorted(path.glob("*.beton"))}
     return {split: named[name] for name, split in split_names(path, named).items()}
 
 
 def split_names(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """The split that each name in a folder of shards means; a name that is not one of the usual ones means itself.
+    """The split of each name in a folder of shards; an unusual name is a split of its own.
 
-    Raises DataError where two mean the same.
+    Raises DataError if two names mean the same split.
     """
     splits: dict[str, str] = {}
     for name in names:
@@ -277,11 +277,11 @@ def _open_converted(path: Path, split: str) -> "Dataset":
 
 def _check_size(file: Path, size: int) -> None:
     try:
-        found = file.stat().st_size
+        actual = file.stat().st_size
     except OSError:
-        found = None
-    if found != size:
-        state = "missing" if found is None else f"{found} bytes where dataset.json says {size}: cut short or altered"
+        actual = None
+    if actual != size:
+        state = "missing" if actual is None else f"{actual} bytes where dataset.json says {size}: cut short or altered"
         raise ShardError(f"{file}: {state}; copy it again, or convert again with overwrite=True")
 
 
@@ -294,7 +294,7 @@ def _check_count(file: Path, found: int, stated: int) -> None:
 
 
 class TarDataset:
-    """Samples of tar shards, by preadv: a shard that shrinks is a short read and an error, never a SIGBUS."""
+    """Samples of tar shards, read by preadv: if a shard shrinks, that is a short read and an error, never a SIGBUS."""
 
     def __init__(
         self,
@@ -327,13 +327,13 @@ class TarDataset:
         return len(self.records)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The image's or text's bytes. Raises ShardError where the tar no longer fits its index, or is another."""
+        """The bytes of an image or a text. Raises ShardError if the tar has changed or does not fit its index."""
         offset, size, shard, *_ = self.records[index].item()
         view = scratch.encoded(BLOCK + size)
         try:
             fill(self._handles.file(shard), view, offset - BLOCK)
         except (OSError, EOFError) as error:
-            self._watch.look(shard)  # its error may say more
+            self._watch.look(shard)  # its error may be more precise
             raise ShardError(
                 f"{self._shards[shard]}: cannot be read ({error}); copy it again and use resume=True"
             ) from error
@@ -354,9 +354,9 @@ class TarDataset:
             ask(self._handles.file(shard), offset, size)
 
     def sample_name(self, index: int) -> str:
-        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, the last where the sample kept its original path.
+        """`train-00000.tar: 000000017.jpg (cats/a.jpg)`, with the original path if it was kept.
 
-        Where the tar can no longer be read, its place in it.
+        If the tar cannot be read any more, the position in it.
         """
         shard = self._shards[self.records[index]["shard"]]
         try:
@@ -371,11 +371,11 @@ class TarDataset:
         return path or member
 
     def _member(self, index: int) -> tuple[str, str]:
-        """The name of the sample's member, and the path in its note or an empty string."""
+        """The name of the sample's member, and the path in its JSON or an empty string."""
         shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
         file = self._handles.file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
-        for _ in range(4):  # the members after it, while they are of the same stem
+        for _ in range(4):  # the members after it that have the same stem
             at += size + -size % BLOCK + BLOCK
             header = os.pread(file, BLOCK, at - BLOCK)
             member = header[:100].split(b"\0")[0].decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Open files of a dataset: each is opened when it is read first, checked, and held until all are closed."""
+"""Open files of a dataset: each is opened and checked when it is first read, and stays open until all are closed."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ from .watch import FileWatch
 
 
 class Handles:
-    """`paths` as descriptors, from any thread. `remedy` is for the message if one cannot be opened.
+    """Descriptors of `paths`, for any thread. `remedy` is part of the message if a file cannot be opened.
 
-    `close` closes them, and so does garbage collection; after `close` they are opened again when they are needed.
+    `close` closes them, and so does garbage collection; after `close` they are opened again when needed.
     """
 
     def __init__(self, paths: Sequence[Path], watch: FileWatch, remedy: str) -> None:
@@ -47,7 +47,7 @@ class Handles:
             return self._files[number]
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all files."""
         with self._lock:
             _close_all(self._files)
 

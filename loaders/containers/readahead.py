@@ -1,4 +1,4 @@
-"""Which samples the system is asked to fetch before a batch is read, while an epoch goes by, and how it is asked."""
+"""Which samples the system is asked to read ahead during an epoch, and how."""
 
 import os
 from collections.abc import Iterator
@@ -10,20 +10,22 @@ from fastimg.loaders.order import Slices
 
 Samples = npt.NDArray[np.int64]
 
-_AHEAD = 4  # batches: how long before its first sample a block is asked for
-_CATCH_UP = 4  # times as many blocks a batch as it takes in the long run: half a window is not asked for at once
-_CHUNK = 1 << 16  # samples looked at in one go
-_GAP = 16384  # bytes that are fetched without being asked for, rather than asking once more: labels, notes, padding
-_PIECE = 131072  # bytes asked for at a time: Linux drops what goes beyond the device's read-ahead, often 128 KB
+_AHEAD = 4  # number of batches by which a block is requested before its first sample
+_CATCH_UP = (
+    4  # at most so many times the average number of blocks per batch, so that half a window is not requested at once
+)
+_CHUNK = 1 << 16  # samples processed at once
+_GAP = 16384  # bytes between samples that are read with them rather than skipped: labels, notes, padding
+_PIECE = 131072  # bytes per request: Linux drops the part beyond the device's read-ahead, often 128 KB
 
 
 class WholeBlocks:
-    """`quasi-random`: blocks, some batches before their first sample, as far as this rank reads them.
+    """Reads ahead for the order `quasi-random`: whole blocks, a few batches before their first sample.
 
-    Of a block only what this rank still has to read is asked for: ranks that share a page cache fill it together,
-    ranks on other machines fetch nothing twice, and an epoch that is resumed asks for no sample that it has seen. In
-    the first batches, which take from half a window of blocks, their own samples come first and blocks follow as the
-    reading catches up. Held: one byte a sample and 16 bytes a block.
+    Only the samples of a block that this rank still has to read are requested: ranks that share a page cache fill it
+    together, ranks on other machines fetch nothing twice, and a resumed epoch requests no sample that it has seen. The
+    first batches need half a window of blocks: their own samples are requested first, and blocks follow gradually.
+    Memory: one byte per sample and 16 bytes per block.
     """
 
     def __init__(self, order: Samples, slices: Slices, block: int) -> None:
@@ -33,7 +35,7 @@ class WholeBlocks:
         n = slices.n
         steps = max(1, _CHUNK // slices.batch_size)
         self._mine = np.zeros(n, np.bool_)
-        first = np.full(-(-n // block), n, np.int64)  # the position at which this rank reads of a block first
+        first = np.full(-(-n // block), n, np.int64)  # position of the first sample of each block that this rank reads
         for start in range(0, slices.steps, steps):
             positions = slices.span(start, min(start + steps, slices.steps))
             samples = order[positions]
@@ -45,7 +47,7 @@ class WholeBlocks:
         self._limit = -(-_CATCH_UP * slices.global_batch // block)
 
     def before(self, step: int) -> tuple[Samples, ...]:
-        """The batch's samples where not all of their blocks were asked for yet; then blocks that begin soon."""
+        """The batch's own samples, if not all of their blocks have been requested; then the blocks that begin soon."""
         end = self._slices.start + (step + 1) * self._slices.global_batch
         needed, soon = self._first.searchsorted((end, end + _AHEAD * self._slices.global_batch)).tolist()
         begin = self._asked
@@ -59,9 +61,9 @@ class WholeBlocks:
 def pieces(
     files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> Iterator[tuple[int, int, int]]:
-    """(file, offset, size) of what holds the extents [N]: neighbours joined, long ones in pieces, in stored order.
+    """(file, offset, size) of requests that cover the extents [N], in stored order: neighbours joined, long ones split.
 
-    No extent may lie within another one, but for equal ones.
+    No extent may be inside another one, except equal ones.
     """
     if len(files) == 0:
         return
@@ -78,6 +80,6 @@ def pieces(
 
 
 def ask(file: int, offset: int, size: int) -> None:
-    """Ask the system to read a part of an open file ahead. Does nothing where there is no such call."""
+    """Ask the system to read a part of an open file ahead. Does nothing if the system has no such call."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)

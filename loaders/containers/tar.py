@@ -1,9 +1,9 @@
-"""Tar shards and DALI's index, written and read in one place.
+"""Reading and writing tar shards and their indexes in DALI's format.
 
 A shard is a plain ustar archive whose members come in runs of one stem: `000000017.jpg`, `000000017.cls`,
 `000000017.json`. Its index (DALI's readers.webdataset, v1.2) is text: `v1.2 <samples>`, then a line per sample with
 `<ext> <offset> <size> <filename>` per member, joined by spaces; `offset` is where the member's data starts. v1.1 is the
-same without `<filename>`. A foreign tar is scanned; ustar.py reads its headers.
+same without `<filename>`. Tars of other writers are scanned; ustar.py reads their headers.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Member(NamedTuple):
-    """One file of a sample: `data = tar[offset : offset + size]`. `name` is empty where a v1.1 index did not say."""
+    """One file of a sample: `data = tar[offset : offset + size]`. `name` is empty if it comes from a v1.1 index."""
 
     ext: str
     offset: int
@@ -45,9 +45,9 @@ def split_name(name: str) -> tuple[str, str]:
 class ShardWriter(WholeFile):
     """Writes one shard and its index: `with ShardWriter(path) as shard: shard.add("000000017", {"jpg": data})`.
 
-    Both files appear under their names when the block ends without an error, the tar last; before that, and after an
-    error, nothing does. Afterwards `count`, `bytes`, `sha256`, `index_bytes`, `index_sha256` say what was written.
-    Held in memory: the index's text.
+    Both files appear under their names when the block ends without an error, the tar last; otherwise neither does.
+    Afterwards `count`, `bytes`, `sha256`, `index_bytes` and `index_sha256` describe what was written. The text of the
+    index is kept in memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,7 @@ class ShardWriter(WholeFile):
             pieces += (member_header(name, len(data)), data, padding)
             members.append(Member(ext, end + BLOCK, len(data), name))
             end += BLOCK + len(data) + len(padding)
-        self._write(b"".join(pieces))  # at once: either call lets other threads run, and waits for its turn again
+        self._write(b"".join(pieces))  # in one call: each call releases the GIL and waits for it again
         self._index += _index_line(tuple(members)).encode()
         self.count += 1
 
@@ -96,7 +96,7 @@ class ShardWriter(WholeFile):
 
 
 def index_path(shard: Path) -> Path:
-    """The index that stands beside a shard."""
+    """The path of a shard's index."""
     return shard.with_suffix(".idx")
 
 
@@ -109,7 +109,7 @@ def _index_line(sample: Sample) -> str:
 
 
 def parse_index(path: Path, tar_size: int) -> list[Sample]:
-    """Samples of a DALI v1.1 or v1.2 index. Raises ShardError unless every member lies in a tar of `tar_size` bytes."""
+    """Samples of a DALI v1.1 or v1.2 index. Raises ShardError unless every member fits in a tar of `tar_size` bytes."""
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -147,9 +147,9 @@ def parse_index(path: Path, tar_size: int) -> list[Sample]:
 
 
 def scan(path: Path) -> list[Sample]:
-    """Samples of a tar of any writer, by reading its headers. A hard link is the data that it links to.
+    """Samples of a tar of any writer, by reading its headers. A hard link is read as the member that it links to.
 
-    Folders, hidden files (as DALI and webdataset do) and links or devices without an extension are skipped. Raises
+    Folders, hidden files, and links or devices without an extension are skipped, as in DALI and webdataset. Raises
     ShardError for anything else that is not plain data, for two members of a sample with the same extension, and for a
     tar that is damaged, cut short, or followed by another.
     """
@@ -158,7 +158,7 @@ def scan(path: Path) -> list[Sample]:
     stem = ""
     places: dict[str, tuple[int, int]] | None = None  # (offset, size) by name, once there is a hard link
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is an error, not a wait
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe, which is an error
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror}; check the path and its permissions") from error
     try:

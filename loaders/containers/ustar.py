@@ -1,7 +1,7 @@
-"""The header of a tar's member, written as ustar, read from any writer.
+"""Headers of tar members: written as ustar, read from any writer.
 
-Read: v7, ustar, PAX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header") and GNU's long names and
-base-256 numbers (GNU tar's manual, "Basic Tar Format"). Anything else is an error, never skipped.
+Supported for reading: v7, ustar, PAX (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"), and
+GNU's long names and base-256 numbers (GNU tar's manual, "Basic Tar Format"). Anything else is an error, never skipped.
 """
 
 import os
@@ -13,9 +13,9 @@ BLOCK = 512
 FILE, HARD_LINK, SYMLINK, FOLDER, VOLUME = "0", "1", "2", "5", "V"  # kinds of members
 
 _MAX_OCTAL_SIZE = 8**11
-_MAX_NAMES = 1 << 20  # bytes of an extended header
+_MAX_NAMES = 1 << 20  # bytes of an extended header, at most
 _NO_DATA = frozenset("123456")  # links, devices, folders, pipes: the size in their headers is ignored
-_FILES = {"\0": FILE, "7": FILE}  # of v7; contiguous
+_FILES = {"\0": FILE, "7": FILE}  # v7's code for files; contiguous files
 
 
 class TarMember(NamedTuple):
@@ -30,7 +30,7 @@ class TarMember(NamedTuple):
 
 
 def member_header(name: str, size: int) -> bytes:
-    """A ustar header of 512 bytes: the same bytes for the same name and size, always."""
+    """A ustar header of 512 bytes, which depends only on the name and size."""
     encoded = name.encode()
     if len(encoded) > 100 or size >= _MAX_OCTAL_SIZE:
         raise ValueError(f"{name}: a ustar member has a name of at most 100 bytes and a size under 8 GiB")
@@ -42,7 +42,7 @@ def member_header(name: str, size: int) -> bytes:
         (116, b"0000000\0"),  # gid
         (124, b"%011o\0" % size),
         (136, b"%011o\0" % 0),  # mtime
-        (148, b" " * 8),  # checksum, as it is summed
+        (148, b" " * 8),  # spaces in place of the checksum while it is computed
         (156, b"0"),  # a regular file
         (257, b"ustar\x0000"),
     ):
@@ -57,15 +57,15 @@ def stated_size(header: bytes | memoryview) -> int:
 
 
 def entries(file: int) -> Iterator[TarMember]:
-    """The members of an open tar, in turn. Raises ValueError for an invalid tar, and OSError."""
+    """Yield the members of an open tar in order. Raises ValueError for an invalid tar, and OSError."""
     total = os.fstat(file).st_size
     at = 0
-    ours: dict[str, bytes] = {}  # extended headers of the next member
-    everyones: dict[str, bytes] = {}  # and of all that follow
+    ours: dict[str, bytes] = {}  # extended header of the next member
+    everyones: dict[str, bytes] = {}  # extended header of all members that follow
     while True:
         header = os.pread(file, BLOCK, at)
         if len(header) < BLOCK:
-            raise ValueError(f"it is cut short: no end mark at byte {at}")
+            raise ValueError(f"it is cut short: no end marker at byte {at}")
         if not any(header):
             break
         if not _is_header(header):
@@ -74,28 +74,28 @@ def entries(file: int) -> Iterator[TarMember]:
         stated = stated_size(header)
         begin = at + BLOCK
         if stated < 0:
-            raise ValueError(f"the header at byte {at} states no size")
+            raise ValueError(f"the header at byte {at} has no valid size")
         if kind in "xgXLK":
             if stated > _MAX_NAMES:
-                raise ValueError(f"the extended header at byte {at} is of {stated} bytes")
+                raise ValueError(f"the extended header at byte {at} is too long ({stated} bytes)")
             data = os.pread(file, _padded(stated), begin)
             at = begin + _padded(stated)
             if data[stated:].strip(b"\0"):
-                raise ValueError(f"the extended header before byte {at} is longer than it states")
+                raise ValueError(f"the extended header before byte {at} is longer than its stated size")
             data = data[:stated]
             if kind in "LK":
                 name = data.rstrip(b"\0")
                 if not name or b"\0" in name:
                     raise ValueError(f"the long name before byte {at} is invalid")
-                found = {"path" if kind == "L" else "linkpath": name}
+                values = {"path" if kind == "L" else "linkpath": name}
             else:
-                found = _records(data, at)
+                values = _records(data, at)
             if kind == "g":
-                everyones |= found
-            elif found.keys() & ours.keys():
+                everyones |= values
+            elif values.keys() & ours.keys():
                 raise ValueError(f"two extended headers before byte {at} contradict each other: a header is missing")
             else:
-                ours |= found
+                ours |= values
             continue
         extended = everyones | ours
         size = _decimal(extended["size"], at) if extended.get("size") else stated
@@ -105,8 +105,8 @@ def entries(file: int) -> Iterator[TarMember]:
         if kind in _NO_DATA:
             size = 0
         if begin + size > total:
-            raise ValueError(f"it is cut short: {path} ends beyond it")
-        if size != stated and kind == FILE:  # `read` compares what is right before the data
+            raise ValueError(f"it is cut short: {path} ends after the end of the file")
+        if size != stated and kind == FILE:  # `read` checks the header right before the data
             raise ValueError(f"{path} has a size of {stated} bytes in its header and of {size} in its extended header")
         sparse = kind == "S" or any(key.startswith("GNU.sparse.") for key in extended)
         yield TarMember(path, kind, begin, size, link, sparse)
@@ -116,18 +116,18 @@ def entries(file: int) -> Iterator[TarMember]:
         raise ValueError(f"it ends after an extended header at byte {at}")
     while block := os.pread(file, 1 << 20, at):
         if block.strip(b"\0"):
-            raise ValueError(f"there is data behind its end mark at byte {at}: perhaps another tar")
+            raise ValueError(f"there is data after its end marker at byte {at}, perhaps another tar")
         at += len(block)
 
 
 def _is_header(header: bytes) -> bool:
     stated = _number(header[148:156])
     blank = header[:148] + b" " * 8 + header[156:]
-    return stated == sum(blank) or stated == sum(struct.unpack("512b", blank))  # signed, by old tars
+    return stated == sum(blank) or stated == sum(struct.unpack("512b", blank))  # old tars sum signed bytes
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or base 256 where the first bit is set; -1 for what is neither, or is negative."""
+    """A number in octal digits, or in base 256 if the first bit is set; -1 if it is invalid or negative."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
     digits = field.split(b"\0")[0].strip(b" ")
@@ -142,7 +142,7 @@ def _decimal(digits: bytes, at: int) -> int:
 
 def _records(data: bytes, end: int) -> dict[str, bytes]:
     """`<length> <key>=<value>\\n` of a PAX header that ends at `end`."""
-    found = {}
+    values = {}
     at = 0
     data = data.rstrip(b"\0")
     while at < len(data):
@@ -152,14 +152,14 @@ def _records(data: bytes, end: int) -> dict[str, bytes]:
         key, equals, value = data[begin : until - 1].partition(b"=")
         if until <= begin or not equals or data[until - 1 : until] != b"\n":
             raise ValueError(f"the extended header before byte {end} is invalid")
-        found[_text(key)] = value
+        values[_text(key)] = value
         at = until
-    return found
+    return values
 
 
 def _name(header: bytes) -> bytes:
     name = _field(header, 0, 100)
-    prefix = _field(header, 345, 500) if header[257:263] == b"ustar\0" else b""  # GNU has dates there
+    prefix = _field(header, 345, 500) if header[257:263] == b"ustar\0" else b""  # GNU stores dates there
     return prefix + b"/" + name if prefix else name
 
 

@@ -1,8 +1,8 @@
-"""Files that must not change after their index was read: a swap that fits the index would go unnoticed.
+"""Detects files that change after their index was read; a new file that fits the index would go unnoticed.
 
-A name is looked up again with every so many reads of the file, 2 us each. What counts is size, time of the last write
-and inode: a file that was replaced, written to, cut short or taken away is found out, also where the reader still
-holds the old one, since a resumed run would read the new one.
+A path is checked again every few reads of its file, which takes 2 us. Size, modification time and inode are compared,
+so a file that was replaced, written to, truncated or removed is detected even if the reader still has the old one open,
+because a resumed run would read the new one.
 """
 
 import os
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from fastimg.loaders.errors import ShardError
 
-EVERY = 16  # reads between two looks
+EVERY = 16  # reads between two checks
 
 
 def fill(file: int, view: memoryview, offset: int) -> None:
-    """Read into all of `view` from `offset` on. Raises EOFError where the file ends before, OSError."""
+    """Fill `view` from `offset` on. Raises EOFError if the file ends too early, and OSError."""
     while view.nbytes:
         got = os.preadv(file, [view], offset)
         if got == 0:
@@ -26,20 +26,20 @@ def fill(file: int, view: memoryview, offset: int) -> None:
 
 
 class FileState(NamedTuple):
-    """What tells two files of one name apart."""
+    """What tells two files of the same name apart."""
 
     size: int
-    written: int  # nanoseconds
+    written: int  # modification time in nanoseconds
     inode: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileState":
-        """Of what `stat` says."""
+        """The state in the result of `os.stat`."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 class FileWatch:
-    """`paths` and their states, those of now where none are given. Raises ShardError for a path that is missing."""
+    """Compares `paths` with their earlier states, by default the current ones. Raises ShardError for a missing path."""
 
     def __init__(self, paths: Sequence[Path], states: Sequence[FileState] | None = None) -> None:
         self._paths = paths
@@ -47,17 +47,17 @@ class FileWatch:
         self._states = [_state(path) for path in paths] if states is None else states
 
     def opened(self, number: int, file: int) -> None:
-        """File `number` was opened as descriptor `file`. Raises ShardError where it is another one by now."""
+        """Check file `number` after it was opened as `file`. Raises ShardError if it has changed."""
         self._compare(number, os.fstat(file))
 
     def read(self, number: int) -> None:
-        """File `number` was read. Raises ShardError, now and then, where it is not what it was."""
-        self._reads += 1  # threads may lose one to each other: no harm
+        """Check file `number` on every few calls. Raises ShardError if it has changed."""
+        self._reads += 1  # threads may lose a count, which does no harm
         if self._reads % EVERY == 0:
             self.look(number)
 
     def look(self, number: int) -> None:
-        """Raises ShardError where file `number` is not what it was."""
+        """Check file `number`. Raises ShardError if it has changed."""
         try:
             status = os.stat(self._paths[number])
         except OSError as error:

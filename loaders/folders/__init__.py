@@ -1,4 +1,4 @@
-"""Folders of images or texts: every file in them is a sample, or left out for a reason.
+"""Folders of images or texts: each file is a sample, or is ignored for a reason.
 
 In: a folder. Out: splits, classes and files. Must not know: containers, decoding.
 """

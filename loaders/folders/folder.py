@@ -1,4 +1,4 @@
-"""A folder of images or of texts, one subfolder per class, with or without train/ val/ test/ above them."""
+"""A folder of images or texts with one subfolder per class, optionally below train/, val/ and test/."""
 
 import errno
 import hashlib
@@ -21,11 +21,11 @@ from fastimg.loaders.wording import plural
 from .ignored import Ignored, hidden_reason
 from .walk import Kinds, find, find_images, find_texts, relative, scan, walk
 
-Level = Literal["top", "leaf"]  # which folder names the class of a file: the topmost, or the one that it lies in
+Level = Literal["top", "leaf"]  # which folder names a file's class: the topmost, or the one that contains it
 
-_NOT_THE_FILES = frozenset({errno.EMFILE, errno.ENFILE})  # too many open files
+_NOT_A_FILE_ERROR = frozenset({errno.EMFILE, errno.ENFILE})  # too many open files: no fault of the file being opened
 
-# Names of splits, in lower case -> what the split is called.
+# Usual names of split folders, in lower case -> the split.
 SPLIT_FOLDERS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
@@ -34,34 +34,34 @@ SPLIT_FOLDERS = {
 _SPLITS = tuple(dict.fromkeys(SPLIT_FOLDERS.values()))
 
 _LOOSE = "outside any class folder"
-_LOOSE_ABOVE = "beside the split folders, not in a class folder"
-_SHOWN = 6  # names of folders or classes in a sentence
+_LOOSE_ABOVE = "next to the split folders, not in a class folder"
+_SHOWN = 6  # number of folder or class names in a sentence
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds. `files[split]` is sorted by path and holds (path relative to the root, class index)."""
+    """The contents of a folder. `files[split]` lists (path relative to the root, class index), sorted by path."""
 
     root: Path
     classes: tuple[str, ...]
     files: dict[str, list[tuple[str, int]]]
     ignored: Ignored  # every other file under the root
     content: Content = "images"
-    notes: tuple[str, ...] = ()  # sentences on how the folders are read, where they can be read in another way
+    notes: tuple[str, ...] = ()  # sentences on how folders were interpreted, if there is more than one way
 
     def all_notes(self) -> tuple[str, ...]:
-        """The notes, and a sentence on the files that are ignored."""
+        """The notes, and a sentence about ignored files."""
         return (*self.notes, *self.ignored.note(str(self.root), sum(map(len, self.files.values()))))
 
 
 def list_folder(root: Path, classes: Level | None = None) -> Listing:
     """Read the layout of a class folder. Classes are folder names in sorted order, the same in every split.
 
-    `classes`: "top" (None: the same, and a note tells of the other where it differs), the subfolder of the split; or
-    "leaf", the folder that a file lies in; folders of the same name are one class.
-    An unsplit folder is one split, `train`. It is one of texts where there are .txt files in classes and no image in
-    any. Raises DataError for no classes, an empty class, a class that only some other split has, or two folders of one
-    split.
+    `classes` says which folder names a file's class: "top", the subfolder of the split, or "leaf", the folder that
+    contains the file; folders of the same name are one class. None is "top" with a note if "leaf" would differ.
+    A folder without splits is one split, `train`. It is a dataset of texts if class folders contain .txt files and no
+    images. Raises DataError if there are no classes, a class is empty, a class is missing in the training split, or two
+    folders are the same split.
     """
     splits, notes = _split_folders(root)
     try:
@@ -73,7 +73,7 @@ def list_folder(root: Path, classes: Level | None = None) -> Listing:
 
 
 def _holds_only_texts(splits: dict[str, Path]) -> bool:
-    """Whether class folders have texts and no images at all."""
+    """Whether the class folders contain texts and no images."""
     folders = [folder / name for folder in splits.values() for name in _subfolders(folder)]
     if any(find_images(folder)[0] for folder in folders):
         return False
@@ -81,7 +81,7 @@ def _holds_only_texts(splits: dict[str, Path]) -> bool:
 
 
 def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
-    """The folder of each split, and sentences on names that are not the split's own."""
+    """The folder of each split, and notes about folders with another name than their split."""
     folders = _subfolders(root)
     named: dict[str, list[str]] = {}
     for name in folders:
@@ -91,9 +91,9 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
     if "train" not in named:
         if in_splits and len(in_splits) == len(folders):
             raise DataError(
-                f"{root}: has {', '.join(folders)} but no train/; add it, or name one of them as the source"
+                f"{root}: has {', '.join(folders)} but no train/; add it, or give one of these folders as the source"
             )
-        notes = [f"{root}: there is no train/ in it, so that {_folders(in_splits)} and the other folders are classes"]
+        notes = [f"{root}: has no train/, so {_folders(in_splits)} and the other folders are read as classes"]
         return {"train": root}, notes if in_splits else []
     for split, names in named.items():
         if len(names) > 1:
@@ -101,8 +101,9 @@ def _split_folders(root: Path) -> tuple[dict[str, Path], list[str]]:
             raise DataError(f"{root}: {_folders(names)} are {which} names of the split {split}; keep one of them")
     if len(in_splits) < len(folders):
         extra = sorted(set(folders) - set(in_splits))
-        verb = "is not a split and lies" if len(extra) == 1 else "are not splits and lie"
-        raise DataError(f"{root}: {_folders(extra)} {verb} beside {_folders(in_splits)}; move the others away")
+        verb = "is not a split but is" if len(extra) == 1 else "are not splits but are"
+        them = "it" if len(extra) == 1 else "them"
+        raise DataError(f"{root}: {_folders(extra)} {verb} next to {_folders(in_splits)}; move {them} away")
     renamed = [f"{named[split][0]}/ as {split}" for split in _SPLITS if split in named and named[split] != [split]]
     notes = [f"{root}: folders are read as splits: {', '.join(renamed)}"] if renamed else []
     return {split: root / name for split, (name,) in named.items()}, notes
@@ -113,14 +114,14 @@ def _list(root: Path, splits: dict[str, Path], content: Content, level: Level | 
     top = _subfolders(splits["train"])
     if not top:
         raise DataError(
-            f"{splits['train']}: no class folders in it; put the images (or .txt files) of each class into a subfolder "
-            "of its name"
+            f"{splits['train']}: has no class folders; put the images (or .txt files) of each class into a subfolder "
+            "named after it"
         )
     kinds = Kinds(content)
     ignored = _loose(root, splits, kinds)
-    found: dict[str, list[tuple[str, str]]] = {}  # of each split: path, class
+    listed: dict[str, list[tuple[str, str]]] = {}  # split -> (path, class) of each file
     for split, folder in sorted(splits.items()):
-        found[split] = []
+        listed[split] = []
         for name in _subfolders(folder):
             if level != "leaf" and name not in top:
                 raise _untrained(folder / name, name)
@@ -128,18 +129,18 @@ def _list(root: Path, splits: dict[str, Path], content: Content, level: Level | 
             if split == "train":
                 _refuse_empty(folder / name, root, paths, others, level, what)
             ignored.update(others)
-            found[split] += [(path, name if level != "leaf" else _innermost(path)) for path in paths]
-        if not found[split]:
+            listed[split] += [(path, name if level != "leaf" else _innermost(path)) for path in paths]
+        if not listed[split]:
             raise DataError(f"{folder}: the split is empty; add {what} or remove the folder")
-    classes = tuple(top) if level != "leaf" else tuple(sorted({name for _, name in found["train"]}))
+    classes = tuple(top) if level != "leaf" else tuple(sorted({name for _, name in listed["train"]}))
     numbers = {name: number for number, name in enumerate(classes)}
     files: dict[str, list[tuple[str, int]]] = {}
-    for split, pairs in found.items():
+    for split, pairs in listed.items():
         if untrained := next((pair for pair in pairs if pair[1] not in numbers), None):
             raise _untrained(root / os.path.dirname(untrained[0]), untrained[1])
         files[split] = [(path, numbers[name]) for path, name in pairs]
-    readings = _readings(root, splits, found, classes, level)
-    return Listing(root, classes, files, ignored, content, (*notes, *readings))
+    nesting = _nesting_notes(root, splits, listed, classes, level)
+    return Listing(root, classes, files, ignored, content, (*notes, *nesting))
 
 
 def _untrained(folder: Path, name: str) -> DataError:
@@ -147,7 +148,7 @@ def _untrained(folder: Path, name: str) -> DataError:
 
 
 def _refuse_empty(folder: Path, root: Path, paths: list[str], ignored: Ignored, level: Level | None, what: str) -> None:
-    """Raise DataError for a class folder of the training split without a file to train on."""
+    """Raise DataError if a class folder of the training split has no file to train on."""
     if level == "leaf" and paths:
         used = {os.path.dirname(path) for path in paths}
         for here, below, _ in os.walk(folder, followlinks=False):
@@ -163,36 +164,36 @@ def _innermost(path: str) -> str:
     return os.path.basename(os.path.dirname(path))
 
 
-def _readings(
+def _nesting_notes(
     root: Path,
     splits: dict[str, Path],
-    found: dict[str, list[tuple[str, str]]],
+    listed: dict[str, list[tuple[str, str]]],
     classes: tuple[str, ...],
     level: Level | None,
 ) -> list[str]:
-    """How nested folders are read: the other way too where none was asked for; classes of several folders."""
+    """Notes on nested folders: classes made of several folders, or the other level if none was chosen."""
     if level == "leaf":
         places: dict[str, set[str]] = {}
-        for split, pairs in found.items():
+        for split, pairs in listed.items():
             above = 0 if splits[split] == root else len(splits[split].name) + 1
             for path, name in pairs:
                 places.setdefault(name, set()).add(os.path.dirname(path[above:]))
         joined = [f"{name} ({', '.join(sorted(places[name])[:3])})" for name in classes if len(places[name]) > 1]
-        return [f"{root}: folders of one name are one class: {_some(joined)}"] if joined else []
-    names = [(path, name) for pairs in found.values() for path, name in pairs]
+        return [f"{root}: folders of the same name are one class: {_some(joined)}"] if joined else []
+    names = [(path, name) for pairs in listed.values() for path, name in pairs]
     deeper = sum(_innermost(path) != name for path, name in names)
     if level == "top" or not deeper:
         return []
     leaves = Counter(_innermost(path) for path, _ in names)
     return [
-        f"{root}: the classes are the {len(classes)} folders at the top ({_some(classes)}), and {deeper:,} of "
-        f"{plural(len(names), 'file')} lie in folders below them; classes=leaf makes the folder that a file lies in "
-        f"its class, which gives {len(leaves)} ({_some(sorted(leaves))}); classes=top keeps this without the note"
+        f"{root}: the classes are the {len(classes)} folders at the top ({_some(classes)}), but {deeper:,} of "
+        f"{plural(len(names), 'file')} are in folders below them; use classes=leaf to take the innermost folder as the "
+        f"class, which gives {len(leaves)} ({_some(sorted(leaves))}), or classes=top to keep this without the note"
     ]
 
 
 def _folders(names: Sequence[str]) -> str:
-    """`a/ and b/`."""
+    """The names as `a/, b/ and c/`."""
     shown = [f"{name}/" for name in sorted(names)]
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
 
@@ -202,7 +203,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def is_class_folder(folder: Path) -> bool:
-    """Whether it has several subfolders of image files; other kinds of data in it are then something else."""
+    """Whether a folder has several subfolders of images."""
     try:
         listing = list_folder(folder)
         return listing.content == "images" and len(listing.classes) > 1
@@ -215,7 +216,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
-    """The files of a class folder that lie in none of its classes."""
+    """The files that are not inside any class folder."""
     ignored = Ignored()
     above = {} if root in splits.values() else {root: _LOOSE_ABOVE}
     for folder, place in {**above, **dict.fromkeys(splits.values(), _LOOSE)}.items():
@@ -226,7 +227,7 @@ def _loose(root: Path, splits: dict[str, Path], kinds: Kinds) -> Ignored:
 
 
 class FilesDataset:
-    """Image files, or text files, by path. Sample i is `paths[i]` with label `labels[i]`, -1 if there is none."""
+    """Image or text files by path. Sample i is `paths[i]` with the label `labels[i]`, -1 if it has none."""
 
     def __init__(
         self,
@@ -249,7 +250,7 @@ class FilesDataset:
         return len(self._paths)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """The file's bytes as they are now.
+        """The file's current bytes.
 
         Raises ImageError if it cannot be read, DataError if the cause is not this file.
         """
@@ -261,16 +262,16 @@ class FilesDataset:
                     raise ImageError("the file shrank while it was read")
                 return view
         except OSError as error:
-            if error.errno in _NOT_THE_FILES:
+            if error.errno in _NOT_A_FILE_ERROR:
                 raise DataError(f"{self.sample_name(index)}: {error.strerror}; raise `ulimit -n`") from error
-            if not os.path.exists(self._root):  # False for a mount that went stale, too
+            if not os.path.exists(self._root):  # also false for a stale mount
                 raise DataError(
                     f"{self._root}: disappeared while it was in use; bring it back and use resume=True"
                 ) from error
             raise ImageError(error.strerror or str(error)) from error
 
     def will_need(self, indices: npt.NDArray[np.int64]) -> None:
-        """Nothing is read ahead: opening a file twice costs more than it saves."""
+        """Does nothing: opening a file twice costs more than reading ahead saves."""
 
     def sample_name(self, index: int) -> str:
         """The file's path."""
@@ -287,8 +288,8 @@ class FilesDataset:
         return self._paths[index]
 
     def files(self) -> Sequence[Path]:
-        """One for each sample."""
+        """The paths, one per sample."""
         return [self._root / path for path in self._paths]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file stays open."""

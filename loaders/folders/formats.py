@@ -1,7 +1,7 @@
-"""Image formats by file extension: those that can be decoded here, and what to do about the others.
+"""Image formats by file extension: which can be decoded here, and what to do about the others.
 
-Pillow's plugins for HEIC and JPEG XL are used where they are installed; they are imported when extensions are listed or
-when such an image is decoded, not before.
+Pillow's plugins for HEIC and JPEG XL are used if they are installed. They are imported only when extensions are listed
+or such an image is decoded.
 """
 
 import importlib
@@ -40,13 +40,15 @@ _JXL_STARTS = (b"\xff\x0a", b"\x00\x00\x00\x0cJXL \r\n\x87\n")
 
 @cache
 def register_plugins() -> dict[str, str]:
-    """Let Pillow use those plugins that are installed. Returns, by module, why one of these cannot be imported."""
+    """Register the installed Pillow plugins. Returns, by module, why an installed one cannot be imported."""
     faults = {}
     for module in _INSTALL:
         try:
             plugin = importlib.import_module(module)  # pillow_jxl registers itself
         except ImportError as error:
-            if not (isinstance(error, ModuleNotFoundError) and error.name == module):  # else it is not installed
+            if not (
+                isinstance(error, ModuleNotFoundError) and error.name == module
+            ):  # otherwise it is just not installed
                 faults[module] = str(error).splitlines()[0] if str(error) else type(error).__name__
             continue
         if module == "pillow_heif":
@@ -55,36 +57,36 @@ def register_plugins() -> dict[str, str]:
 
 
 def image_extensions() -> frozenset[str]:
-    """Extensions of the formats that Pillow and its installed plugins read, with their dots, in lower case."""
+    """Extensions that Pillow and its installed plugins read, in lower case, with the dot."""
     Image.init()
     register_plugins()
-    found = frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
-    return found | {".mpo"}  # opened as a JPEG, so that Pillow lists it among the formats it writes
+    readable = frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
+    return readable | {".mpo"}  # opened as a JPEG; Pillow lists it only among the formats that it writes
 
 
 def undecodable_extensions() -> dict[str, str]:
-    """Extensions of images that cannot be decoded here -> the format and the remedy, in words."""
+    """Extensions of images that cannot be decoded here -> the format and the remedy, as part of a sentence."""
     reasons = dict.fromkeys(_OLD_PILLOW, _OLD_PILLOW_REASON)
     reasons |= dict.fromkeys(_HEIC, _needs_plugin("HEIC", "pillow_heif"))
     reasons |= dict.fromkeys(_JXL, _needs_plugin("JPEG XL", "pillow_jxl"))
     reasons |= dict.fromkeys(_AVIF, _AVIF_REASON)
     for name, extensions in _CONVERT.items():
-        reasons |= dict.fromkeys(extensions, f"{name}, which has to be converted to JPEG or PNG first")
+        reasons |= dict.fromkeys(extensions, f"{name}, which must be converted to JPEG or PNG first")
     readable = image_extensions()
     return {extension: reason for extension, reason in reasons.items() if extension not in readable}
 
 
 def recognise(data: bytes | memoryview) -> str | None:
-    """Of encoded data that Pillow does not open: its format and the remedy, None where the format is not known here."""
+    """The format and the remedy for encoded data that Pillow cannot open; None if the format is unknown."""
     extension = _signature(data)
     if extension is None:
         return None
-    damaged = f"{extension[1:].upper()}, damaged or of a kind that its decoder does not open"
+    damaged = f"{extension[1:].upper()}, damaged, or of a kind that its decoder does not support"
     return undecodable_extensions().get(extension, damaged)
 
 
 def _signature(data: bytes | memoryview) -> str | None:
-    """The extension of a format that needs a plugin, or needed one, by its first bytes."""
+    """The extension of a format that needs a plugin, or used to need one, from the first bytes of a file."""
     if bytes(data[:12]).startswith(_JXL_STARTS):
         return ".jxl"
     if bytes(data[4:8]) != b"ftyp":

@@ -1,4 +1,4 @@
-"""Files of a source that are not used: counted by reason and extension, and the first of them by name."""
+"""Files of a source that are not used: counts by reason and extension, and the names of the first ones."""
 
 import bisect
 import os
@@ -15,8 +15,8 @@ NOT_A_FILE = "not a regular file"
 NOT_AN_IMAGE = "without an image's extension"
 NOT_A_TEXT = "not a .txt file"
 
-NAMED = 10  # files of each reason that are kept by name
-_EXTENSIONS = 4  # that a sentence shows for each reason
+NAMED = 10  # file names that are kept for each reason
+_EXTENSIONS = 4  # extensions that a sentence lists for each reason
 _LEAST = (NOT_A_FILE, NOT_AN_IMAGE, NOT_A_TEXT, MACOS_METADATA, HIDDEN)  # the least important reasons, in order
 
 
@@ -25,7 +25,7 @@ class Ignored:
     """How many files are not used, and why."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (reason, extension in lower case)
-    names: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first by name
+    names: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first names in sorted order
 
     def add(self, path: str, reason: str) -> None:
         """Count one file."""
@@ -34,14 +34,14 @@ class Ignored:
         self._keep(path, reason)
 
     def update(self, other: "Ignored") -> None:
-        """Count all that another has counted."""
+        """Add the counts and names of another one."""
         self.counts.update(other.counts)
         for reason, paths in other.names.items():
             for path in paths:
                 self._keep(path, reason)
 
     def joined(self, other: "Ignored") -> "Ignored":
-        """A new one of what both have counted."""
+        """A new one with the counts and names of both."""
         both = Ignored()
         both.update(self)
         both.update(other)
@@ -49,29 +49,29 @@ class Ignored:
 
     @property
     def total(self) -> int:
-        """How many files."""
+        """The number of files."""
         return self.counts.total()
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How many for each reason, those that matter most first."""
-        found: Counter[str] = Counter()
+        """The number of files for each reason, the most important reason first."""
+        totals: Counter[str] = Counter()
         for (reason, _), count in self.counts.items():
-            found[reason] += count
-        ranks = {reason: _LEAST.index(reason) if reason in _LEAST else -1 for reason in found}
-        order = sorted(found, key=lambda reason: (ranks[reason], -found[reason], reason))
-        return {reason: found[reason] for reason in order}
+            totals[reason] += count
+        ranks = {reason: _LEAST.index(reason) if reason in _LEAST else -1 for reason in totals}
+        order = sorted(totals, key=lambda reason: (ranks[reason], -totals[reason], reason))
+        return {reason: totals[reason] for reason in order}
 
     @property
     def extensions(self) -> dict[str, int]:
-        """How many of each extension, the commonest first; "" for files without one."""
-        found: Counter[str] = Counter()
+        """The number of files for each extension, the commonest first; "" for files without one."""
+        totals: Counter[str] = Counter()
         for (_, extension), count in self.counts.items():
-            found[extension] += count
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            totals[extension] += count
+        return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
     def first(self) -> list[tuple[str, str]]:
-        """At most ten of them, (path, reason), by reason and name; every reason comes before one has a second."""
+        """Up to ten (path, reason), sorted by reason and name, with at least one for each reason if possible."""
         reasons = list(self.reasons)
         turns = sorted((turn, number) for number, why in enumerate(reasons) for turn in range(len(self.names[why])))
         chosen = sorted((number, turn) for turn, number in turns[:NAMED])
@@ -81,28 +81,28 @@ class Ignored:
         """Counts by reason, with extensions: `120 outside any class folder (.jpg); 1 not a .txt file (.md)`."""
         parts = []
         for reason, count in self.reasons.items():
-            found = {ext: number for (why, ext), number in self.counts.items() if why == reason}
-            commonest = sorted(found, key=lambda ext: (-found[ext], ext))
+            totals = {ext: number for (why, ext), number in self.counts.items() if why == reason}
+            commonest = sorted(totals, key=lambda ext: (-totals[ext], ext))
             shown = [
-                (ext or "no extension") + (f" {found[ext]:,}" if len(found) > 1 else "")
+                (ext or "no extension") + (f" {totals[ext]:,}" if len(totals) > 1 else "")
                 for ext in commonest[:_EXTENSIONS]
-            ] + ["..."] * (len(found) > _EXTENSIONS)
+            ] + ["..."] * (len(totals) > _EXTENSIONS)
             parts.append(
                 f"{count:,} {reason}" + (f" ({', '.join(shown)})" if reason not in (MACOS_METADATA, HIDDEN) else "")
             )
         return "; ".join(parts)
 
     def note(self, where: str, used: int) -> list[str]:
-        """A sentence on a folder of which `used` files are used, where there are others."""
+        """A sentence about the ignored files of a folder of which `used` files are used; none if there are none."""
         if not self.total:
             return []
         (first, _), *_ = self.first()
-        found = plural(self.total + used, "file")
+        files = plural(self.total + used, "file")
         verb = "is" if self.total == 1 else "are"
-        return [f"{where}: {self.total:,} of {found} {verb} not used: {self.summary()}; the first is {first}"]
+        return [f"{where}: {self.total:,} of {files} {verb} not used: {self.summary()}; the first is {first}"]
 
     def to_json(self) -> dict[str, Any]:
-        """What `of_json` reads."""
+        """A form that `of_json` reads."""
         counts: dict[str, dict[str, int]] = {reason: {} for reason in self.reasons}
         for (reason, extension), count in sorted(self.counts.items()):
             counts[reason][extension] = count
@@ -110,7 +110,7 @@ class Ignored:
 
     @classmethod
     def of_json(cls, stored: Mapping[str, Any]) -> "Ignored":
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         ignored = cls(names={reason: list(paths) for reason, paths in stored["names"].items()})
         for reason, extensions in stored["counts"].items():
             ignored.counts.update({(reason, extension): count for extension, count in extensions.items()})
@@ -124,7 +124,7 @@ class Ignored:
 
 
 def hidden_reason(name: str) -> str:
-    """Why files and folders of this name are ignored; empty for all others."""
+    """Why files and folders of this name are ignored; empty if they are not."""
     if name == "__MACOSX":
         return MACOS_METADATA
     return HIDDEN if name.startswith(".") else ""

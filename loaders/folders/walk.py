@@ -1,4 +1,4 @@
-"""Files below a folder: images or texts by their extensions, and why each of the others is left out."""
+"""Files below a folder: images or texts by extension, and why each other file is ignored."""
 
 import os
 from collections.abc import Iterator
@@ -12,20 +12,20 @@ from .ignored import NOT_A_FILE, NOT_A_TEXT, NOT_AN_IMAGE, Ignored, extension_of
 
 
 def find_images(folder: Path, undecodable: bool = False) -> tuple[list[str], Ignored]:
-    """Image files below `folder`, sorted, and the other files there. Follows links but not loops, and skips pipes.
+    """Image files below `folder`, sorted, and the ignored files. Follows links but not loops, and skips pipes.
 
-    `undecodable`: with images of formats that are known and cannot be decoded here.
+    With `undecodable`, includes images of known formats that cannot be decoded here.
     """
     return find(folder, None, Kinds("images"), undecodable)
 
 
 def find_texts(folder: Path) -> tuple[list[str], Ignored]:
-    """The same of .txt files."""
+    """The .txt files below `folder`, sorted, and the ignored files."""
     return find(folder, None, Kinds("text"))
 
 
 class Kinds:
-    """Which files are used, by their extensions, and why the others are not."""
+    """Which file extensions are used, and why the others are not."""
 
     def __init__(self, content: Content) -> None:
         images = content == "images"
@@ -34,51 +34,51 @@ class Kinds:
         self._otherwise = NOT_AN_IMAGE if images else NOT_A_TEXT
 
     def reason(self, path: str) -> str:
-        """Empty for a file that is used."""
+        """Why a file is not used; empty if it is used."""
         extension = extension_of(path)
         return "" if extension in self._used else self._undecodable.get(extension, self._otherwise)
 
     def is_undecodable(self, path: str) -> bool:
-        """Whether it is an image that cannot be decoded here."""
+        """Whether a file is an image that cannot be decoded here."""
         return extension_of(path) in self._undecodable
 
 
 def find(folder: Path, base: Path | None, kinds: Kinds, undecodable: bool = False) -> tuple[list[str], Ignored]:
-    """Files of a kind below `folder`, sorted, and the others; all of them relative to `base`, where there is one."""
-    found: list[str] = []
+    """The used files below `folder`, sorted, and the ignored ones; relative to `base` if it is given."""
+    used: list[str] = []
     ignored = Ignored()
     for path, why in walk(folder):
         reason = why or kinds.reason(path)
         name = path if base is None else relative(path, base)
         if not reason or (undecodable and not why and kinds.is_undecodable(path)):
-            found.append(name)
+            used.append(name)
         else:
             ignored.add(name, reason)
-    return sorted(found), ignored
+    return sorted(used), ignored
 
 
 def relative(path: str, base: Path) -> str:
-    """What os.path.relpath gives, sooner where the path begins with the base."""
+    """Like os.path.relpath, but faster if the path begins with the base."""
     prefix = os.path.join(base, "")
     return path[len(prefix) :] if path.startswith(prefix) else os.path.relpath(path, base)
 
 
 def walk(folder: Path, below: bool = True) -> Iterator[tuple[str, str]]:
-    """Every file under `folder`, in no order, with the reason if it is ignored: hidden, or not a regular file.
+    """Every file under `folder`, in any order, with the reason if it is ignored: hidden, or not a regular file.
 
-    Links are followed, except hidden ones and those into a folder that was already visited. Without `below`, visible
+    Links are followed, except hidden ones and those to a folder that has been visited. With `below` false, visible
     subfolders are not entered.
     """
     seen: set[str] = set()
     visible = [str(folder)]
     hidden: list[tuple[str, str]] = []  # folder, reason
-    while visible or hidden:  # hidden folders come last, because a visible link may lead there as well
-        here, inherited = (visible.pop(), "") if visible else hidden.pop()
-        real = os.path.realpath(here)
+    while visible or hidden:  # hidden folders come last, because a visible link may lead to them
+        current, inherited = (visible.pop(), "") if visible else hidden.pop()
+        real = os.path.realpath(current)
         if real in seen:
             continue
         seen.add(real)
-        for entry in _scan_if_allowed(here) if inherited else scan(here):
+        for entry in _scan_if_allowed(current) if inherited else scan(current):
             reason = inherited or hidden_reason(entry.name)
             if entry.is_dir():
                 if not reason and below:
@@ -87,14 +87,14 @@ def walk(folder: Path, below: bool = True) -> Iterator[tuple[str, str]]:
                     hidden.append((entry.path, reason))
             elif reason:
                 yield entry.path, reason
-            elif entry.is_file() or not os.path.exists(entry.path):  # a link to nothing is named when it is read
+            elif entry.is_file() or not os.path.exists(entry.path):  # a broken link is reported when it is read
                 yield entry.path, ""
             else:
                 yield entry.path, NOT_A_FILE
 
 
 def _scan_if_allowed(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder that is only counted."""
+    """The entries of a folder whose files are only counted; none if it cannot be read."""
     try:
         return scan(folder)
     except DataError:
@@ -102,7 +102,7 @@ def _scan_if_allowed(folder: str) -> list[os.DirEntry[str]]:
 
 
 def scan(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What is in a folder. Raises DataError."""
+    """The entries of a folder. Raises DataError if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)

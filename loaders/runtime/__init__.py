@@ -1,4 +1,4 @@
-"""What worker threads run on: compiled code, cores, scratch memory and counters of time.
+"""What worker threads need: compiled code, cores, scratch memory and timing.
 
-In: nothing but the machine. Out: leaves for the rest of the loader. Must not know: datasets, decoders.
+In: only the machine. Out: building blocks for the rest of the loader. Must not know: datasets, decoders.
 """

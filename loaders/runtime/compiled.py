@@ -1,4 +1,4 @@
-"""Machine code without a compiler on the user's machine: numba, kept on disk where there is a place for it."""
+"""Functions compiled by numba, without a C compiler; the machine code is cached on disk if possible."""
 
 import contextlib
 import functools
@@ -14,26 +14,26 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import IndexDataCacheFile
 
-# numpy's scalar types as compiled code uses them: mixing them with int is exact there, which type checkers do not know.
+# NumPy's scalar types for compiled code. Any: numba mixes them with int exactly, which type checkers do not know.
 int64: Any = np.int64
 uint64: Any = np.uint64
 uint32: Any = np.uint32
 int32: Any = np.int32
 uint16: Any = np.uint16
 
-Stamp = tuple[str, int, int]  # a file, when it was written in ns, its bytes
+Stamp = tuple[str, int, int]  # path of a file, its modification time in ns, its size in bytes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F, nogil: bool = True) -> F:
-    """`function` compiled at its first call, run without the GIL.
+    """`function`, compiled at its first call and run without the GIL.
 
-    The code is kept beside the source or in the user's cache directory (NUMBA_CACHE_DIR decides). Where neither can be
-    written, or the disk is full, every process compiles for itself: slower to start, no error. It is compiled again
-    when the function's file is edited, or that of a compiled function that it calls.
+    The machine code is cached next to the source or in the user's cache directory (set NUMBA_CACHE_DIR to change that).
+    If neither can be written, or the disk is full, every process compiles again: a slower start, but no error. The
+    function is also compiled again when its file changes, or the file of a compiled function that it calls.
 
-    On one core of a shared server (numba 0.68) the first `tile` takes 5 s, of a progressive file 2 s more, the first
-    `splice` 2 s; with the kept code 0.8 s, once per process.
+    On one core of a shared server (numba 0.68) the first `tile` takes 5 s, 2 s more for a progressive file, and the
+    first `splice` 2 s; with cached code 0.8 s, once per process.
     """
     try:
         dispatcher: Any = njit(nogil=nogil, cache=True)(function)
@@ -43,7 +43,7 @@ def compiled(function: F, nogil: bool = True) -> F:
     cache = getattr(dispatcher, "_cache", None)
     if cache is not None:
         if hasattr(cache, "_cache_file"):
-            cache._cache_file.__class__ = _Kept
+            cache._cache_file.__class__ = _CacheIndex
             cache._cache_file.dispatcher = dispatcher
         load, save = cache.load_overload, cache.save_overload
 
@@ -64,14 +64,14 @@ def compiled(function: F, nogil: bool = True) -> F:
 def _import_without_scipy() -> None:
     """Import numba's array functions without scipy.linalg.
 
-    They import it to see whether it is there, for matrix products, which take it when they are compiled. Nothing here
-    computes any, and the import costs every process 0.2 s and 30 MB.
+    They only check that it exists, because matrix products need it when they are compiled. Nothing here computes matrix
+    products, and the import costs every process 0.2 s and 30 MB.
     """
     if "numba.np.arraymath" in sys.modules or importlib.util.find_spec("scipy") is None:
         return
     linalg: Any = importlib.import_module("numba.np.linalg")
     ensure_blas = getattr(linalg, "ensure_blas", None)
-    if ensure_blas is None:  # a version of numba that does it another way
+    if ensure_blas is None:  # another version of numba, which works differently
         return
     linalg.ensure_blas = lambda: None
     try:
@@ -83,7 +83,7 @@ def _import_without_scipy() -> None:
 
 @contextlib.contextmanager
 def telling_of_compilation(tell: Callable[[], object]) -> Iterator[None]:
-    """Inside the block, call `tell` once if anything has to be compiled: from any thread, before it is."""
+    """Inside the block, call `tell` once, from any thread, before the first compilation if there is one."""
 
     class First(event.Listener):  # type: ignore[misc, unused-ignore]
         told = False
@@ -101,37 +101,37 @@ def telling_of_compilation(tell: Callable[[], object]) -> Iterator[None]:
 
 
 def inlined(function: F) -> F:
-    """`function` as a part of the compiled functions that call it. Of scalars: an array as an argument costs 10 ns."""
+    """`function`, inlined into the compiled functions that call it. Best for scalars: an array argument costs 10 ns."""
     dispatcher: Any = njit(nogil=True, forceinline=True)(function)
     dispatcher.made_from = stamp_of(function.__code__.co_filename)
     return cast(F, dispatcher)
 
 
 def held(function: F) -> F:
-    """`function` compiled, and run with the GIL: for what takes a microsecond, when getting it back may take many."""
+    """`function`, compiled and run with the GIL: for calls of a microsecond, as reacquiring the GIL can take longer."""
     return compiled(function, nogil=False)
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
-    """Whether the machine code of a compiled function is made already, or lies on disk."""
+    """Whether a compiled function has its machine code already, in this process or in the cache on disk."""
     dispatcher: Any = function
     file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     return bool(dispatcher.signatures) or (file is not None and bool(file._load_index()))
 
 
 def stamp_of(file: str) -> Stamp:
-    """What a source file is like now."""
+    """The current stamp of a source file."""
     try:
         stat = os.stat(file)
-    except OSError:  # made by `exec`
+    except OSError:  # code from `exec`
         return file, 0, 0
     return file, stat.st_mtime_ns, stat.st_size
 
 
 def sources_of(function: Callable[..., Any]) -> frozenset[Stamp]:
-    """The files that the machine code of a function is made from: its own, and those of all that it calls.
+    """Stamps of the files that a function's machine code depends on: its own, and those of all functions that it calls.
 
-    They are looked up when code is kept or sought, not when the function is defined: what it calls may stand below it.
+    Looked up when the cache is read or written, not when the function is defined: it may call functions defined later.
     """
     seen: dict[int, Any] = {}
     waiting: list[Any] = [function]
@@ -145,8 +145,8 @@ def sources_of(function: Callable[..., Any]) -> frozenset[Stamp]:
     return frozenset(called.made_from for called in seen.values())
 
 
-class _Kept(IndexDataCacheFile):
-    """numba's index of kept code, for more files than one."""
+class _CacheIndex(IndexDataCacheFile):
+    """numba's index of cached code, made to depend on several source files."""
 
     dispatcher: Any
 

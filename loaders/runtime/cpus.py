@@ -1,11 +1,11 @@
-"""How many threads this process may keep busy."""
+"""The number of CPU cores that this process may use."""
 
 import os
 from pathlib import Path
 
 
 def cgroup_quota(root: Path) -> float | None:
-    """CPU quota of the container in cores (cgroup v2, then v1), None where there is none."""
+    """The container's CPU quota in cores (cgroup v2, then v1); None if there is none."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -18,7 +18,7 @@ def cgroup_quota(root: Path) -> float | None:
 
 
 def available_cpus(local_world_size: int = 1, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that one of `local_world_size` processes may use: affinity, the container's quota, an equal share. >= 1."""
+    """Cores for each of `local_world_size` processes, at least 1: affinity and the container's quota, split equally."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     quota = cgroup_quota(cgroup)
     if quota is not None:

@@ -1,4 +1,4 @@
-"""Reusable memory of one worker thread: it follows the largest image seen, and is never shared."""
+"""Reusable memory of one worker thread. It grows to fit the largest image seen, and is never shared."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-GROUP = 8  # samples that are decoded in one call: Python runs for all of them at once, while its code is in the cache
+GROUP = 8  # samples decoded in one call, so that Python's own code runs for all of them while it is in the CPU's cache
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Scratch:
         return memoryview(self._encoded)[:nbytes]
 
     def spliced(self, nbytes: int) -> bytearray:
-        """Room for at least `nbytes` of a JPEG that is cut out of the encoded one."""
+        """Room for at least `nbytes` of a JPEG that is cut out of another one."""
         if len(self._spliced) < nbytes:
             self._spliced = bytearray(_rounded(nbytes))
         return self._spliced
@@ -41,27 +41,27 @@ class Scratch:
         return self._pixels
 
     def work(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Room for at least `nbytes` of what the compiled decoder holds between its stages."""
+        """Room for at least `nbytes` of the compiled decoder's intermediate results."""
         if len(self._work) < nbytes:
             self._work = np.empty(_rounded(nbytes), np.uint8)
         return self._work
 
     def other(self, number: int) -> "Scratch":
-        """Scratch for one of up to GROUP encoded samples that are held at the same time."""
+        """Scratch for one of up to GROUP encoded samples that are in memory at the same time."""
         assert number < GROUP
         while len(self._others) <= number:
             self._others.append(Scratch())
         return self._others[number]
 
     def own(self, kind: Callable[[], T]) -> T:
-        """This thread's `kind()`, made at the first call: for what a decoder keeps between calls."""
+        """This thread's instance of `kind`, created at the first call: state that a decoder keeps between calls."""
         if kind not in self._own:
             self._own[kind] = kind()
         return cast(T, self._own[kind])
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now."""
+        """Bytes allocated now."""
         own = len(self._encoded) + len(self._spliced) + len(self._pixels) + len(self._work)
         return own + sum(other.nbytes for other in self._others)
 

@@ -1,8 +1,7 @@
 """Where a loader's time goes: seconds, counted while it runs, at a negligible cost.
 
-A thread reads the clock twice a sample and twice a chunk, and adds to numbers of its own. On a GPU pairs of events are
-recorded, and looked at when they have happened. Nothing blocks because of this
-(`benchmarks/accounting.py` measures it).
+Each thread reads the clock twice per sample and twice per chunk, and adds to its own counters. On a GPU, pairs of
+events are recorded and read once they are complete. None of this blocks (`benchmarks/accounting.py` measures the cost).
 """
 
 import time
@@ -14,16 +13,16 @@ import torch
 
 @dataclass(frozen=True)
 class LoaderTimes:
-    """Seconds since the loader was made. None for times that are not measured."""
+    """Seconds since the loader was created. None for times that are not measured."""
 
-    wait: float  # the consumer had no batch: on a CPU its thread waited, on a GPU its stream stood still
-    copy: float | None  # copies to the device were under way, beside the waiting and the computing
-    read: float | None  # of all threads together: in `Dataset.read`
-    busy: float | None  # of all threads together: filling rows, reading included
+    wait: float  # the consumer had no batch: on a CPU its thread waited, on a GPU its stream was idle
+    copy: float | None  # copies to the device; they overlap with waiting and computing
+    read: float | None  # in `Dataset.read`, summed over threads
+    busy: float | None  # filling rows, reading included, summed over threads
 
 
 class Tally:
-    """Seconds of several threads. Each adds to its own places, so there is no lock."""
+    """Seconds per thread. Each thread writes only its own entries, so no lock is needed."""
 
     def __init__(self, threads: int) -> None:
         self.read = [0.0] * threads
@@ -34,19 +33,19 @@ class Spans:
     """Seconds between pairs of events on CUDA streams. One thread begins, ends and settles them."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of the spans that were settled
+        self.seconds = 0.0  # of all settled spans
         self._began: torch.cuda.Event | None = None
         self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._free: list[torch.cuda.Event] = []
 
     def begin(self, stream: torch.cuda.Stream) -> None:
-        """Begin a span on `stream`. A span that was not ended is not counted."""
+        """Begin a span on `stream`. A span that is never ended does not count."""
         if self._began is None:
             self._began = self._free.pop() if self._free else _event()
         self._began.record(stream)
 
     def end(self, stream: torch.cuda.Stream) -> None:
-        """Up to here."""
+        """End the span on `stream`."""
         if self._began is None:
             return
         ended = self._free.pop() if self._free else _event()
@@ -56,7 +55,7 @@ class Spans:
         self.settle()
 
     def settle(self) -> None:
-        """Count the spans that have ended, without waiting for the device."""
+        """Add up the spans that the device has completed, without waiting for it."""
         while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
             began, ended = self._under_way.popleft()
             self.seconds += began.elapsed_time(ended) / 1000
@@ -70,31 +69,31 @@ def _event() -> torch.cuda.Event:
 class Waits:
     """How long a consumer waits for batches; it calls `begin` and `end`.
 
-    On a GPU the host runs ahead: while its thread waits for the next batch, the device may still compute. There what
-    counts is the time from the end of all work that was enqueued before to the moment when the batch is there.
+    On a GPU the host runs ahead: while its thread waits for the next batch, the device may still be computing. There
+    the wait is the time from the end of all earlier work on the stream until the batch is ready.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.host = 0.0  # seconds of the thread
+        self.host = 0.0  # seconds that the host's thread waited
         self._device = device
         self._began = 0.0
         self._spans = Spans() if device.type == "cuda" else None
 
     def begin(self) -> None:
-        """The consumer has enqueued what it had, and asks for a batch."""
+        """The consumer has enqueued its work and requests a batch."""
         if self._spans is not None:
             self._spans.begin(torch.cuda.current_stream(self._device))
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        """The batch is handed out; what is enqueued from now on may read it."""
+        """The batch is handed out; work that is enqueued from now on may read it."""
         self.host += time.perf_counter() - self._began
         if self._spans is not None:
             self._spans.end(torch.cuda.current_stream(self._device))
 
     @property
     def seconds(self) -> float:
-        """In which nothing was computed for want of data. On a GPU the last few batches may not be in it yet."""
+        """Seconds without work because data was missing. On a GPU the last few batches may not be included yet."""
         if self._spans is None:
             return self.host
         self._spans.settle()

@@ -405,7 +405,7 @@ def test_heic_is_decoded_where_its_plugin_is_installed(heic, heif_plugin):
     header = read_header(heic(3))
     assert (header.format, header.extension, header.size) == ("heif", "heif", (40, 32))
     assert decode(heic(3)).shape == (32, 40, 3)
-    with pytest.raises(ImageError, match=r"^HEIC, damaged or of a kind that its decoder does not open$"):
+    with pytest.raises(ImageError, match=r"^HEIC, damaged, or of a kind that its decoder does not support$"):
         read_header(heic()[:30])
 
 

@@ -175,7 +175,7 @@ def test_rectangles(data, crop, open_loader, read_pixels, plain, difference):
         got = read_pixels(other)
     assert plain(got) == plain(expected) and got[0][4].shape == (4, 20, 30, 3)
     assert isinstance(crop, RandomResizedCrop) or difference(expected, got) < 0.5
-    with pytest.raises(ValueError, match="crop 20 x 30: this loader has FFCV make squares; give one side"):
+    with pytest.raises(ValueError, match="crop 20 x 30: the ffcv loader makes only squares; give one side"):
         open_loader("ffcv", data["ffcv"], crop)
 
 

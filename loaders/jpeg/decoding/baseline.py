@@ -2,11 +2,11 @@
 
     frame: header -> region: the touched tiles -> entropy: tables, coefficients -> vectors: inverse DCT -> planes
 
-It does what libjpeg-turbo does with a splice (`splice`), bit for bit, without writing the splice and without touching
-anything outside. It takes what `tile` leaves of photographs: 8 bits, Huffman, one scan, gray or YCbCr in 4:4:4, 4:2:2
-or 4:2:0, with restarts. Whatever else it meets, damage above all, it leaves to the decoder that judges.
+The result equals libjpeg-turbo's for a splice (`splice`), bit for bit, without writing the splice or reading anything
+outside it. It supports photographs as `tile` writes them: 8 bits, Huffman codes, one scan, gray or YCbCr in 4:4:4,
+4:2:2 or 4:2:0, with restarts. Everything else, above all damage, is left to the general decoder.
 
-Planes stand in columns: a plane's sample (x, y) is at `x * stride + y`.
+Planes are stored in columns: a plane's sample (x, y) is at `x * stride + y`.
 """
 
 from typing import Any
@@ -19,17 +19,17 @@ from .entropy import NATURAL, STRIDE, TABLE, coefficients, collect, fill_table
 from .frame import MAX_BLOCKS, mcu_blocks
 from .vectors import inverse_dct, inverse_dct2, inverse_dct4
 
-_CHUNK = 1 << 15  # coefficients that are held at once, 64 KB: they stay in a core's own cache
+_CHUNK = 1 << 15  # coefficients that are decoded at once, 64 KB: they stay in a core's own cache
 _WORK = 6 * TABLE + 64  # DC and AC tables of three components, and four quantisers of 64 int16
 SCRATCH = _WORK + max(_CHUNK, 2 * MAX_BLOCKS * STRIDE) // 4  # int64
 
 
 @compiled
 def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any, work: Any, out: Any) -> bool:
-    """Decode a region's tiles to planes in `out`, one after the other. False: damaged.
+    """Decode a region's tiles to planes in `out`, one after the other. False if they are damaged.
 
-    A block of luma becomes `side` x `side` samples. As libjpeg does, it gives chroma of 4:2:0 twice as many where that
-    is fewer than 8. A component's plane has `(right - left) * interval * h * side` columns of `(bottom - top) * v *
+    A block of luma becomes `side` x `side` samples. Like libjpeg, chroma of 4:2:0 gets twice as many if `side` is less
+    than 8. A component's plane has `(right - left) * interval * h * side` columns of `(bottom - top) * v *
     side` samples. `clean` [data.size + PAD] uint8, `bounds` [tiles + 1] int64 and `work` [SCRATCH] int64 are scratch.
     """
     header = headers[0]
@@ -53,7 +53,7 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
         h, v = header.h[c], header.v[c]
         dc, ac = header.dc[c], header.ac[c]
         slot = 2 * TABLE * c
-        for other in range(c):  # chroma's two components mostly share their tables
+        for other in range(c):  # the two components of chroma usually share their tables
             if header.dc[other] == dc and header.ac[other] == ac:
                 slot = 2 * TABLE * other
         if slot == 2 * TABLE * c and not (
@@ -101,7 +101,7 @@ def decode_tiles(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any,
                     fits &= inverse_dct2(values, at, quantisers, 64 * c, out, to, stride)
                 else:
                     mean = (values[at] * quantisers[64 * c] + 4) >> 3
-                    fits &= -512 <= mean < 512  # what libjpeg's table of limits is made for
+                    fits &= -512 <= mean < 512  # the range of libjpeg's table of limits
                     out[to] = min(max(mean + 128, 0), 255)
                 at += STRIDE
     return fits

@@ -1,7 +1,7 @@
 """Planes of a JPEG -> RGB columns: upsampling of chroma and conversion, with libjpeg-turbo's bits.
 
-libjpeg's fancy upsampling (jdsample.c: a triangle filter) and its fixed-point colour conversion (jdcolor.c, BT.601).
-Everything stands in columns, as in `baseline`: what is done to one sample is done to all of its column at a time.
+This is libjpeg's fancy upsampling (jdsample.c: a triangle filter) and its fixed-point colour conversion (jdcolor.c,
+BT.601). Everything is stored in columns, as in `baseline`, and a whole column is processed at a time.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from .vectors import WIDE, to_rgb, upsampled, upsampled_sums
 
 @compiled
 def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> None:
-    """RGB columns of what a region's window is made of.
+    """Make the RGB columns that a region's window depends on.
 
     Column 3 * x + channel begins at `out[(3 * x + channel) * stride]`, and `height` of its bytes count. `work` uint16
     [2 * stride + 2 * (width // 2 + 3) * (stride + 4) + WIDE] is scratch.
@@ -38,10 +38,10 @@ def to_columns(planes: Any, headers: Any, regions: Any, work: Any, out: Any) -> 
     chroma_stride = stride // v
     plane = across * stride
     size = (across // h) * chroma_stride
-    # The real size of chroma in these tiles: what lies behind it is padding, and is not looked at.
+    # The real size of chroma in these tiles; beyond it is padding, which is not read.
     wide = -(-min(across, region.picture_width - region.left * region.tile_width) // h)
     high = -(-min(stride, region.picture_height - region.top * region.tile_height) // v)
-    if v == 1:  # columns of chroma as they are
+    if v == 1:  # columns of chroma are not upsampled vertically
         for x in range(columns):
             i = (x0 + x) // h
             odd = (x0 + x) % 2

@@ -1,6 +1,6 @@
 """Huffman codes of tiles -> coefficients, in compiled code (ITU T.81 annex F).
 
-Tiles are independent: two are decoded at a time, so that one's table look-ups fill the other's waits.
+Tiles are independent. Two are decoded at a time, so that the CPU works on one while it waits for the other's look-ups.
 """
 
 from typing import Any
@@ -10,28 +10,28 @@ import numpy as np
 from fastimg.loaders.jpeg.rewriting.huffman import load, skip
 from fastimg.loaders.runtime.compiled import compiled, inlined, int64, uint64
 
-# A table is looked up by LOOK bits. An entry has, in bytes: the bits that a code and its value take; 63 less the
-# value's size; the code's length; the coefficients that it passes, _END at the end of a block. Above them, signed, is
-# what is added to a value whose first bit is 0. An entry of 0: a long code.
+# A table is indexed by LOOK bits. The bytes of an entry are: the number of bits of a code and its value; 63 less the
+# value's size; the code's length; the number of coefficients that it covers, _END at the end of a block. Above them,
+# signed, is the number to add to a value whose first bit is 0. An entry of 0 means a longer code.
 LOOK = 9
 _SIZE = 1 << LOOK
 _END = 140
-_NONE = 65 << 24 | 1  # a code that there is not passes more coefficients than a block has, and fewer than _END
-_LAST, _OFFSET, _SYMBOLS = _SIZE, _SIZE + 17, _SIZE + 34  # behind it, for long codes
+_NONE = 65 << 24 | 1  # an invalid code covers more coefficients than a block has, and fewer than _END
+_LAST, _OFFSET, _SYMBOLS = _SIZE, _SIZE + 17, _SIZE + 34  # after the entries, for longer codes
 TABLE = _SYMBOLS + 256
 
-STRIDE = 72  # of a block's coefficients: a run beyond the 63rd writes to the eight behind it
-PAD = 512  # bytes behind a tile's bits: one block takes less
+STRIDE = 72  # of a block's coefficients: a run beyond the 63rd writes to the eight after it
+PAD = 512  # bytes after a tile's bits; one block takes fewer
 
 # Row and column of each coefficient of the zigzag order (figure A.6).
 ZIGZAG = sorted(((r, c) for r in range(8) for c in range(8)), key=lambda p: (sum(p), p[sum(p) % 2 == 0]))
-NATURAL = np.full(256, 64, np.uint8)  # where the coefficient stands in rows; 64 for what no block has
+NATURAL = np.full(256, 64, np.uint8)  # index of each coefficient in row order; 64 for those beyond a block
 NATURAL[:64] = [8 * row + column for row, column in ZIGZAG]
 
 
 @compiled
 def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
-    """A table [TABLE] from the 16 counts and the symbols at `data[at]`. False if they are not a valid code."""
+    """Fill a table [TABLE] from the 16 counts and the symbols at `data[at]`. False if they are not a valid code."""
     table[:_SIZE] = 0
     code = 0
     first = 0
@@ -59,7 +59,7 @@ def fill_table(data: Any, at: int, table: Any, ac: bool) -> bool:
 
 @inlined
 def _entry(symbol: int, length: int, ac: bool) -> Any:
-    """_NONE for a symbol that no 8-bit baseline image has."""
+    """The entry of a symbol; _NONE if no 8-bit baseline image can contain it."""
     size = symbol & 15
     passed = 1
     if ac:
@@ -73,7 +73,7 @@ def _entry(symbol: int, length: int, ac: bool) -> Any:
 
 @inlined
 def _long(held: Any, tables: Any, table: Any) -> Any:
-    """The entry of a code of more than LOOK bits at the head of `held`."""
+    """The entry of the first code in `held`, which has more than LOOK bits."""
     base = int64(table)
     for length in range(LOOK + 1, 17):
         code = int64(held >> uint64(64 - length))
@@ -84,7 +84,7 @@ def _long(held: Any, tables: Any, table: Any) -> Any:
 
 @inlined
 def _value(held: Any, entry: Any) -> Any:
-    """The value behind the code at the head of `held` (table F.1)."""
+    """The value after the first code in `held` (table F.1)."""
     bits = held << ((entry >> uint64(16)) & uint64(63))
     missing = int64(entry) >> 32 if int64(bits) >= 0 else 0
     return int64((bits >> uint64(1)) >> ((entry >> uint64(8)) & uint64(63))) + missing
@@ -92,11 +92,11 @@ def _value(held: Any, entry: Any) -> Any:
 
 @compiled
 def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, rows: Any, natural: Any, out: Any) -> bool:
-    """The coefficients of tiles [first, stop), two tiles at a time; DC values are differences still. False: damaged.
+    """Decode the coefficients of tiles [first, stop), two at a time; DC values remain differences. False if damaged.
 
-    `rows[b]` is where block b's DC table begins in `tables`; its AC table is behind it. Whoever finds no tile left does
-    its last one again until the other is done. No read leaves `bits`: a block takes less than PAD, and one that began
-    in its tile is checked to have ended there.
+    Block b's DC table begins at `tables[rows[b]]`, followed by its AC table. When no tile is left for one of the two,
+    it repeats its last one until the other is done. No read leaves `bits`: a block takes less than PAD bytes, and each
+    block that began in its tile is checked to end there.
     """
     start = uint64(0) - uint64(1)
     zero = uint64(0)
@@ -109,7 +109,7 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
     following = first + 2
     tile = first
     tile2 = min(first + 1, stop - 1)
-    new, new2 = 1, tile2 - tile  # 0 while a tile is done again
+    new, new2 = 1, tile2 - tile  # 0 while a tile is repeated
     table = table2 = uint64(rows[0])
     block = zero
     block2 = zero
@@ -185,9 +185,9 @@ def coefficients(bits: Any, bounds: Any, first: int, stop: int, tables: Any, row
 
 @compiled
 def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> bool:
-    """Copy the bits of a region's tiles to `clean`, without stuffing; False: damaged.
+    """Copy the bits of a region's tiles to `clean`, without stuffing. False if they are damaged.
 
-    Tile i of them lies in clean[bounds[i]:bounds[i + 1]].
+    Tile i is then in clean[bounds[i]:bounds[i + 1]].
     """
     header = headers[0]
     region = regions[0]
@@ -229,7 +229,7 @@ def collect(data: Any, headers: Any, regions: Any, clean: Any, bounds: Any) -> b
         if restart != (tile + 1 < total) or (restart and data[at + 1] & 7 != tile & 7):
             return False
         at += 2
-    if at + 2 > size and restart:  # as `splice` does: the file ends with a tile
+    if at + 2 > size and restart:  # as in `splice`: the file ends with a tile
         return False
     clean[n : n + PAD] = 0
     return True

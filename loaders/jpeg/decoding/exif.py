@@ -1,4 +1,4 @@
-"""EXIF orientation (Exif 2.32, tag 0x0112): where a JPEG says it, and how stored pixels become upright ones."""
+"""EXIF orientation (Exif 2.32, tag 0x0112): where it is in a JPEG, and how it turns stored pixels upright."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ _TIFF = 6  # bytes of an APP1 segment before its TIFF block: "Exif", 0, 0
 
 
 class Turn(NamedTuple):
-    """What makes stored pixels upright: first the transposition, then the flips."""
+    """The operations that turn stored pixels upright: first the transposition, then the flips."""
 
     transposed: bool  # the stored rows are the picture's columns
     flip_x: bool
@@ -21,13 +21,13 @@ _TURNS = {n: Turn(n >= 5, n in (2, 3, 6, 7), n in (3, 4, 7, 8)) for n in range(1
 
 
 def turn_of(orientation: int) -> Turn:
-    """How an orientation, 1 to 8, is undone."""
+    """The turn for an orientation, 1 to 8."""
     return _TURNS[orientation]
 
 
 @compiled
 def orientation_entry(data: Any, begin: int, end: int, number: int) -> int:
-    """Where entry `number` or a later one of IFD0 holds the orientation, for an APP1 body [begin, end); -1: nowhere.
+    """Position of the orientation in IFD0, from entry `number` on, for an APP1 body [begin, end); -1 if there is none.
 
     It is an entry of one SHORT or one LONG.
     """
@@ -54,7 +54,7 @@ def orientation_entry(data: Any, begin: int, end: int, number: int) -> int:
 
 @compiled
 def read_orientation(data: Any, begin: int, end: int) -> int:
-    """The orientation, 1 to 8, of an APP1 body [begin, end); 1 where it is absent or broken."""
+    """The orientation, 1 to 8, of an APP1 body [begin, end); 1 if it is absent or invalid."""
     entry = orientation_entry(data, begin, end, 0)
     if entry < 0:
         return 1

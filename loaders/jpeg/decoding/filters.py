@@ -1,7 +1,7 @@
 """The antialiased resize of RGB columns, in compiled code: torch's uint8 kernels, bit for bit.
 
-Across first and then down, each pass rounded to uint8, with weights of 16 bits whose precision follows the largest
-(ATen's UpSampleKernel.cpp; the filters are Pillow's, Resample.c). Only the output that is asked for is computed.
+It resizes across, then down. Each pass is rounded to uint8, with weights of 16 bits whose precision depends on the
+largest (ATen's UpSampleKernel.cpp; the filters are Pillow's, Resample.c). Only the requested output is computed.
 """
 
 import math
@@ -21,13 +21,13 @@ def _support(scale: float, bicubic: bool) -> float:
 
 @compiled
 def taps(extent: float, size: int, bicubic: bool) -> int:
-    """The most weights that an output has when `extent` samples become `size`."""
+    """The largest number of weights of an output when `extent` samples are resized to `size`."""
     return math.ceil(_support(extent / size, bicubic)) * 2 + 1
 
 
 @compiled
 def reach(begin: float, extent: float, size: int, bicubic: bool, first: int, last: int) -> tuple[int, int]:
-    """The samples that outputs [first, last) of `size` are made of, when these stand for [begin, begin + extent)."""
+    """The samples that outputs [first, last) depend on, when [begin, begin + extent) is resized to `size`."""
     scale = extent / size
     support = _support(scale, bicubic)
     low = int(begin + scale * (first + 0.5) - support + 0.5)
@@ -54,15 +54,15 @@ def fill_weights(
 ) -> int:
     """Weights for outputs [at, at + begins.size) of `size`: output i takes `counts[i]` samples from `begins[i]` on.
 
-    The outputs stand for samples [start, start + extent), which need not be whole after DCT scaling. `weights`
-    [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the bits behind the weights' point.
+    The outputs cover samples [start, start + extent), which may be fractional after DCT scaling. `weights` is
+    [begins.size, taps] int32; `work` [taps] float64 is scratch. Returns the number of fractional bits of the weights.
     """
     scale = extent / size
     support = _support(scale, bicubic)
     inverse = 1.0 / max(scale, 1.0)
     low, high = math.floor(start), math.ceil(start + extent)
     largest, precision = 0.0, 0
-    for filling in range(2):  # the precision follows the largest of all weights, asked for or not
+    for filling in range(2):  # the precision depends on the largest of all weights, requested or not
         if filling:
             while precision < 22 and int(0.5 + largest * (1 << (precision + 1))) < 1 << 15:
                 precision += 1
@@ -90,7 +90,7 @@ def fill_weights(
 
 @compiled
 def resize_columns(columns: Any, regions: Any, bicubic: bool, work: Any, out: Any) -> None:
-    """Resize a region's columns, and keep the window `out` [H, W, 3].
+    """Resize a region's columns, and write the window to `out` [H, W, 3].
 
     Column 3 * x + c of the region begins at `columns[(3 * x + c) * stride]`. `work` uint8 is scratch: stride * (8 +
     row) bytes, a row being 3 W rounded up to 8.

@@ -1,11 +1,11 @@
 """The header of a JPEG (ITU T.81 annex B): one parser in compiled code, one record with named fields.
 
-`parse_header` reads up to the first scan, `parse_segment` one segment at a time: between the scans of a progressive
-file, too. Decoding tiles, splicing, rewriting and reading an image's size all ask the record. A record is passed as an
-array of one element, which costs a call from Python a quarter of what a scalar of NumPy costs.
+`parse_header` reads up to the first scan; `parse_segment` reads one segment at a time, also between the scans of a
+progressive file. Decoding tiles, splicing, rewriting and reading an image's size all use this record. It is passed as
+an array of one element, which makes a call from Python four times as cheap as a NumPy scalar would.
 
-The parser goes on where it can, and notes the first thing that no careful writer leaves in a header as the record's
-`fault`. Who only wants the size may ignore that; who copies or decodes tiles must not.
+The parser continues if it can, and stores the first irregularity as the record's `fault`. Code that only needs the size
+may ignore the fault; code that copies or decodes tiles must not.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ from .exif import read_orientation
 
 SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2
-JFIF, EXIF, ADOBE = 0xE0, 0xE1, 0xEE  # the application segments that they stand in
+JFIF, EXIF, ADOBE = 0xE0, 0xE1, 0xEE  # the application segments that contain them
 
 # Faults of a header.
 SOUND, DAMAGED, UNUSUAL, PRECISION, LARGE, LOSSLESS, ARITHMETIC, HIERARCHICAL = range(8)
 
-MAX_SIDE = 65500  # libjpeg's limit, and down
-MAX_BLOCKS = 6 * 64  # of a tile that the compiled decoder takes
+MAX_SIDE = 65500  # libjpeg's limit, across and down
+MAX_BLOCKS = 6 * 64  # of a tile, at most, for the compiled decoder
 
 MAX_SCAN_BLOCKS = 10  # of an MCU with several components (B.2.3)
 
@@ -83,7 +83,7 @@ def new_header() -> Header:
 
 
 def view_of(jpeg: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8]:
-    """Bytes as an array of one type for numba, whether they may be written to or not: one type is one compilation."""
+    """Bytes as a read-only array, so that numba compiles for one type, whether the bytes are writable or not."""
     data = np.frombuffer(jpeg, np.uint8)
     data.flags.writeable = False
     return data
@@ -91,7 +91,7 @@ def view_of(jpeg: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8]:
 
 @held
 def parse_header(data: Any, headers: Any) -> bool:
-    """Fill `headers[0]` from the front up to the first scan. False where the markers end or break before one."""
+    """Fill `headers[0]` from the front up to the first scan. False if the markers end or are invalid before it."""
     headers[0] = _EMPTY[0]
     if data.size < 2 or data[0] != 0xFF or data[1] != SOI:
         return False
@@ -105,7 +105,7 @@ def parse_header(data: Any, headers: Any) -> bool:
 
 @held
 def parse_segment(data: Any, headers: Any) -> int:
-    """Add the segment at the record's `offset` to it: its marker, 0 where the structure is broken."""
+    """Read the segment at the record's `offset` into it. Returns its marker, 0 if the structure is invalid."""
     header = headers[0]
     marker, body, end = next_segment(data, header.offset)
     header.body = body
@@ -133,7 +133,7 @@ def parse_segment(data: Any, headers: Any) -> int:
     elif marker == JFIF:
         if is_jfif(data, body, end):
             header.jfif = 1
-            if data[body + 5] != 1:  # a revision that libjpeg warns of
+            if data[body + 5] != 1:  # a revision that libjpeg warns about
                 _note(header, UNUSUAL)
     elif marker == EXIF:
         if header.orientation == 1:
@@ -148,7 +148,7 @@ def parse_segment(data: Any, headers: Any) -> int:
 
 @compiled
 def next_segment(data: Any, at: int) -> tuple[int, int, int]:
-    """The marker at `at`, and where the body behind it begins and ends. Marker 0: none is there, or it is cut short."""
+    """The marker at `at`, and the begin and end of its body. The marker is 0 if there is none or it is cut short."""
     size = data.size
     while at + 2 <= size and data[at] == 0xFF and data[at + 1] == 0xFF:  # fill bytes
         at += 1
@@ -167,7 +167,7 @@ def next_segment(data: Any, at: int) -> tuple[int, int, int]:
 
 @inlined
 def is_jfif(data: Any, body: int, end: int) -> bool:
-    """Whether an APP0 segment is JFIF's, as libjpeg has it."""
+    """Whether libjpeg would recognise an APP0 segment as JFIF's."""
     return bool(
         end - body >= 14
         and data[body] == 0x4A
@@ -180,7 +180,7 @@ def is_jfif(data: Any, body: int, end: int) -> bool:
 
 @inlined
 def is_adobe(data: Any, body: int, end: int) -> bool:
-    """Whether an APP14 segment is Adobe's, which has the colour transform."""
+    """Whether an APP14 segment is Adobe's, which contains the colour transform."""
     return bool(
         end - body >= 12
         and data[body] == 0x41
@@ -206,7 +206,7 @@ def is_tiled(headers: Any) -> bool:
 
 @compiled
 def is_decodable(headers: Any) -> bool:
-    """Whether the compiled decoder takes it: tiled gray or YCbCr in 4:4:4, 4:2:2 or 4:2:0, tables of 8 bits."""
+    """Whether the compiled decoder supports it: tiled gray or YCbCr in 4:4:4, 4:2:2 or 4:2:0, tables of 8 bits."""
     header = headers[0]
     if not is_tiled(headers):
         return False
@@ -367,7 +367,7 @@ def _take_scan(data: Any, header: Any, body: int, end: int) -> None:
 
 @compiled
 def _judge(header: Any) -> None:
-    """Note what a decoder would refuse or warn of, once all that stands before the first scan is known."""
+    """Note what a decoder would refuse or warn about, once everything before the first scan is known."""
     count = header.components
     for i in range(count):
         if header.quantiser[i] > 3 or header.quantisers[header.quantiser[i]] == 0:

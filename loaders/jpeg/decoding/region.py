@@ -1,4 +1,4 @@
-"""What part of a tiled JPEG a window is made of: its tiles, and where in them the resize begins, as a record."""
+"""The part of a tiled JPEG that a window depends on: its tiles, and where the resize begins in them, as a record."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .vectors import WIDE
 
 _MARGIN = 2  # pixels that the upsampling of chroma looks past a box
 
-# In samples of the picture as it is decoded: scaled or not.
+# In samples of the decoded picture, which may be scaled.
 REGION = np.dtype(
     [
         ("side", np.int64),  # samples across a decoded block of luma: 8, or 4, 2 or 1 by DCT scaling
@@ -27,13 +27,13 @@ REGION = np.dtype(
         ("right", np.int64),
         ("top", np.int64),
         ("bottom", np.int64),
-        # What the window is made of, and the bytes from one of its columns to the next, whole vectors.
+        # The samples that the window depends on, and the bytes from one column to the next, in whole vectors.
         ("x", np.int64),
         ("y", np.int64),
         ("width", np.int64),
         ("height", np.int64),
         ("stride", np.int64),
-        # The box that is resized, from `origin` on. It need not begin or end with a whole sample when scaled.
+        # The box that is resized, relative to `origin`. When scaled, it may begin or end within a sample.
         ("origin_x", np.int64),
         ("origin_y", np.int64),
         ("start_x", np.float64),
@@ -62,8 +62,8 @@ def find_region(
 
     `size`, `at` and `window` are (across, down), in pixels.
 
-    With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8. False for a box or a window that is
-    not inside, and for a picture that is too narrow to be cut.
+    With `scaling` a box of at least twice the size is decoded at 1/2, 1/4 or 1/8. Returns False for a box or window
+    that is not inside the picture, and for a picture that is too narrow to cut.
     """
     header = headers[0]
     region = regions[0]
@@ -72,7 +72,7 @@ def find_region(
     if box[1] < 0 or box[3] < 1 or box[1] + box[3] > header.height or at[1] < 0 or at[1] + window[1] > size[1]:
         return False
     side = 8
-    scales = scaling and header.h[0] == header.v[0]  # else chroma has not luma's size after DCT scaling: 4:2:2
+    scales = scaling and header.h[0] == header.v[0]  # otherwise chroma and luma differ in size after DCT scaling: 4:2:2
     while scales and side > 1 and box[2] * side >= 16 * size[0] and box[3] * side >= 16 * size[1]:
         side //= 2
     region.side = side
@@ -101,8 +101,8 @@ def find_region(
 def _span(
     begin: int, length: int, size: int, at: int, window: int, bicubic: bool, side: int, picture: int
 ) -> tuple[int, float, float, int, int]:
-    """Along one axis: where the box counts from, its start and extent, the first sample and how many there are."""
-    # By itself, from 0 on, where samples are whole: torch's numbers then.
+    """Along one axis: the box's origin, start and extent, the first sample and the number of samples."""
+    # Relative to the box itself if samples are whole, which gives the same numbers as torch.
     origin = begin if side == 8 else 0
     start = begin * side / 8 - origin
     extent = length * side / 8
@@ -132,5 +132,5 @@ def tiles_around(box: Any, picture: Any, tile: Any) -> tuple[int, int, int, int]
 
 @compiled
 def is_wide_enough(left: int, right: int, picture_width: int, tile_width: int) -> bool:
-    """Chroma of two samples or fewer across is upsampled plainly: as few only where the whole has as few."""
+    """Whether more than two samples of chroma are left across: libjpeg upsamples narrower chroma without its filter."""
     return min(picture_width, right * tile_width) - left * tile_width > 4

@@ -1,9 +1,9 @@
-"""Tiled JPEGs' bytes -> the pixels that a model sees, in one compiled call for several, without the GIL.
+"""Tiled JPEGs -> the pixels that a model gets, several in one compiled call, without the GIL.
 
     frame: the header -> region: the touched tiles -> baseline: their samples -> colour: RGB columns
         -> filters: the window of the resized picture
 
-The bits are those of decoding the whole picture, cutting out the box, resizing it and cutting out the window.
+The result equals decoding the whole picture, cutting out the box, resizing it and cutting out the window, bit for bit.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from .frame import JPEG_HEADER, is_decodable, new_header, parse_header, view_of
 from .region import find_region, new_region
 from .vectors import WIDE, bytes_at
 
-MAX_DECODED = 1 << 24  # pixels held at once, 100 MB: libjpeg-turbo decodes larger ones
+MAX_DECODED = 1 << 24  # pixels in memory at once, 100 MB; libjpeg-turbo decodes larger crops
 
-DONE, OTHER = -1, -2  # what crop_tiled returns, or the bytes of scratch that it needs
+DONE, OTHER = -1, -2  # results of crop_tiled, which otherwise returns the bytes of scratch that it needs
 
 _JOB = np.dtype(
     [
@@ -62,7 +62,7 @@ class TileQueue:
 
         `data` must not change until `run`.
         """
-        if data[:2] != b"\xff\xd8":  # before anything is compiled for it
+        if data[:2] != b"\xff\xd8":  # before anything is compiled
             return False
         view = view_of(data)
         number = len(self._queued)
@@ -97,13 +97,13 @@ class TileQueue:
 
 
 def will_compile(data: bytes | memoryview) -> bool:
-    """Whether decoding this image would first compile the decoder, which was not done on this machine yet."""
+    """Whether decoding this image would first compile the decoder, because it is not in the machine's cache yet."""
     return not is_kept(_crop_rows) and _peek(view_of(data), new_header())[0] > 0
 
 
 @held
 def _peek(data: Any, headers: Any) -> tuple[int, int, int]:
-    """Fill the header: width, height and where the data is; zeros for what is not tiled, or not upright."""
+    """Fill the header; return width, height and the data's address, or zeros if it is not tiled or not upright."""
     if not parse_header(data, headers) or not is_decodable(headers) or headers[0].orientation != 1:
         return 0, 0, 0
     return headers[0].width, headers[0].height, data.ctypes.data
@@ -111,7 +111,7 @@ def _peek(data: Any, headers: Any) -> tuple[int, int, int]:
 
 @compiled
 def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bool, scratch: Any, out: Any) -> int:
-    """0 when all are done, else the bytes of scratch that the next one needs."""
+    """Decode all jobs. Returns 0 when they are done, otherwise the bytes of scratch that the next one needs."""
     for i in range(jobs.shape[0]):
         job = jobs[i]
         if job.status:
@@ -122,7 +122,7 @@ def _crop_rows(headers: Any, jobs: Any, regions: Any, bicubic: bool, scaling: bo
         header = headers[i : i + 1]
         at = (job.at_x, job.at_y)
         if not find_region(header, box, size, at, (window.shape[1], window.shape[0]), bicubic, scaling, regions):
-            job.status = OTHER  # a crop that is wrong is for the other way to name
+            job.status = OTHER  # the other decoder reports an invalid crop
             continue
         status = crop_tiled(bytes_at(job.address, job.nbytes), header, regions, bicubic, scratch, window)
         if status > 0:
@@ -140,7 +140,7 @@ def _aligned(nbytes: int) -> int:
 def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: Any, out: Any) -> int:
     """Decode the region of a JPEG that `find_region` filled, and write its window to `out` [H, W, 3].
 
-    Returns DONE, OTHER where the data is damaged or not as `tile` leaves it, else the bytes that `scratch` must have.
+    Returns DONE; OTHER if the data is damaged or not as `tile` writes it; or the size that `scratch` must have.
     """
     region = regions[0]
     if region.width * region.height > MAX_DECODED:
@@ -155,7 +155,7 @@ def crop_tiled(data: Any, headers: Any, regions: Any, bicubic: bool, scratch: An
     sums = _aligned(2 * (2 * stride + 2 * (region.width // 2 + 3) * (stride + 4) + 2 * WIDE))
     passes = _aligned(stride * (row + 8) + WIDE)
     tables = 8 * SCRATCH
-    # Bits, bounds and tables are done with when the columns are made: they share their place with what follows.
+    # Bits, bounds and tables are not needed once the columns are made, so the later buffers use the same memory.
     needed = planes + columns + max(tables + bits + bounds, sums, passes)
     if scratch.size < needed:
         return int(needed)

@@ -1,6 +1,6 @@
-"""Straight-line vector code as LLVM's vector types: what a loop in numba does not become by itself.
+"""Straight-line vector code in LLVM's vector types, for loops that numba does not vectorise by itself.
 
-LLVM turns it into the instructions of the machine at hand (AVX2, AVX-512, NEON), the same bits on each.
+LLVM compiles it for the current machine (AVX2, AVX-512, NEON), with the same bits on each.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _LANES = 8  # of a block
-WIDE = 32  # samples of a column, or of a row, at a time: arrays have room for as many behind what counts
+WIDE = 32  # samples of a column or a row that are processed at once; arrays have room for as many after their data
 
 # The constants of jidctint.c in 13 bits (Loeffler, Ligtenberg, Moschytz: Practical Fast 1-D DCT Algorithms, 1989).
 _0_298, _0_390, _0_541, _0_765, _0_899, _1_175 = 2446, 3196, 4433, 6270, 7373, 9633

@@ -1,4 +1,4 @@
-"""A JPEG becomes another one without loss: markers, Huffman codes, coefficients, restarts, tiles.
+"""Rewriting a JPEG without loss: markers, Huffman codes, coefficients, restarts, tiles.
 
-In: a file's bytes. Out: a tiled, spliced or turned file with the same coefficients. Must not know: crops' randomness.
+In: a file's bytes. Out: a tiled, spliced or turned file, same coefficients. Must not know: how crops are drawn.
 """

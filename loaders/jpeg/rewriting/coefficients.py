@@ -1,7 +1,7 @@
 """Quantised coefficients of a JPEG, sequential or progressive (ITU T.81 annexes F and G).
 
-The straightforward way, for files whose AC bits cannot be copied (several scans, progressive), and the reference that
-the fast way is tested against.
+This is the straightforward decoder, for files whose AC bits cannot be copied (several scans, progressive), and the
+reference that the fast one is tested against.
 """
 
 from typing import Any
@@ -17,32 +17,32 @@ from .markers import Frame, Parser, Reason, Scan, Table, Untileable
 
 Plane = npt.NDArray[np.int16]  # [rows, columns, 64] blocks in zigzag order, padded to whole MCUs
 
-MAX_SCANS = 200  # an honest progression has about ten
+MAX_SCANS = 200  # a real progressive JPEG has about ten
 _NO_TABLE: Table = (bytes(16), b"")
 
 
 def scan_room(left: int, intervals: int) -> tuple[Bits, Ints]:
-    """Room for the bits of a scan that `left` bytes hold, and for where its restart intervals begin (the last ends).
+    """Buffers for the bits of a scan in the remaining `left` bytes, and for the bounds of its restart intervals.
 
-    Raises Untileable where there cannot be as many.
+    Raises Untileable if so many intervals cannot fit in these bytes.
     """
-    if intervals > left // 2 + 1:  # a restart marker between any two: else bounds would follow the header's word
+    if intervals > left // 2 + 1:  # they need a marker of two bytes each; do not allocate what the header claims
         raise Untileable(Reason.DAMAGED)
     return np.empty((left + PAD + 7) // 8 * 8, np.uint8), np.zeros(intervals + 1, np.int64)
 
 
 def planes(parser: Parser, max_pixels: int) -> list[Plane]:
-    """The coefficients of every component. The parser then stands behind EOI. Raises Untileable."""
+    """The coefficients of every component. Reads up to and including EOI. Raises Untileable."""
     data = parser.array
-    found: list[Plane] = []
+    result: list[Plane] = []
     state = np.zeros((0, 64), np.int64)  # per component and coefficient: bits still to come, -1 before the first
     for number, scan in enumerate(parser.scans()):
         frame = parser.frame
         if number == 0:
             if frame.width * frame.height > max_pixels:
                 raise Untileable(Reason.LARGE)
-            found = _allocate(frame)
-            state = np.full((len(found), 64), -1, np.int64)
+            result = _allocate(frame)
+            state = np.full((len(result), 64), -1, np.int64)
         if number >= MAX_SCANS:
             raise Untileable(Reason.UNUSUAL)
         _progress(frame, scan, state)
@@ -53,13 +53,13 @@ def planes(parser: Parser, max_pixels: int) -> list[Plane]:
         if intervals != bounds.size - 1:
             raise Untileable(Reason.DAMAGED)
         words = clean[: (int(bounds[-1]) + PAD) // 8 * 8].view(">u8").astype(np.uint64)
-        status = _decode(frame, scan, found, words, bounds, interval, columns, rows)
+        status = _decode(frame, scan, result, words, bounds, interval, columns, rows)
         if status != OK:
             raise Untileable(Reason.RANGE if status == RANGE else Reason.DAMAGED)
         parser.resume(end)
     if (state != 0).any():
         raise Untileable(Reason.INCOMPLETE)
-    return found
+    return result
 
 
 def _allocate(frame: Frame) -> list[Plane]:
@@ -68,7 +68,7 @@ def _allocate(frame: Frame) -> list[Plane]:
 
 
 def _progress(frame: Frame, scan: Scan, state: Ints) -> None:
-    """Check that the scan may follow those before it (G.1.1.1), and note what it brings."""
+    """Check that the scan may follow the earlier ones (G.1.1.1), and record which bits it sends."""
     if frame.marker != PROGRESSIVE:
         valid = (scan.first, scan.last, scan.high, scan.low) == (0, 63, 0, 0)
     elif scan.first == 0:
@@ -85,12 +85,19 @@ def _progress(frame: Frame, scan: Scan, state: Ints) -> None:
 
 
 def _decode(
-    frame: Frame, scan: Scan, found: list[Plane], words: Words, bounds: Ints, interval: int, columns: int, rows: int
+    frame: Frame,
+    scan: Scan,
+    coefficients: list[Plane],
+    words: Words,
+    bounds: Ints,
+    interval: int,
+    columns: int,
+    rows: int,
 ) -> int:
     def row(kind: int, number: int) -> Any:
         needed = kind == 0 if scan.first == 0 and scan.last == 0 else kind == 1 or scan.first == 0
         if scan.high and kind == 0:
-            needed = False  # refinements of DC are bare bits
+            needed = False  # refinements of DC are not Huffman-coded
         table = scan.tables.get((kind, number))
         if needed and table is None:
             raise Untileable(Reason.UNUSUAL)
@@ -99,7 +106,7 @@ def _decode(
     dc_rows = np.stack([row(0, t) for t in scan.dc])
     ac_rows = np.stack([row(1, t) for t in scan.ac])
     if frame.marker == PROGRESSIVE and scan.first > 0:
-        plane = found[scan.components[0]]
+        plane = coefficients[scan.components[0]]
         if scan.high:
             return int(
                 _refine_ac(plane, words, bounds, interval, columns, rows, ac_rows[0], scan.first, scan.last, scan.low)
@@ -107,12 +114,12 @@ def _decode(
         return int(
             _first_ac(plane, words, bounds, interval, columns, rows, ac_rows[0], scan.first, scan.last, scan.low)
         )
-    # One array for all components, and where and how large each is.
+    # One array for all components, with the offset and size of each.
     shapes = []
     pieces = []
     at = 0
     for component in scan.components:
-        plane = found[component]
+        plane = coefficients[component]
         c = frame.components[component]
         h, v = (c.h, c.v) if len(scan.components) > 1 else (1, 1)
         shapes.append((at, plane.shape[1], h, v))
@@ -145,7 +152,7 @@ def _decode_dc(
     high: int,
     low: int,
 ) -> int:
-    """A scan that holds DC: sequential with all AC, or progressive, first or refining, without."""
+    """A scan with DC: sequential with all AC, or progressive (first or refining) without AC."""
     previous = np.zeros(4, np.int64)
     mcu = 0
     for i in range(bounds.size - 1):

@@ -1,10 +1,10 @@
-"""Reading Huffman-coded JPEG scans (ITU T.81 annexes C, F) in compiled code: symbols are walked over, not decoded.
+"""Reading Huffman-coded JPEG scans (ITU T.81 annexes C, F) in compiled code, without decoding AC coefficients.
 
-Moving restarts changes only DC differences: the bits of a block's AC coefficients are copied as they are. So a walk
-notes each block's DC value and where its AC bits lie; `restarts` writes them out again under new DC tables.
+Moving restarts changes only DC differences; the bits of a block's AC coefficients are copied unchanged. So `walk`
+records each block's DC value and the position of its AC bits, and `restarts` writes them again with new DC tables.
 
-No read can leave its array: bits are read from bytes that end in `PAD` zeros, more than one block can take; a block
-that began inside its interval is checked to have ended inside it before the next one is read.
+No read leaves its array: the bits are followed by `PAD` zero bytes, more than one block can take, and each block that
+began inside its interval is checked to end inside it before the next one is read.
 """
 
 from functools import lru_cache
@@ -17,24 +17,24 @@ from fastimg.loaders.runtime.compiled import compiled, int64, uint64
 
 from .markers import Table
 
-Bits = npt.NDArray[np.uint8]  # a scan's bits without stuffing, and PAD zeros
-Words = npt.NDArray[np.uint64]  # the same, first bit highest
+Bits = npt.NDArray[np.uint8]  # a scan's bits without stuffing, followed by PAD zero bytes
+Words = npt.NDArray[np.uint64]  # the same bits, the first one highest
 Ints = npt.NDArray[np.int64]
 
 PAD = 512  # bytes: a block takes at most 16 + 11 + 63 * (16 + 16) bits
-LOOK = 11  # bits looked up at once
+LOOK = 11  # bits that are looked up at once
 _SIZE = 1 << LOOK
 
-# A row of int32 holds a table: symbols by LOOK bits, then what long codes need.
+# A table is a row of int32: symbols by LOOK bits, then the entries for longer codes.
 _SYMBOL = 0
 _LAST = _SIZE
 _OFFSET = _SIZE + 17
 _SYMBOLS = _SIZE + 34
 _ROW = _SYMBOLS + 256
 
-# A row of uint16 holds runs of AC symbols by RUN_LOOK bits: the bits that they and their values take, and << 6 the
-# coefficients that they pass, plus _ENDED where the block ends with them; _NONE where the first code is longer. Of
-# rows for 11 to 14 bits, those of 12 are the fastest: two fit beside everything else in a 32 KB cache.
+# A row of uint16 holds runs of AC symbols by RUN_LOOK bits: the number of bits of their codes and values, and << 6 the
+# number of coefficients that they cover, plus _ENDED if the block ends with them; _NONE if the first code is longer.
+# Of 11 to 14 bits, 12 are the fastest: two such rows and everything else fit in a 32 KB cache.
 RUN_LOOK = 12
 _ENDED, _NONE = 128, 64
 
@@ -44,17 +44,17 @@ class Coded(NamedTuple):
 
     bits: Bits
     dc: npt.NDArray[np.int32]
-    begins: Ints  # bit where a block's AC bits begin
-    lengths: npt.NDArray[np.int32]  # how many they are
-    total: int  # and all together
+    begins: Ints  # the bit at which a block's AC bits begin
+    lengths: npt.NDArray[np.int32]  # number of AC bits of a block
+    total: int  # number of AC bits of all blocks
 
 
 OK, DAMAGED, RANGE = 0, 1, 2  # what the compiled functions return
 
 
-@lru_cache(maxsize=256)  # encoders use the same tables over and over; a row is 9 KB
+@lru_cache(maxsize=256)  # encoders reuse the same tables; a row is 9 KB
 def lookup(table: Table) -> npt.NDArray[np.int32]:
-    """The row that the compiled functions read a table from."""
+    """A Huffman table as the row that the compiled functions read."""
     row = np.zeros(_ROW, np.int32)
     symbols = np.frombuffer(table[1], np.uint8).astype(np.int64)
     _fill_row(np.frombuffer(table[0], np.uint8).astype(np.int64), symbols, row)
@@ -65,7 +65,8 @@ def lookup(table: Table) -> npt.NDArray[np.int32]:
 @lru_cache(maxsize=64)  # up to 100 KB
 def lookups(dc: tuple[Table, ...], ac: tuple[Table, ...]) -> tuple[Any, Any, Any]:
     """Rows of several tables [n, ...] for `walk`: DC, AC, and runs of AC."""
-    dc_rows, ac_rows = np.stack([lookup(table) for table in dc]), np.stack([lookup(table) for table in ac])
+    dc_rows = np.stack([lookup(table) for table in dc])
+    ac_rows = np.stack([lookup(table) for table in ac])
     runs = np.zeros((len(ac), 1 << RUN_LOOK), np.uint16)
     _fill_runs(ac_rows, runs)
     return dc_rows, ac_rows, runs
@@ -112,7 +113,7 @@ def _fill_runs(rows: Any, runs: Any) -> None:
 
 @compiled
 def skip(data: Any, begin: int) -> Any:
-    """Where the first byte of 255 stands from `begin` on; the end of the data where there is none."""
+    """The position of the first byte 255 at or after `begin`; the end of the data if there is none."""
     at, size = uint64(begin), uint64(data.size)  # unsigned: no test for negative indices
     while at + uint64(8) <= size:
         word = uint64(0)
@@ -129,10 +130,10 @@ def skip(data: Any, begin: int) -> Any:
 
 @compiled
 def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
-    """Copy a scan's bytes from `data[at]` to `clean`, without stuffing and restart markers, and PAD zeros behind.
+    """Copy a scan's bytes from `data[at]` to `clean`, without stuffing and restart markers, then PAD zeros.
 
-    `bounds[i]` is where interval i begins in `clean`, the last entry where the data ends. Returns the number of
-    intervals, and where the marker stands that ends the scan. No intervals: damaged.
+    Interval i begins at `clean[bounds[i]]`; the last entry of `bounds` is the end of the data. Returns the number of
+    intervals, 0 if the data is damaged, and the position of the marker that ends the scan.
     """
     size = data.size
     n = 0
@@ -174,7 +175,7 @@ def unstuff(data: Any, at: int, clean: Any, bounds: Any) -> tuple[int, int]:
 
 @compiled
 def load(data: Any, at: Any) -> Any:
-    """The 64 bits that begin at byte `at`, an unsigned number."""
+    """The 64 bits that begin at byte `at`, as an unsigned number."""
     word = uint64(0)
     for i in range(8):  # becomes one load
         word |= uint64(data[at + uint64(i)]) << uint64(56 - 8 * i)
@@ -191,7 +192,7 @@ def window(words: Any, position: int) -> Any:
 
 @compiled
 def symbol(bits: Any, row: Any) -> Any:
-    """The code at the head of `bits`: its length, and its symbol << 8. 0 where there is no such code."""
+    """The first code in `bits`: its length, and its symbol << 8. 0 if there is no such code."""
     entry = int64(row[_SYMBOL + int64(bits >> uint64(64 - LOOK))])
     if entry:
         return entry
@@ -204,7 +205,7 @@ def symbol(bits: Any, row: Any) -> Any:
 
 @compiled
 def signed(bits: Any, size: int) -> Any:
-    """The value whose `size` bits, 1 to 16, stand at the head of `bits` (table F.1)."""
+    """The value of the first `size` bits, 1 to 16, of `bits` (table F.1)."""
     value = int64(bits >> uint64(64 - size))
     return value if value >> (size - 1) else value - (1 << size) + 1
 
@@ -222,14 +223,15 @@ def walk(
     begins: Any,
     lengths: Any,
 ) -> tuple[int, int]:
-    """Walk over an interleaved sequential scan: per block its DC value, where its AC bits begin and how many they are.
+    """Go through an interleaved sequential scan, and record the DC value and the AC bits' position of each block.
 
-    `owners` is the component of each block of an MCU, the rows are the components' tables. Returns a status and the
-    number of AC bits.
+    `owners` is the component of each block of an MCU; the rows are the components' tables. Returns a status and the
+    total number of AC bits.
 
-    `held` has the bits ahead, the first one highest, `left` of them for sure; `at` is the byte after those. A refill
-    leaves 56 or more. What may be taken between two of them: a DC difference of 27 bits and a run of 27, or a run of 27
-    and another one; a symbol of the long way, with its value 31, has one before and one behind it.
+    `held` contains the next bits, the first one highest; at least `left` of them are valid, and `at` is the byte after
+    those. A refill leaves 56 or more. Between two refills at most these are consumed: a DC difference of 27 bits and a
+    run of 27, or two runs of 27. A symbol that is too long for the runs, 31 bits with its value, has a refill before
+    and after it.
     """
     previous = np.zeros(4, np.int64)
     per_mcu = owners.size
@@ -283,7 +285,7 @@ def walk(
                         held <<= run & uint64(63)
                         left -= run & uint64(63)
                         break
-                    # A long code, or the block ends within the run.
+                    # A long code, or the block ends inside the run.
                     held |= load(data, at) >> left
                     at += (uint64(63) - left) >> uint64(3)
                     left |= uint64(56)
@@ -312,7 +314,7 @@ def walk(
                 at += (uint64(63) - left) >> uint64(3)
                 left |= uint64(56)
                 block += 1
-        if end - ((at << uint64(3)) - left) >= uint64(8):  # more data than the blocks needed
+        if end - ((at << uint64(3)) - left) >= uint64(8):  # more data than the blocks need
             return DAMAGED, 0
     return (OK if block == dc.size else DAMAGED), int64(total)
 
@@ -332,7 +334,10 @@ def read_scan(
     begins: Any,
     lengths: Any,
 ) -> tuple[int, int, int]:
-    """`unstuff` and `walk` at once: every call takes the GIL again. A status, the AC bits, where the next marker is."""
+    """`unstuff` and `walk` in one call, because each call reacquires the GIL.
+
+    Returns a status, the number of AC bits, and the position of the next marker.
+    """
     intervals, end = unstuff(data, at, clean, bounds)
     if intervals != bounds.size - 1:
         return DAMAGED, 0, end

@@ -1,9 +1,8 @@
 """A JPEG file's segments, tables and scans, as far as lossless rewriting needs them.
 
-The markers are read by `frame`, one segment at a time. Stricter than a decoder: what a decoder would merely warn of is
-refused here, since only what is fully understood is rewritten. What libjpeg-turbo refuses or warns of in headers is
-refused: who rewrote a file need not decode it to know that it can be decoded. `tests/loaders/jpeg/test_tiles_fuzz.py`
-holds that.
+`frame` reads the markers, one segment at a time. This parser is stricter than a decoder: only a file that is fully
+understood is rewritten, so it refuses every header that libjpeg-turbo refuses or warns about. A rewritten file is then
+known to be decodable without decoding it; `tests/loaders/jpeg/test_tiles_fuzz.py` checks that.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ _ICC = 0xE2
 
 
 class Reason(StrEnum):
-    """Why a file stays as it is."""
+    """Why a file is left unchanged."""
 
     TILED = "already tiled"
     NOT_JPEG = "not a JPEG"
@@ -37,7 +36,7 @@ class Reason(StrEnum):
     DAMAGED = "damaged or cut short"
 
 
-# By a header's fault.
+# Indexed by a header's fault.
 _REFUSED = (
     *(None, Reason.DAMAGED, Reason.UNUSUAL, Reason.PRECISION),
     *(Reason.LARGE, Reason.LOSSLESS, Reason.ARITHMETIC, Reason.HIERARCHICAL),
@@ -45,7 +44,7 @@ _REFUSED = (
 
 
 class Untileable(Exception):
-    """The file has to stay as it is."""
+    """The file must be left unchanged."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
@@ -56,27 +55,27 @@ class Component(NamedTuple):
     """One colour plane of the frame."""
 
     id: int
-    h: int  # blocks per MCU across
-    v: int  # and down
+    h: int  # blocks per MCU, across
+    v: int  # blocks per MCU, down
     quantisation: int
 
 
 class Segment(NamedTuple):
-    """A marker and what follows its length field."""
+    """A marker, and the bytes after its length field."""
 
     marker: int
     body: bytes
 
     def encoded(self) -> bytes:
-        """As it stands in a file."""
+        """The segment as bytes of a file."""
         return bytes((0xFF, self.marker)) + (len(self.body) + 2).to_bytes(2, "big") + self.body
 
 
-Table = tuple[bytes, bytes]  # codes of length 1 to 16: how many; the symbols in the order of their codes
+Table = tuple[bytes, bytes]  # number of codes of each length, 1 to 16; the symbols in the order of their codes
 
 
 class Frame(NamedTuple):
-    """The frame of a header's record: size and components."""
+    """The frame of a header: size and components."""
 
     marker: int
     width: int
@@ -86,7 +85,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, header: Any) -> "Frame":
-        """The frame of a record, once its SOF was read."""
+        """The frame of a header record whose SOF has been read."""
         fields = (header[name].tolist() for name in ("id", "h", "v", "quantiser"))
         components = [Component(*values) for values in zip(*fields, strict=True)]
         return cls(
@@ -99,7 +98,7 @@ class Frame(NamedTuple):
 
     @property
     def gray(self) -> bool:
-        """One component: its MCU is a single block, independent of its factors (A.2.2)."""
+        """Whether there is one component: its MCU is a single block, whatever its sampling factors (A.2.2)."""
         return len(self.components) == 1
 
     @property
@@ -112,7 +111,8 @@ class Frame(NamedTuple):
         """Blocks of a component in a scan of its own, across and down (A.2.3)."""
         c = self.components[component]
         width, height = self.mcu_size
-        across, down = -(-self.width * c.h * 8 // width), -(-self.height * c.v * 8 // height)
+        across = -(-self.width * c.h * 8 // width)
+        down = -(-self.height * c.v * 8 // height)
         return -(-across // 8), -(-down // 8)
 
     @property
@@ -122,14 +122,14 @@ class Frame(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """SOS, and the state of tables and restarts that holds for it."""
+    """A scan header, and the tables and restart interval that apply to it."""
 
-    components: tuple[int, ...]  # indices into the frame's
-    dc: tuple[int, ...]  # table of each
-    ac: tuple[int, ...]
-    first: int  # of the zigzag order
+    components: tuple[int, ...]  # indices into the frame's components
+    dc: tuple[int, ...]  # DC table of each component
+    ac: tuple[int, ...]  # AC table of each component
+    first: int  # coefficient in zigzag order
     last: int
-    high: int  # bits that were sent before: successive approximation
+    high: int  # successive approximation: the bit position before this scan, 0 in a first scan
     low: int
     interval: int  # MCUs between restarts, 0 for none
     tables: dict[tuple[int, int], Table]  # (class, id): class 0 is DC
@@ -139,26 +139,26 @@ class Scan(NamedTuple):
 
 @dataclass
 class Parser:
-    """Reads segments from the front; the decoder of entropy-coded data skips it, with `resume`."""
+    """Reads segments from the start. After each scan the decoder of its data calls `resume` with the next marker."""
 
     data: memoryview
     header: Header = field(default_factory=new_header)
-    head: list[Segment] = field(default_factory=list)  # before the first scan: everything but DHT and DRI; SOF too
-    tail: list[Segment] = field(default_factory=list)  # between the scans and after the last
-    end: int = 0  # just behind EOI, once it was reached
+    head: list[Segment] = field(default_factory=list)  # segments before the first scan, with SOF, without DHT and DRI
+    tail: list[Segment] = field(default_factory=list)  # segments between the scans and after the last
+    end: int = 0  # position after EOI, once it has been reached
 
     @cached_property
     def frame(self) -> Frame:
-        """What SOF says. Once a scan was read."""
+        """The frame, available once a scan has been read."""
         return Frame.of(self.header[0])
 
     @cached_property
     def array(self) -> npt.NDArray[np.uint8]:
-        """The data, as compiled code takes it."""
+        """The data as an array, for compiled code."""
         return view_of(self.data)
 
     def scans(self) -> Iterator[Scan]:
-        """One scan after the other; call `resume` before asking for the next. Raises Untileable."""
+        """Yield the scans in order; call `resume` before requesting the next. Raises Untileable."""
         if bytes(self.data[:2]) != bytes((0xFF, SOI)):
             raise Untileable(Reason.NOT_JPEG)
         header = self.header[0]
@@ -182,7 +182,7 @@ class Parser:
                 (self.tail if header["scans"] else self.head).append(Segment(marker, body))
 
     def resume(self, at: int) -> None:
-        """Go on at the marker that ended a scan's data."""
+        """Continue at the marker that ended a scan's data."""
         self.header[0]["offset"] = at
 
     def _scan(self, body: bytes) -> Scan:
@@ -195,17 +195,17 @@ class Parser:
         return Scan(chosen, dc, ac, first, last, high, low, interval, self.codes(), begin, body)
 
     def codes(self) -> dict[tuple[int, int], Table]:
-        """The Huffman tables that hold now, by (class, id); class 0 is DC."""
+        """The current Huffman tables, by (class, id); class 0 is DC."""
         tables: dict[tuple[int, int], Table] = {}
         for kind, name in enumerate(("dc_codes", "ac_codes")):
-            for number, at in enumerate(self.header[0][name].tolist()):
-                if at:
-                    counts = bytes(self.data[at : at + 16])
-                    tables[kind, number] = counts, bytes(self.data[at + 16 : at + 16 + sum(counts)])
+            for number, begin in enumerate(self.header[0][name].tolist()):
+                if begin:
+                    counts = bytes(self.data[begin : begin + 16])
+                    tables[kind, number] = counts, bytes(self.data[begin + 16 : begin + 16 + sum(counts)])
         return tables
 
     def _check_profile(self) -> None:
-        """Refuse a colour profile whose pieces are not all there: libjpeg warns of it."""
+        """Refuse a colour profile with missing pieces, which libjpeg warns about."""
         pieces = [
             s.body for s in self.head if s.marker == _ICC and s.body[:12] == b"ICC_PROFILE\0" and len(s.body) >= 14
         ]
@@ -217,5 +217,5 @@ class Parser:
 
 
 def table_body(kind: int, number: int, table: Table) -> bytes:
-    """One table as it stands in a DHT segment."""
+    """A table as the bytes of a DHT segment."""
     return bytes((kind << 4 | number,)) + table[0] + table[1]

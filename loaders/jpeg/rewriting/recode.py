@@ -12,12 +12,12 @@ from .markers import Frame, Reason, Table, Untileable
 from .restarts import category, optimal_table
 
 
-def recode(found: list[Plane], frame: Frame) -> tuple[Coded, list[Table]]:
-    """The coefficients as an interleaved scan: its AC bits under two best tables (first component, all others).
+def recode(planes: list[Plane], frame: Frame) -> tuple[Coded, list[Table]]:
+    """The coefficients as an interleaved scan, its AC bits coded with two optimal tables: first component, all others.
 
     Raises Untileable for coefficients that baseline cannot code.
     """
-    blocks = _interleaved(found, frame)
+    blocks = _interleaved(planes, frame)
     tables = np.minimum(np.array(frame.owners), 1)
     counts = np.zeros((2, 256), np.int64)
     if _count_ac(blocks, tables, counts) != OK:
@@ -36,14 +36,14 @@ def recode(found: list[Plane], frame: Frame) -> tuple[Coded, list[Table]]:
     return Coded(words.astype(">u8").view(np.uint8), blocks[:, 0].astype(np.int32), begins, lengths, total), best
 
 
-def _interleaved(found: list[Plane], frame: Frame) -> Plane:
+def _interleaved(planes: list[Plane], frame: Frame) -> Plane:
     """All blocks in the order of an interleaved scan [n, 64]."""
     columns, rows = frame.mcus
     if frame.gray:
-        return found[0].reshape(-1, 64)
+        return planes[0].reshape(-1, 64)
     pieces = [
         plane.reshape(rows, c.v, columns, c.h, 64).transpose(0, 2, 1, 3, 4).reshape(rows * columns, c.v * c.h, 64)
-        for plane, c in zip(found, frame.components, strict=True)
+        for plane, c in zip(planes, frame.components, strict=True)
     ]
     return np.ascontiguousarray(np.concatenate(pieces, axis=1).reshape(-1, 64))
 
@@ -99,7 +99,7 @@ def _write_ac(blocks: Any, tables: Any, codes: Any, sizes: Any, words: Any, begi
 
 @compiled
 def _append(words: Any, position: int, bits: int, count: int) -> int:
-    """Put `count` bits, at most 32, at bit `position` of words that are zero from there on."""
+    """Write `count` bits, at most 32, at bit `position`; the words must be zero from there on."""
     word = position >> 6
     shift = position & 63
     aligned = uint64(bits) << uint64(64 - count)

@@ -11,13 +11,13 @@ from .markers import Table
 
 _ALL = uint64(0xFFFFFFFFFFFFFFFF)
 
-# The category of the difference of two DC values, each -2048 to 2047, by the difference + 4096.
+# The category of the difference of two DC values, each -2048 to 2047, indexed by the difference + 4096.
 _CATEGORIES = np.array([abs(i - 4096).bit_length() for i in range(8193)], np.uint8)
 
 
 @compiled
 def category(value: int) -> int:
-    """Bits of a coefficient's magnitude."""
+    """Number of bits of a coefficient's magnitude."""
     value = abs(value)
     size = 0
     while value:
@@ -28,7 +28,7 @@ def category(value: int) -> int:
 
 @compiled
 def count_dc(dc: Any, owners: Any, tables: Any, interval: int, counts: Any) -> int:
-    """Add to `counts` [table, category] the DC differences under restarts every `interval` MCUs."""
+    """Add the DC differences to `counts` [table, category], with a restart every `interval` MCUs."""
     previous = np.zeros(4, np.int64)
     per_mcu = owners.size
     block = 0
@@ -57,7 +57,7 @@ def code_lengths(counts: Any, lengths: Any) -> None:
     depth = np.zeros(n + 1, np.int64)
     chain = np.full(n + 1, -1, np.int64)
     while True:
-        low, lower = -1, -1  # second smallest and smallest weight; of equal ones the later symbol
+        low, lower = -1, -1  # second smallest and smallest weight; the later symbol of equal ones
         for i in range(n + 1):
             if weight[i] and (lower < 0 or weight[i] <= weight[lower]):
                 low, lower = lower, i
@@ -94,7 +94,7 @@ def code_lengths(counts: Any, lengths: Any) -> None:
     while by_depth[longest] == 0:
         longest -= 1
     by_depth[longest] -= 1
-    # Figure K.4: the shortest codes to the symbols that were shallowest, in their order.
+    # Figure K.4: the shortest codes for the symbols of the least depth, in order.
     length = 1
     left = by_depth[1]
     for level in range(1, n + 2):
@@ -108,7 +108,7 @@ def code_lengths(counts: Any, lengths: Any) -> None:
 
 
 def optimal_table(counts: Ints) -> tuple[Table, Ints, Ints]:
-    """The best table for symbols that occur `counts` times; the code and the code length of each symbol."""
+    """The optimal table for symbols that occur `counts` times, and the code and code length of each symbol."""
     codes = np.zeros(counts.size, np.int64)
     lengths = np.zeros(counts.size, np.int64)
     table = np.zeros(16 + counts.size, np.uint8)
@@ -118,7 +118,7 @@ def optimal_table(counts: Ints) -> tuple[Table, Ints, Ints]:
 
 @compiled
 def canonical(counts: Any, codes: Any, lengths: Any, table: Any) -> Any:
-    """Fill in codes, their lengths, and `table`: how many are 1 to 16 bits long, then the symbols. How many it has."""
+    """Fill `codes`, `lengths` and `table` (number of codes of 1 to 16 bits, then the symbols); return their count."""
     code_lengths(counts, lengths)
     code, used = 0, 0
     for length in range(1, 17):
@@ -146,10 +146,10 @@ def write_scan(
     scratch: Any,
     out: Any,
 ) -> tuple[int, int]:
-    """Count, make the DC tables, write: at once, since every call takes the GIL again.
+    """Count the DC differences, make their tables and write the scan, in one call: each call reacquires the GIL.
 
-    `tables` is the DC table of each component, `best` [4, 30] becomes them as a file has them. Returns a status and
-    the number of bytes.
+    `tables` is the number of each component's DC table; `best` [4, 30] receives the tables as they are stored
+    in a file. Returns a status and the number of bytes.
     """
     counts = np.zeros((4, 13), np.int64)
     codes = np.zeros((4, 13), np.int64)
@@ -179,8 +179,8 @@ def emit(
 ) -> Any:
     """Write the scan with a restart every `interval` MCUs; `codes` and `sizes` [table, category] code the DC.
 
-    A tile is put together in `scratch`, then copied with stuffing; either has 16 bytes more than what it will hold.
-    Returns the number of bytes, stuffing and restart markers included.
+    A tile is assembled in `scratch`, then copied to `out` with stuffing; both need 16 more bytes than they will
+    contain. Returns the number of bytes, stuffing and restart markers included.
     """
     previous = np.zeros(4, np.int64)
     per_mcu = owners.size
@@ -189,7 +189,7 @@ def emit(
     mcus = dc.size // per_mcu
     for tile, first in enumerate(range(0, mcus, interval)):
         previous[:] = 0
-        held, pending, at = uint64(0), uint64(0), uint64(0)  # bits not yet written, the first one highest: fewer than 8
+        held, pending, at = uint64(0), uint64(0), uint64(0)  # bits that are not written yet, fewer than 8
         for _ in range(first, min(first + interval, mcus)):
             for j in range(per_mcu):
                 owner = owners[j]
@@ -234,14 +234,14 @@ def emit(
 
 @compiled
 def store(out: Any, at: Any, word: Any) -> None:
-    """Write 64 bits to the bytes from `at` on, an unsigned number."""
+    """Write 64 bits, an unsigned number, to the bytes from `at` on."""
     for i in range(8):  # becomes one store
         out[at + uint64(i)] = word >> uint64(56 - 8 * i) & uint64(255)
 
 
 @compiled
 def stuff(source: Any, size: Any, out: Any, at: Any) -> Any:
-    """Copy the first `size` bytes of `source` to `out[at]`, each 255 with a 0 behind it; where they end."""
+    """Copy the first `size` bytes of `source` to `out[at:]`, with a 0 after each 255; return where the copy ends."""
     done = uint64(0)
     while done < size:
         word = load(source, done)

@@ -1,9 +1,9 @@
-"""Cutting a tiled JPEG without decoding it: a smaller JPEG of the tiles that a box touches.
+"""Cutting a smaller JPEG out of a tiled one without decoding it: the tiles that a box touches.
 
     SOI | JFIF and Adobe segments, tables, SOF with the crop's size, DRI, SOS | tiles, RSTn renumbered | EOI
 
-Everything runs in one compiled call without the GIL. Whatever is not as `tile` leaves it (no restarts, an interval that
-does not divide the row, several scans, a marker out of turn) is given back whole: the decoder then judges it.
+Everything runs in one compiled call without the GIL. A file that is not as `tile` writes it (no restarts, an interval
+that does not divide the row, several scans, markers out of order) is returned whole, for the decoder to handle.
 """
 
 from typing import Any
@@ -40,12 +40,12 @@ def splice(
 ) -> tuple[memoryview, tuple[int, int]]:
     """The JPEG of the tiles that `box` touches, and the stored pixel (x, y) at its upper left.
 
-    Decode it and cut the box less the offset: the pixels are those of the whole image decoded and cut. The box is
-    widened for that, since the upsampling of chroma looks past it. A JPEG that is not tiled, or whose tiles are all
-    touched, comes back itself at (0, 0).
+    Decoding it and cutting out the box, shifted by the offset, gives the same pixels as decoding the whole image. For
+    that the box is widened first, because the upsampling of chroma looks past it. A JPEG that is not tiled, or all of
+    whose tiles are touched, is returned itself, at (0, 0).
 
-    The result lies in `buffer` where one is given that has the bytes of `jpeg` and two more. Raises ValueError for a
-    box that is not inside the image.
+    `buffer`, if given, receives the result and must have at least the size of `jpeg` and two more bytes. Raises
+    ValueError for a box that is not inside the image.
     """
     data = view_of(jpeg)
     out = np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(data.size + 2, np.uint8)
@@ -80,14 +80,14 @@ def _has_tiles(data: Any, headers: Any) -> bool:
 
 @compiled
 def _tiles(headers: Any) -> int:
-    """Across a row."""
+    """Number of tiles in a row."""
     header = headers[0]
     return int(-(-header.width // header.mcu_width) // header.interval)
 
 
 @compiled
 def _next_marker(data: Any, at: int) -> Any:
-    """Where the marker stands that ends the tile at `at`; the end of the data where there is none."""
+    """The position of the marker that ends the tile at `at`; the end of the data if there is none."""
     size = data.size
     while True:
         at = skip(data, at)
@@ -100,7 +100,7 @@ def _next_marker(data: Any, at: int) -> Any:
 
 @compiled
 def _copy(data: Any, begin: int, end: int, out: Any, at: int) -> int:
-    """Append data[begin:end] to `out` at `at`: where it then ends, -1 where there is no room."""
+    """Copy data[begin:end] to `out[at:]`; return where the copy ends, -1 if it does not fit."""
     if at + end - begin > out.size:
         return -1
     source, target = data[begin:end], out[at : at + end - begin]  # views: the loop becomes a copy of whole vectors
@@ -111,13 +111,13 @@ def _copy(data: Any, begin: int, end: int, out: Any, at: int) -> int:
 
 @compiled
 def _is_restart(data: Any, at: int, tile: int) -> bool:
-    """Whether the restart marker stands at `at` that comes before tile number `tile`."""
+    """Whether the restart marker before tile number `tile` is at `at`."""
     return bool(at + 2 <= data.size and data[at] == 255 and data[at + 1] == 0xD0 | (tile - 1) & 7)
 
 
 @compiled
 def _copy_header(data: Any, headers: Any, width: int, height: int, out: Any) -> int:
-    """Write the segments that a decoder needs, for a picture of another size: where they end, -1 without room."""
+    """Write the segments that a decoder needs, with another image size; return their end, -1 if they do not fit."""
     if out.size < 2:
         return -1
     out[0], out[1] = data[0], data[1]
@@ -148,7 +148,7 @@ def _copy_header(data: Any, headers: Any, width: int, height: int, out: Any) -> 
 
 @compiled
 def _splice(data: Any, headers: Any, x: int, y: int, width: int, height: int, out: Any) -> tuple[int, int, int]:
-    """Write the splice: its size, 0 for the whole file, -1 for a box outside; the offsets."""
+    """Write the splice. Returns its size (0: use the whole file; -1: the box is outside the image) and the offset."""
     if not parse_header(data, headers) or not is_tiled(headers):
         return 0, 0, 0
     header = headers[0]

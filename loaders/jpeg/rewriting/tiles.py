@@ -1,8 +1,8 @@
 """Lossless tiled JPEG: an ordinary JPEG whose restart interval divides its MCUs per row (ITU T.81 E.1.4, F.1.2.3).
 
-Every tile of that many MCUs begins on a byte boundary with fresh DC predictors, so a crop needs only the tiles that it
-touches: `splice` makes a smaller JPEG of them. The quantised coefficients are the original's, so every decoder gives
-the original's pixels.
+Every tile of that many MCUs begins on a byte boundary with reset DC predictors, so a crop needs only the tiles that it
+touches, and `splice` makes a smaller JPEG of them. The quantised coefficients are unchanged, so every decoder gives the
+same pixels as for the original.
 """
 
 from dataclasses import dataclass
@@ -21,30 +21,30 @@ from .recode import recode
 from .restarts import write_scan
 
 DEFAULT_TILE_PX = 32  # by benchmarks/tiles.py: crops 1.62 times as fast for 2.1 % of size; 64 gives 1.57 for 1.1 %
-MAX_COST = 0.05  # of the scan's bytes that restarts may take, estimated
+MAX_COST = 0.05  # share of the scan's bytes that restarts may add, as estimated
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What became of a file."""
+    """The result of rewriting a file."""
 
     jpeg: bytes
-    kept: Reason | None = None  # why `jpeg` is the file as it was; None where it was rewritten
-    left_out: int = 0  # bytes behind EOI that a rewritten file no longer has
-    recoded: bool = False  # it had several scans (a progressive JPEG, say) and has one now
+    kept: Reason | None = None  # why `jpeg` is the unchanged file; None if it was rewritten
+    left_out: int = 0  # bytes after EOI that the rewritten file does not contain
+    recoded: bool = False  # whether it had several scans, as progressive JPEGs do, and has one now
 
 
 def tile(jpeg: bytes | memoryview, width_px: int = DEFAULT_TILE_PX, max_pixels: int = MAX_PIXELS) -> Rewritten:
     """Rewrite a JPEG with tiles of up to `width_px` pixels across, one MCU high, with the same coefficients.
 
-    Where the width has no such divisor, or restarts so dense would cost more than 5 % of the scan, tiles are wider, at
-    most a whole row of MCUs.
+    Tiles are wider, at most a whole row of MCUs, if the width has no such divisor or if so many restarts would add more
+    than 5 % to the scan.
 
-    Huffman-coded JPEGs of 8 bits are rewritten: sequential ones with one scan by copying their AC bits under new DC
-    tables; those with several scans and progressive ones, up to `max_pixels`, by coding their coefficients again as
-    baseline. APPn and COM segments, quantisation tables and component ids are kept byte for byte; fill bytes between
-    segments are not, nor is data behind EOI (further pictures of an MPO, a trailer of a camera). What is not fully
-    understood is given back as it is, with the reason: nothing is raised. Tiling a tiled JPEG gives it back.
+    Huffman-coded JPEGs of 8 bits are rewritten: sequential ones with one scan by copying their AC bits with new DC
+    tables; those with several scans, and progressive ones, by coding their coefficients again as baseline, up to
+    `max_pixels`. APPn and COM segments, quantisation tables and component ids are kept byte for byte. Fill bytes
+    between segments and data after EOI (more pictures of an MPO, a camera's trailer) are dropped. A file that is not
+    fully understood, or that is tiled already, is returned unchanged with the reason; no error is raised.
     """
     data = bytes(jpeg)
     try:
@@ -74,20 +74,19 @@ def _tile(data: bytes, width_px: int, max_pixels: int) -> Rewritten:
 
 def _recoded(data: bytes, width_px: int, max_pixels: int) -> Rewritten:
     parser = Parser(memoryview(data))
-    found = planes(parser, max_pixels)
-    out = interleaved(parser, found, width_px)
+    out = interleaved(parser, planes(parser, max_pixels), width_px)
     return Rewritten(out, left_out=len(data) - parser.end, recoded=True)
 
 
-def interleaved(parser: Parser, found: list[Plane], width_px: int, costly: bool = False) -> bytes:
-    """The file that `parser` read, with the coefficients `found` as one tiled scan; `costly` ones have tiles of a row.
+def interleaved(parser: Parser, coefficients: list[Plane], width_px: int, costly: bool = False) -> bytes:
+    """The file that `parser` read, with these coefficients as one tiled scan.
 
-    Raises Untileable.
+    With `costly`, a file that is too small to tile gets tiles of a whole row. Raises Untileable.
     """
     frame = parser.frame
     if len(frame.owners) > 10:
         raise Untileable(Reason.UNUSUAL)
-    coded, tables = recode(found, frame)
+    coded, tables = recode(coefficients, frame)
     numbers = tuple(min(i, 1) for i in range(len(frame.components)))
     selectors = b"".join(bytes((c.id, n << 4 | n)) for c, n in zip(frame.components, numbers, strict=True))
     body = bytes((len(frame.components),)) + selectors + bytes((0, 63, 0))
@@ -102,7 +101,7 @@ def interleaved(parser: Parser, found: list[Plane], width_px: int, costly: bool 
 
 
 def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
-    """The blocks of the one scan, and where its data ends."""
+    """The blocks of the only scan, and where its data ends."""
     array = parser.array
     frame = parser.frame
     if (scan.first, scan.last, scan.high, scan.low) != (0, 63, 0, 0):
@@ -110,7 +109,7 @@ def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
     columns, rows = frame.mcus
     owners = np.array(frame.owners)
     blocks = columns * rows * owners.size
-    if blocks > 4 * (array.size - scan.begin):  # a block takes two bits at least: bounds what is allocated
+    if blocks > 4 * (array.size - scan.begin):  # a block takes at least two bits, which limits the allocation
         raise Untileable(Reason.DAMAGED)
     interval = scan.interval or columns * rows
     bits, bounds = scan_room(array.size - scan.begin, -(-columns * rows // interval))
@@ -127,12 +126,12 @@ def _walked(parser: Parser, scan: Scan) -> tuple[Coded, int]:
 
 
 def _interval(frame: Frame, coded: Coded, width_px: int) -> int:
-    """MCUs per tile. It depends only on what tiling does not change: tiling twice is tiling once."""
+    """MCUs per tile. Depends only on what tiling does not change, so that tiling twice changes nothing."""
     columns, rows = frame.mcus
     divisors = _divisors(columns)
     across = frame.mcu_size[0]
     fitting = max([k for k in divisors if k * across <= width_px], default=1)
-    restart = 2.5 + 0.5 * len(frame.components)  # bytes: marker, padding, a DC value in place of a difference
+    restart = 2.5 + 0.5 * len(frame.components)  # bytes of a marker, padding, and a DC value in place of a difference
     per_mcu = (coded.total / 8 + 0.6 * coded.lengths.size) / (columns * rows)
     for k in divisors:
         if k >= fitting and restart <= MAX_COST * k * per_mcu:
@@ -153,7 +152,7 @@ def _written(
     coded: Coded,
     interval: int,
 ) -> bytes:
-    """The file: its segments, tables, and the scan with restarts."""
+    """The whole file: segments, tables, and the scan with restarts."""
     owners = np.array(parser.frame.owners)
     blocks = coded.dc.size
     restarts = coded.dc.size // owners.size // interval
@@ -161,7 +160,7 @@ def _written(
     scratch = np.empty(size, np.uint8)
     out = np.empty(2 * (size + restarts), np.uint8)
     best = np.zeros((4, 30), np.uint8)
-    status, found = write_scan(*coded[:4], owners, np.array(dc_numbers), interval, best, scratch, out)
+    status, nbytes = write_scan(*coded[:4], owners, np.array(dc_numbers), interval, best, scratch, out)
     _check(status)
     dht = b"".join([table_body(*key, table) for key, table in sorted(ac.items())])
     for number in sorted(set(dc_numbers)):
@@ -175,7 +174,7 @@ def _written(
         Segment(marker, s.body).encoded() if s.marker == parser.frame.marker else s.encoded() for s in parser.head
     ]
     parts += [Segment(*s).encoded() for s in ((DHT, dht), (DRI, interval.to_bytes(2, "big")), (SOS, scan_body))]
-    parts.append(out[:found].data)
+    parts.append(out[:nbytes].data)
     parts += [s.encoded() for s in parser.tail]
     parts.append(bytes((0xFF, EOI)))
     return b"".join(parts)

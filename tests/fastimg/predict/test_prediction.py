@@ -165,8 +165,8 @@ def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, h
     assert ran.code == 0
     assert list(found) == ["camera.NEF", "drawing.svg", "empty.nef", "good.avif", "good.jpg", "phone.heic"]
     assert found["phone.heic"]["error"] == "HEIC, readable after `pip install pillow-heif`"
-    assert found["drawing.svg"]["error"] == "SVG, which has to be converted to JPEG or PNG first"
-    assert found["camera.NEF"]["error"] == "camera raw, which has to be converted to JPEG or PNG first"
+    assert found["drawing.svg"]["error"] == "SVG, which must be converted to JPEG or PNG first"
+    assert found["camera.NEF"]["error"] == "camera raw, which must be converted to JPEG or PNG first"
     assert found["empty.nef"]["error"] == "the file is empty"
     assert found["good.avif"]["classes"] == found["good.jpg"]["classes"]
     assert "1 of 7 files is not used: 1 without an image's extension (.md); the first is" in ran.err

@@ -31,7 +31,7 @@ def test_runs_name_their_loader_and_torchs_is_nearly_the_native_one(cli, trained
 
 def test_synthetic_pixels_train_and_are_said_to_be_such(cli, trained, tmp_path):
     ran = cli("train", trained.shards, *FAST, "--loader", "synthetic", "--output", tmp_path, "--name", "run")
-    assert ran.code == 0 and "nothing is read, and accuracies mean nothing" in ran.out + ran.err
+    assert ran.code == 0 and "nothing is read, and accuracy is meaningless" in ran.out + ran.err
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert written["loader"] == "synthetic" and not {"prefetch", "on_error", "max_pixels", "scale"} & set(written)
     again = cli("train", "--config", tmp_path / "run" / "config.yaml", "--name", "again", "--dry-run")

@@ -331,7 +331,7 @@ def test_a_header_that_is_missing_behind_its_extension(tmp_path, kind):
     with pytest.raises(ShardError, match="ends after an extended header"):
         scan(tar)
     tar.write_bytes(whole[:1023] + b"x" + whole[1024:])
-    with pytest.raises(ShardError, match="the extended header before byte 1024 is longer than it states"):
+    with pytest.raises(ShardError, match="the extended header before byte 1024 is longer than its stated size"):
         scan(tar)
 
 
@@ -347,14 +347,14 @@ def test_a_long_name_that_is_none(tmp_path, name):
 def test_a_tar_without_its_end_or_with_another_behind_it(shard):
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1024])
-    with pytest.raises(ShardError, match="it is cut short: no end mark"):
+    with pytest.raises(ShardError, match="it is cut short: no end marker"):
         scan(shard)
     shard.write_bytes(whole[:-512])
     assert len(scan(shard)) == 2
     shard.write_bytes(whole + bytes(9 * 1024))
     assert len(scan(shard)) == 2
     shard.write_bytes(whole + whole)
-    with pytest.raises(ShardError, match=r"there is data behind its end mark at byte .*: perhaps another tar"):
+    with pytest.raises(ShardError, match=r"there is data after its end marker at byte .*, perhaps another tar"):
         scan(shard)
 
 

@@ -53,7 +53,7 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["x.jpg"], "no class folders in it"),
+        (["x.jpg"], "has no class folders; put the images"),
         (["a/1.md"], r"a: the class is empty \(other files: 1 without an image's extension \(.md\)\); add images"),
         (["a/1.txt", "b/1.jpg"], r"a: the class is empty \(other files: .*\); add images"),
         (["a/1.txt", "b/1.md"], r"b: the class is empty \(other files: 1 not a .txt file \(.md\)\); add .txt files"),
@@ -65,10 +65,10 @@ def test_splits_share_the_classes_of_training(tmp_path, name):
             "Training/ and train/ are both names of the split train; keep one of them",
         ),
         (["train/a/1.jpg", "testing/a/1.jpg", "EVAL/a/1.jpg"], "EVAL/ and testing/ are both names of the split test;"),
-        (["train/a/1.jpg", "other/a/1.jpg"], "other/ is not a split and lies beside train/; move"),
+        (["train/a/1.jpg", "other/a/1.jpg"], "other/ is not a split but is next to train/; move it away"),
         (
             ["train/a/1.jpg", "val/a/1.jpg", "x/1.jpg", "y/1.jpg"],
-            "x/ and y/ are not splits and lie beside train/ and val/",
+            "x/ and y/ are not splits but are next to train/ and val/; move them away",
         ),
         (["val/a/1.jpg", "test/a/1.jpg"], "has test, val but no train/"),
     ],
@@ -111,7 +111,7 @@ CLUTTER = [
         (["a/1.jpg", "b/2.gif", "b/b/3.avif"], {"outside any class folder": 2}),
         (
             ["train/a/1.jpg", "train/b/2.jpg", "val/b/b/3.jpg"],
-            {"beside the split folders, not in a class folder": 2},
+            {"next to the split folders, not in a class folder": 2},
         ),
     ],
 )
@@ -188,8 +188,8 @@ def test_nested_folders_are_read_from_the_top_and_both_readings_are_named(tmp_pa
         1,
     ]
     (note,) = listing.notes
-    assert "the classes are the 2 folders at the top (animals, plants), and 5 of 5 files lie in folders below" in note
-    assert "classes=leaf makes the folder that a file lies in its class, which gives 4 (a, b, c, d)" in note
+    assert "the classes are the 2 folders at the top (animals, plants), but 5 of 5 files are in folders below" in note
+    assert "use classes=leaf to take the innermost folder as the class, which gives 4 (a, b, c, d)" in note
     assert list_folder(tmp_path, "top") == dataclasses.replace(listing, notes=())
 
 
@@ -211,7 +211,7 @@ def test_leaves_of_one_name_are_one_class_and_that_is_said(tmp_path):
     touch(tmp_path, "ann/cat/1.jpg", "ann/dog/2.jpg", "bo/cat/3.jpg")
     listing = list_folder(tmp_path, "leaf")
     assert listing.classes == ("cat", "dog") and [label for _, label in listing.files["train"]] == [0, 1, 0]
-    assert listing.notes == (f"{tmp_path}: folders of one name are one class: cat (ann/cat, bo/cat)",)
+    assert listing.notes == (f"{tmp_path}: folders of the same name are one class: cat (ann/cat, bo/cat)",)
 
 
 @pytest.mark.parametrize(
@@ -257,14 +257,14 @@ def test_usual_names_of_splits_are_splits(tmp_path, train, val, test, note):
 def test_a_class_that_is_called_like_a_split_is_named(tmp_path):
     listing = list_folder(touch(tmp_path, "prod/1.jpg", "dev/2.jpg"))
     assert listing.classes == ("dev", "prod")
-    assert listing.notes == (f"{tmp_path}: there is no train/ in it, so that dev/ and the other folders are classes",)
+    assert listing.notes == (f"{tmp_path}: has no train/, so dev/ and the other folders are read as classes",)
 
 
 UNDECODABLE = {
     "x.HEIC": "HEIC, readable after `pip install pillow-heif`",
     "x.jxl": "JPEG XL, readable after `pip install pillow-jxl-plugin`",
-    "x.cr2": "camera raw, which has to be converted to JPEG or PNG first",
-    "x.svg": "SVG, which has to be converted to JPEG or PNG first",
+    "x.cr2": "camera raw, which must be converted to JPEG or PNG first",
+    "x.svg": "SVG, which must be converted to JPEG or PNG first",
 }
 
 
