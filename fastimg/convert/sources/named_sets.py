@@ -227,7 +227,7 @@ def _label(target: Any) -> int | None:
 
 
 def _encoded(image: Any, dataset: Any, index: int) -> bytes | None:
-    """The file that the image was read from, else a PNG of its pixels; None for what is no image."""
+    """The file that the image was read from, else a PNG of its pixels; None for something that is not an image."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | Path):
