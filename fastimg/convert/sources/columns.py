@@ -1,4 +1,4 @@
-"""Columns of tables: what they are called, what was said of them, and whether a csv or tsv has a header."""
+"""Columns of tables: their usual names, the flags that select them, and whether a CSV or TSV has a header."""
 
 import os
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ SPLIT_COLUMNS = ("split",)
 KNOWN = frozenset({*PATH_COLUMNS, *TEXT_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS})
 SEPARATED = (".csv", ".tsv")
 
-_LOOKED_AT = 20  # rows, for an image that is there
+_SAMPLED_ROWS = 20  # searched for the path of an existing image
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the tables of a source are read; None: found out."""
+    """How to read the tables of a source. Columns that are None are detected."""
 
     path: str | None = None
     label: str | None = None
@@ -34,25 +34,25 @@ class Columns:
     text: str | None = None
     no_header: bool = False
     delimiter: str | None = None
-    labels_are_classes: bool = False  # whatever they look like
-    known_classes: frozenset[str] = frozenset()  # of the dataset that is appended to
+    labels_are_classes: bool = False  # accept labels that do not look like classes
+    known_classes: frozenset[str] = frozenset()  # of the dataset being appended to
 
     def given(self) -> list[str]:
-        """The flags that say something of columns. --labels-are-classes is looked at when all sources are read."""
+        """The flags that were given, except --labels-are-classes, which is checked once all sources are read."""
         flags = [f"--{name}-column" for name in ("path", "text", "label", "split") if getattr(self, name) is not None]
         return flags + ["--no-header"] * self.no_header + ["--delimiter"] * (self.delimiter is not None)
 
     def lower(self) -> set[str]:
-        """The columns that were named, in lower case."""
+        """The names of the columns that were given, in lower case."""
         return {name.lower() for name in (self.path, self.text, self.label, self.split) if name is not None}
 
     def numbered(self) -> bool:
-        """Whether a column was named by its number, as those without a header are."""
+        """Whether any column was given by its number, as in a file without a header."""
         return any(name.isdigit() for name in self.lower())
 
 
 def with_delimiter(src: Path, columns: Columns) -> Columns:
-    """`columns` with the delimiter of a csv or tsv: the one that was given, or the one that was found."""
+    """Return `columns` with the delimiter of a CSV or TSV: the given one, or else the detected one."""
 
     def recognised(fields: list[str]) -> bool:
         named = not columns.no_header and bool(lower(fields) & (KNOWN | columns.lower()))
@@ -65,31 +65,34 @@ def with_delimiter(src: Path, columns: Columns) -> Columns:
 
 
 def on_delimiter(src: Path, columns: Columns) -> str:
-    """Words on a delimiter that is not the ending's own; empty for that."""
+    """Describe a delimiter that differs from the default for the file extension; empty if it does not."""
     delimiter = columns.delimiter or own_delimiter(src)
     return "" if delimiter == own_delimiter(src) else f", columns separated by {spelled(delimiter)}"
 
 
 def lower(names: Iterable[str]) -> set[str]:
-    """Names of columns as they are compared."""
+    """Normalize column names for comparison."""
     return {name.strip().strip('"').lower() for name in names}
 
 
 def image_at(src: Path, records: list[list[str]]) -> int | None:
-    """Which field of the first record is the path of an image, and in one of the `records` of one that is there."""
+    """Index of the column that holds image paths, or None.
+
+    The field in the first record must have an image extension, and at least one of the `records` an existing file.
+    """
     extensions = image_extensions()
-    for at, field in enumerate(records[0] if records else ()):
+    for column, field in enumerate(records[0] if records else ()):
         if os.path.splitext(field.strip())[1].lower() in extensions:
-            there = (record[at].strip().replace("\\", "/") for record in records if at < len(record))
-            if any(file_size(src.parent / path) >= 0 for path in there):
-                return at
+            paths = (record[column].strip().replace("\\", "/") for record in records if column < len(record))
+            if any(file_size(src.parent / path) >= 0 for path in paths):
+                return column
     return None
 
 
 def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
-    """The columns of a csv or tsv of images, and what a person should hear where it has no header."""
+    """Return the columns of a CSV or TSV of images, and remarks for the user if it has no header."""
     with readable(src):
-        records = first_records(src, columns.delimiter or own_delimiter(src), _LOOKED_AT)
+        records = first_records(src, columns.delimiter or own_delimiter(src), _SAMPLED_ROWS)
     if not records:
         return columns, []
     names = lower(records[0])
@@ -102,8 +105,10 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
             return columns, []
     of_path = image_at(src, records) if of_path is None else of_path
     width = len(records[0])
-    found = "asked for" if columns.no_header else f"its first line is a row: {shortened(', '.join(records[0]), 80)!r}"
-    numbered = f"{src}: no header ({found}): columns are numbered 1 to {width}"
+    reason = (
+        "--no-header" if columns.no_header else f"its first line is a row: {shortened(', '.join(records[0]), 80)!r}"
+    )
+    numbered = f"{src}: no header ({reason}): columns are numbered 1 to {width}"
     chosen = replace(columns, no_header=True)
     if columns.path is None and of_path is not None:
         chosen = replace(chosen, path=str(of_path + 1))
@@ -111,18 +116,23 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
     if columns.label is None and chosen.path is not None:
         if len(rest) != 1:
             raise UsageError(
-                f"{numbered}, and {chosen.path} holds the paths; say which holds the labels with --label-column N, and "
-                "any others with --split-column N, or write names into a first line"
+                f"{numbered}, and column {chosen.path} holds the paths; name the column of labels with --label-column "
+                "N (and one of splits with --split-column N), or add a header line"
             )
         chosen = replace(chosen, label=rest[0])
     if chosen.path == columns.path and chosen.label == columns.label:
         return chosen, [numbered]
-    say = "--path-column N --label-column M --no-header"
-    return chosen, [f"{numbered}; taken as path: {chosen.path}, as label: {chosen.label}; if that is wrong, give {say}"]
+    flags = "--path-column N --label-column M --no-header"
+    return chosen, [
+        f"{numbered}; taken as path: {chosen.path}, as label: {chosen.label}; if that is wrong, give {flags}"
+    ]
 
 
 def find_column(src: Path, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:
-    """The column to use: the one that was named, else the first of the usual ones that is there."""
+    """Return the column to use: the `given` one, or else the first of the `usual` names that the file has.
+
+    Raises DataError if there is none; a split column is optional.
+    """
     if given is not None:
         if given not in known:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Several sources as one, and classes of one dataset by the names of another."""
+"""Combine several sources into one, and map the classes of one dataset onto those of another."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,43 +15,43 @@ from .samples import Entries, Source
 
 
 def combine(sources: Sequence[Source]) -> Source:
-    """The samples of all sources, one after the other in each split; classes of one name are one class.
+    """Concatenate all sources within each split; classes with the same name are merged.
 
-    Raises UsageError where some are images and some texts, DataError where labels cannot be matched.
+    Raises UsageError if images and texts are mixed, and DataError if labels cannot be matched.
     """
     first, *others = sources
     for other in others:
         if other.content != first.content:
             raise UsageError(
                 f"{first.src} holds {samples_of(first.content)} and {other.src} {samples_of(other.content)}: a "
-                "dataset holds only one kind; convert them one by one"
+                "dataset holds only one kind; convert them separately"
             )
         first = _joined(first, onto(other, first.classes, first.named))
     return replace(first, src=Path(" + ".join(str(source.src) for source in sources)))
 
 
 def onto(source: Source, classes: Sequence[str], named: bool) -> Source:
-    """The source with `classes` before those that it alone has. Raises DataError where labels cannot be matched.
+    """Renumber the source's classes: `classes` first, then those that only the source has.
 
-    Labels of a source that names no classes are numbers of the classes that are named.
+    If one side has no class names, its labels are taken as indices into the names of the other. Raises DataError if
+    there are more labels than names.
     """
     if source.named == named:
         union = [*classes, *(name for name in source.classes if name not in set(classes))]
         if not named:
-            union = [str(at) for at in range(max(len(classes), len(source.classes)))]
-        index = {name: at for at, name in enumerate(union)}
+            union = [str(label) for label in range(max(len(classes), len(source.classes)))]
+        index = {name: label for label, name in enumerate(union)}
         table = np.array([index[name] for name in source.classes], np.int64)
         return _relabelled(source, tuple(union), table)
     more, fewer = (len(classes), len(source.classes)) if named else (len(source.classes), len(classes))
     if fewer > more:
         raise DataError(
-            f"{source.src}: labels are numbers up to {fewer - 1} on one side, and "
-            f"{plural(more, 'class', 'has')} names on the "
-            "other; convert what has no names by a manifest that gives them"
+            f"{source.src}: one side has unnamed labels up to {fewer - 1}, but the other names only "
+            f"{plural(more, 'class')}; convert the unnamed labels with a manifest that names their classes"
         )
     names = tuple(classes) if named else source.classes
-    shown = ", ".join(f"{at} is {name}" for at, name in enumerate(names[:3]))
-    remark = f"{source.src}: labels without names are taken as numbers of the classes that have one: {shown}, ..."
+    shown = ", ".join(f"{label} is {name}" for label, name in enumerate(names[:3]))
+    remark = f"{source.src}: labels without names are taken as indices of the named classes: {shown}, ..."
     return replace(source, classes=names, named=True, remarks=(*source.remarks, remark))
 
 
@@ -67,7 +67,7 @@ def _relabelled(source: Source, classes: tuple[str, ...], table: np.ndarray) -> 
 
 
 def _joined(first: Source, second: Source) -> Source:
-    """Both, where the second has the classes of the first and perhaps more."""
+    """Join two sources; the second has all classes of the first, and perhaps more."""
     readers = len(first.readers)
     splits = {}
     for split in sorted(first.splits.keys() | second.splits.keys()):

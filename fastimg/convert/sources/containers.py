@@ -1,11 +1,10 @@
-"""Shards as a source: tars and .beton files, ours or anybody's. Order, labels, keys and every further field are kept.
+"""Shards as a source: tars and .beton files, from fastimg or any other writer. Order, labels, keys and fields are kept.
 
-In a tar the image is the first member that is one by its extension, and rather `jpg` than `depth.png` (in tars without
-an image `txt` is a text in its place); `cls` is the
-label, `json` the note, every other member a field. In a .beton the same things are the image field, the label field, a
-json field of that name, and `original`: the encoded image that an image field cannot hold. A further array is the field
-`name.npy`, a number one without dimensions, json `name.json`. Names in a tar are labels: nothing is ever written under
-them.
+In a tar, the image is the first member with an image extension; a plain `jpg` goes before `depth.png`. In tars without
+images, `txt` holds the text. `cls` is the label, `json` the note, and every other member a field. In a .beton, these
+are the image field, the label field, a JSON field called `json`, and `original`, which holds an encoded image that the
+image field cannot. Other arrays become the field `name.npy` (numbers as arrays without dimensions), JSON `name.json`.
+The names in a tar serve only as keys; no file is ever written under them.
 """
 
 import io
@@ -35,8 +34,8 @@ from fastimg.wording import agreeing, plural
 
 from .samples import Entries, Original, Source, SourceEntry, note
 
-ABSENT = "__absent__"  # in the note of a sample in a .beton: fields that it does not have
-ORIGINAL = "original"  # the field of a .beton that holds what its image field cannot
+ABSENT = "__absent__"  # key in the note of a .beton sample: the fields that this sample lacks
+ORIGINAL = "original"  # field of a .beton for encoded images that its image field cannot hold
 
 _EXTENSION = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -44,12 +43,14 @@ _LABEL_BYTES = 256
 
 
 def read_dataset(src: Path) -> Source:
-    """What `fastimg convert` made, checked against its description."""
+    """List a dataset that `fastimg convert` wrote, and check it against its description."""
     description = read_description(src)
     splits = description["splits"]
     for split, content in splits.items():
         open_dataset(src, split).close()
-        for shard in content["shards"] if description["container"] == "tar" else ():  # what is opened may be derived
+        for shard in (
+            content["shards"] if description["container"] == "tar" else ()
+        ):  # opening may use an index rebuilt from the shard
             check_index(index_path(src / shard["name"]), shard["index_sha256"])
     named = bool(description.get("named", True))
     files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
@@ -65,9 +66,10 @@ def read_tars(
     named: bool = True,
     content: Content = "images",
 ) -> Source:
-    """Tars by split: with `classes` ours, and their indexes are trusted; else anybody's, and they are scanned.
+    """List tars by split.
 
-    Somebody's tars are of texts where samples have a .txt and none has an image.
+    With `classes`, fastimg wrote the tars and their indexes are used; without, the tars are scanned. Scanned tars hold
+    texts if there are .txt members and no images.
     """
     _check_splits(src, files)
     reader = TarReader(ours=classes is not None, content=content)
@@ -79,16 +81,16 @@ def read_tars(
             for entry, text in reader.add(tar):
                 splits[split].append(entry._replace(label=len(texts[split]) if text else -1))
                 texts[split] += [text] if text else []
-    if classes is None and content == "images" and reader.holds_text_alone:
+    if classes is None and content == "images" and reader.holds_only_texts:
         return read_tars(src, files, None, named, "text")
     remarks = []
     if classes is None:
         names, numbers = _classes(src, texts)
         named = names is not None
         top = max((label for labels in numbers.values() for label in labels), default=-1)
-        classes = names if names is not None else [str(i) for i in range(top + 1)]
+        classes = names if names is not None else [str(label) for label in range(top + 1)]
     else:
-        numbers = {split: [int(text) for text in found] for split, found in texts.items()}
+        numbers = {split: [int(text) for text in labels] for split, labels in texts.items()}
     for split, entries in splits.items():
         entries.relabel(np.array(numbers[split], np.int64))
         if missing := int((entries.labels < 0).sum()):
@@ -112,7 +114,7 @@ def read_tars(
 
 
 def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None = None, named: bool = True) -> Source:
-    """One .beton for each split."""
+    """List .beton files, one for each split."""
     _check_splits(src, files)
     readers: list[BetonSourceReader] = []
     splits: dict[str, Entries] = {}
@@ -133,10 +135,10 @@ def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None 
             )
     contents = {reader.dataset.content for reader in readers}
     if len(contents) > 1:
-        raise DataError(f"{src}: some of its .beton files hold images and some texts; convert them one by one")
+        raise DataError(f"{src}: some of its .beton files hold images and some texts; convert them separately")
     if classes is None:
         named = False
-        classes = [str(at) for at in range(max(len(reader.dataset.classes) for reader in readers))]
+        classes = [str(label) for label in range(max(len(reader.dataset.classes) for reader in readers))]
     fields = tuple(sorted({ext for reader in readers for ext in reader.fields}))
     return Source(
         src,
@@ -158,42 +160,47 @@ def _check_splits(src: Path, files: Mapping[str, Any]) -> None:
     unknown = [split for split in files if split not in known]
     if unknown:
         raise DataError(
-            f"{src}: {', '.join(map(printable, unknown))}: no splits that are known ({', '.join(known)}); "
-            "rename the files, or give them one by one"
+            f"{src}: {', '.join(map(printable, unknown))}: not among the known splits ({', '.join(known)}); "
+            "rename the files, or convert them separately"
         )
 
 
 def _classes(src: Path, texts: Mapping[str, list[str]]) -> tuple[list[str] | None, dict[str, list[int]]]:
-    """Class names and labels of what stands in .cls members: class indices, or else names."""
-    found = {text for split in texts.values() for text in split}
-    if all(_INTEGER.fullmatch(text) for text in found):
-        values = [int(text) for text in found]
+    """Class names and labels from the contents of .cls members; None for the names if they are all class indices."""
+    distinct = {text for split in texts.values() for text in split}
+    if all(_INTEGER.fullmatch(text) for text in distinct):
+        values = [int(text) for text in distinct]
         if values and not -1 <= min(values) <= max(values) < MAX_CLASSES:
-            raise ShardError(f"{src}: labels from {min(values)} to {max(values)} are no class indices; write them anew")
+            raise ShardError(
+                f"{src}: labels from {min(values)} to {max(values)} are not valid class indices; correct them"
+            )
         return None, {split: [int(text) for text in split_texts] for split, split_texts in texts.items()}
-    names = sorted(found)
-    index = {name: at for at, name in enumerate(names)}
+    names = sorted(distinct)
+    index = {name: label for label, name in enumerate(names)}
     return names, {split: [index[text] for text in split_texts] for split, split_texts in texts.items()}
 
 
 class TarReader:
-    """Samples of tars. Their members are held in arrays: 24 bytes a member, 16 a sample."""
+    """Reads samples from tars. Keeps 24 bytes per member and 16 per sample in arrays."""
 
     def __init__(self, ours: bool, content: Content = "images") -> None:
-        self._ours = ours  # notes stay as they are
+        self._ours = ours  # written by fastimg: notes stay unchanged
         self._content = content
         self._tars: list[Path] = []
-        self._first = array("q", [0])  # of each sample's members, and where the last ones end
-        self._tar = array("q")  # of each sample
-        self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("q")  # of each member
-        self._extensions: list[str] = []  # by the numbers in `_kinds`
-        self._numbers: dict[str, int] = {}
+        self._first = array("q", [0])  # index of each sample's first member, then the number of members
+        self._tar = array("q")  # index of each sample's tar
+        # Of each member:
+        self._offsets = array("q")
+        self._sizes = array("q")
+        self._kinds = array("q")  # index into `_extensions`
+        self._extensions: list[str] = []
+        self._numbers: dict[str, int] = {}  # inverse of `_extensions`
         self._main = image_extensions() if content == "images" else TEXT_EXTENSIONS
-        self._found = False  # some sample has an image, or a text
-        self.fields: set[str] = set()  # that some sample has
+        self._has_main = False  # whether any sample has an image, or a text
+        self.fields: set[str] = set()  # of any sample
 
     def add(self, tar: Path) -> Iterator[tuple[SourceEntry, str]]:
-        """The samples of one more tar, and what their .cls says."""
+        """Add a tar. Yields its samples and the content of their .cls members."""
         samples = parse_index(index_path(tar), tar.stat().st_size) if self._ours else scan(tar)
         self._tars.append(tar)
         with tar.open("rb") as file:
@@ -207,11 +214,11 @@ class TarReader:
         members = self._members(entry)
         chosen = self._image([ext for ext, _, _ in members])
         with self._tars[self._tar[entry.place]].open("rb", buffering=0) as file:
-            for at, (ext, offset, size) in enumerate(members):
+            for position, (ext, offset, size) in enumerate(members):
                 data = os.pread(file.fileno(), size, offset)
                 if len(data) != size:
-                    raise ShardError(f"{file.name}: shrank while it was read; copy it again and --resume")
-                if at == chosen:
+                    raise ShardError(f"{file.name}: shrank while it was being read; copy it again, then use --resume")
+                if position == chosen:
                     image, suffix = data, ext
                 elif ext.lower() == "json":
                     text = data
@@ -222,7 +229,7 @@ class TarReader:
         return Original(image, suffix, known, fields)
 
     def name(self, entry: SourceEntry) -> str:
-        """The tar and the sample's name in it."""
+        """The tar and the sample's key in it."""
         return f"{self._tars[self._tar[entry.place]]}: {entry.path}"
 
     def problem(self, entry: SourceEntry) -> str | None:
@@ -231,37 +238,38 @@ class TarReader:
             return "a sample without a text" if self._content == "text" else self._without_image(entry)
         for ext, _, _ in self._members(entry):
             if not _EXTENSION.fullmatch(ext):
-                return f"its member .{ext} has an extension that an index cannot hold (A-Z a-z 0-9 _ -); rename it"
+                return f"its member .{ext} has an extension with characters other than A-Z a-z 0-9 _ -; rename it"
         return None
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing stays open."""
 
     def _without_image(self, entry: SourceEntry) -> str:
         undecodable = undecodable_extensions()
-        found = (undecodable.get(extension_of(f"x.{ext}")) for ext, _, _ in self._members(entry))
-        reason = next(filter(None, found), None)
+        reasons = (undecodable.get(extension_of(f"x.{ext}")) for ext, _, _ in self._members(entry))
+        reason = next(filter(None, reasons), None)
         return f"a sample without an image that can be decoded: {reason}" if reason else "a sample without an image"
 
     @property
-    def holds_text_alone(self) -> bool:
-        """Whether samples have texts and none an image, as far as they were added."""
-        return not self._found and any(_is_one(ext, TEXT_EXTENSIONS) for ext in self._extensions)
+    def holds_only_texts(self) -> bool:
+        """Whether the samples added so far have texts and no images."""
+        return not self._has_main and any(_has_extension(ext, TEXT_EXTENSIONS) for ext in self._extensions)
 
     def _add(self, sample: Sample) -> SourceEntry:
-        place, image = len(self._tar), self._image([member.ext for member in sample])
+        place = len(self._tar)
+        image = self._image([member.ext for member in sample])
         self._tar.append(len(self._tars) - 1)
-        for at, member in enumerate(sample):
+        for position, member in enumerate(sample):
             if member.ext not in self._numbers:
                 self._numbers[member.ext] = len(self._extensions)
                 self._extensions.append(member.ext)
             self._offsets.append(member.offset)
             self._sizes.append(member.size)
             self._kinds.append(self._numbers[member.ext])
-            if at != image and member.ext.lower() not in ("cls", "json"):
+            if position != image and member.ext.lower() not in ("cls", "json"):
                 self.fields.add(member.ext)
         self._first.append(len(self._offsets))
-        self._found = self._found or image is not None
+        self._has_main = self._has_main or image is not None
         size = -1 if image is None else sample[image].size
         return SourceEntry(split_name(sample[0].name)[0], -1, size, place=place)
 
@@ -275,58 +283,60 @@ class TarReader:
             if member.ext.lower() == "cls":
                 if member.size > _LABEL_BYTES:
                     raise ShardError(
-                        f"{file.name}: {printable(member.name)}: {member.size} bytes are no label; write it anew"
+                        f"{file.name}: {printable(member.name)}: too long for a label ({member.size} bytes); correct it"
                     )
                 return os.pread(file.fileno(), member.size, member.offset).decode("utf-8", "backslashreplace").strip()
         return ""
 
     def _image(self, extensions: list[str]) -> int | None:
-        """Which of a sample's members is its image or text: ours stands first; else `jpg`, not `depth.png`."""
-        images = [at for at, ext in enumerate(extensions) if _is_one(ext, self._main)]
+        """Index of the member that is the image or text: the first; in tars of others, `jpg` goes before `depth.png`."""
+        images = [position for position, ext in enumerate(extensions) if _has_extension(ext, self._main)]
         if not self._ours:
-            images = [at for at in images if "." not in extensions[at]] or images
+            images = [position for position in images if "." not in extensions[position]] or images
         return images[0] if images else None
 
 
-def _is_one(ext: str, extensions: frozenset[str]) -> bool:
+def _has_extension(ext: str, extensions: frozenset[str]) -> bool:
     return "." + ext.lower().rpartition(".")[2] in extensions
 
 
 def _note(key: str, text: bytes | None) -> bytes:
-    """The note of a sample that somebody else stored under `key`, with or without a json of its own."""
+    """Make the note of a sample that another writer stored under `key`; `text` is its .json, if it has one."""
     if text is None:
         return note(key)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ImageError(f"its .json is none ({error})") from error
+        raise ImageError(f"its .json is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         return json.dumps({"path": key, "json": value}).encode()
     return json.dumps(({"__key__": key} if "path" in value else {"path": key}) | value).encode()
 
 
 def extension(name: str, kind: str) -> str:
-    """What a field of a .beton is called in a tar, images apart."""
+    """The extension that a .beton field gets in a tar, except for images."""
     if kind == "bytes" or (kind in ("ndarray", "tensor") and name == "npy"):
         return name
     return f"{name}.{'json' if kind == 'json' else 'npy'}"
 
 
 class BetonSourceReader:
-    """Samples of one .beton."""
+    """Reads samples from one .beton."""
 
     def __init__(self, dataset: BetonDataset) -> None:
         self.dataset = dataset
         self._reader = reader = dataset.reader
         self.remarks: list[str] = []
-        self._note: str | None = None  # the field that holds notes
-        self._original: str | None = None
-        self.fields: dict[str, str] = {}  # fields of the file by the extensions that they get
+        self._note: str | None = None  # the field with the notes
+        self._original: str | None = None  # the field with encoded images, see ORIGINAL
+        self.fields: dict[str, str] = {}  # other fields of the file, by extension
         for name, field in reader.fields.items():
             if name in (dataset.image_field, dataset.label_field):
                 continue
             if field.kind == "custom":
-                self.remarks.append(f"{reader.path}: {name} is left out: only its maker's code can read it")
+                self.remarks.append(
+                    f"{reader.path}: {name} is left out: only the code that defined its type can read it"
+                )
             elif field.kind == "json" and name == "json":
                 self._note = name
             elif field.kind == "bytes" and name == ORIGINAL and dataset.content == "images":
@@ -335,13 +345,14 @@ class BetonSourceReader:
                 self._add(name, field.kind)
 
     def sizes(self) -> list[int]:
-        """Bytes of every image [N]."""
+        """Size of every image in bytes [N]."""
         _, sizes = self._reader.extents(self.dataset.image_field)
         return [int(size) for size in sizes]
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
-        reader, index = self._reader, entry.place
+        reader = self._reader
+        index = entry.place
         text = reader.raw(self._note, index).removesuffix(b"\0") if self._note else None
         known = json.loads(text) if text else {}
         if not isinstance(known, dict):
@@ -355,11 +366,11 @@ class BetonSourceReader:
         return Original(reader.value(self.dataset.image_field, index), "", text, fields)
 
     def name(self, entry: SourceEntry) -> str:
-        """The file, the sample's number, and the path that it once had."""
+        """The file, the sample's number, and its original path."""
         return self.dataset.sample_name(entry.place)
 
     def problem(self, entry: SourceEntry) -> str | None:
-        """Opening has checked every pointer."""
+        """Always None: opening the file has checked every pointer."""
         return None
 
     def close(self) -> None:
@@ -367,24 +378,24 @@ class BetonSourceReader:
         self.dataset.close()
 
     def _add(self, name: str, kind: str) -> None:
-        """A field under the extension that tells its kind."""
+        """Register a field under an extension that shows its kind."""
         plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip(".") or "field"
         if kind == "rgb":
             modes = set(self._reader.column(name)["mode"].tolist())
             if len(modes) > 1:
                 raise DataError(
-                    f"{self._reader.path}: {name}, beside the images to train on, holds both JPEGs and raw pixels; "
-                    "write it anew with one of them"
+                    f"{self._reader.path}: the additional image field {name} holds both JPEGs and raw pixels; "
+                    "write the file again with only one of them"
                 )
             ext = f"{plain}.{'png' if modes == {RAW} else 'jpg'}"
         else:
             ext = extension(plain, kind)
         if ext in ("cls", "json") or ext in self.fields:
-            raise DataError(f"{self._reader.path}: field {name} cannot be kept beside the others; rename it")
+            raise DataError(f"{self._reader.path}: field {name} clashes with another name in a sample; rename it")
         self.fields[ext] = name
 
     def _field(self, name: str, index: int) -> bytes:
-        """A field's value as a member's content."""
+        """Encode a field's value as the content of a tar member."""
         kind = self._reader.fields[name].kind
         if kind == "bytes":
             return self._reader.raw(name, index)

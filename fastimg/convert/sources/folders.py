@@ -1,4 +1,4 @@
-"""Image or text files as a source: a folder with a subfolder for each class."""
+"""Image or text files as a source: a folder with one subfolder per class."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
 
 class FilesReader:
-    """Reads files below `root`. `listed` is the manifest that named them, None where the folder itself did."""
+    """Reads files below `root`. `listed` is the manifest that lists them, or None for a class folder."""
 
     def __init__(self, root: Path, listed: Path | None = None) -> None:
         self._root = root
@@ -25,7 +25,7 @@ class FilesReader:
         try:
             data = os.read(handle, entry.size + 1)
             while 0 < len(data) < entry.size and (more := os.read(handle, entry.size + 1 - len(data))):
-                data += more  # of more than 2 GiB, or from a network's file system
+                data += more  # short reads: files above 2 GiB, or network file systems
         finally:
             os.close(handle)
         if len(data) != entry.size:
@@ -34,7 +34,7 @@ class FilesReader:
         return Original(data, suffix, note(entry.path, entry.extra), {})
 
     def name(self, entry: SourceEntry) -> str:
-        """Its file, after the manifest's row where there is one."""
+        """Its file, with the row if a manifest lists it."""
         return f"{self._listed}: row {entry.row}: {entry.path}" if self._listed else str(self._root / entry.path)
 
     def problem(self, entry: SourceEntry) -> str | None:
@@ -42,7 +42,7 @@ class FilesReader:
         if self._listed and entry.label < 0:
             return NO_LABEL
         if entry.size >= _MAX_BYTES:
-            return "8 GiB or more: no member of a tar shard may be so large"
+            return "8 GiB or more, which is too large for a tar shard"
         if entry.size >= 0:
             return None
         try:
@@ -52,11 +52,11 @@ class FilesReader:
         return "appeared after the source was listed" if regular else "not a file"
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing stays open."""
 
 
 def read_folder(src: Path, classes: Level | None = None) -> Source:
-    """List a class folder; `classes` as list_folder has it. Raises DataError."""
+    """List a class folder; see `list_folder` for `classes`. Raises DataError."""
     listing = list_folder(src, classes)
     splits = {
         split: Entries(SourceEntry(path, label, file_size(src / path)) for path, label in files)
@@ -75,9 +75,9 @@ def read_folder(src: Path, classes: Level | None = None) -> Source:
 
 
 def file_size(file: Path) -> int:
-    """Bytes of a regular file, -1 for anything else."""
+    """Size of a regular file in bytes, or -1 for anything else."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except (OSError, ValueError):  # ValueError: a null byte in a manifest's path
         return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1

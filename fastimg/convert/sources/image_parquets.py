@@ -1,8 +1,8 @@
-"""Parquet files that hold images: Hugging Face's layout and its relatives, row by row.
+"""Parquet files that hold images, in the layout of Hugging Face or similar ones, read row by row.
 
-An image is a struct of `bytes` and `path`, or a column of bytes. A label is an integer with names in the schema's
-metadata (ClassLabel), or whatever a manifest may say. Further columns of bytes or images become fields of their sample,
-all others go into its note.
+An image is a struct of `bytes` and `path`, or a value of a column of bytes. A label is an integer with names in the
+metadata of the schema (ClassLabel), or any label that a manifest may have. Other columns of bytes or images become
+fields of the sample; all remaining columns go into its note.
 """
 
 import json
@@ -31,37 +31,37 @@ IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 LABELS = (*LABEL_COLUMNS, "labels", "cls")
 
 _FIELD = re.compile(r"[A-Za-z0-9_-]+")
-_BATCH = 1 << 23  # bytes of rows in memory, about
+_BATCH_BYTES = 1 << 23  # of rows in memory, approximately
 _BATCH_ROWS = 256
-_BUFFER = 1 << 20  # bytes read at once of a column
+_BUFFER_BYTES = 1 << 20  # read from a column at once
 
 
 class ParquetLayout(NamedTuple):
-    """Which columns of a file mean what. Files of one source have the same layout."""
+    """What the columns of a file mean. All files of a source have the same layout."""
 
     columns: frozenset[str]
     image: str
-    key: str | None  # strings that name the images
+    key: str | None  # column of strings that name the images
     label: str | None
     split: str | None
-    classes: tuple[str, ...] | None  # of a ClassLabel
-    fields: frozenset[str]  # further columns of bytes or images
+    classes: tuple[str, ...] | None  # names of a ClassLabel
+    fields: frozenset[str]  # other columns of bytes or images
 
 
 class ImageRow(NamedTuple):
-    """One row."""
+    """One row of a file."""
 
-    row: int  # 1 is the first
+    row: int  # counted from 1
     key: str | None
-    image: bytes  # empty: none
-    label: int | str  # a class index where the layout has classes, else what the label says; -1: none
+    image: bytes  # empty if there is none
+    label: int | str  # class index if the layout has classes, else the label itself; -1 if there is none
     split: str | None
     extra: Row
     fields: dict[str, bytes]
 
 
 def holds_images(file: Path, columns: Columns) -> bool:
-    """Whether a file's schema has a column of encoded images; not where it cannot be read."""
+    """Whether the schema of a file has a column of encoded images. False if the file cannot be read."""
     try:
         return _image_column(pq.read_schema(file), columns) is not None
     except (OSError, pa.ArrowException):
@@ -69,7 +69,7 @@ def holds_images(file: Path, columns: Columns) -> bool:
 
 
 def may_hold_images(file: Path) -> bool:
-    """Whether some column could be images; a file that cannot be read is reported when it is."""
+    """Whether any column could hold images. True if the file cannot be read, so that reading it reports the error."""
     try:
         return any(_is_bytes(field.type) or _is_image(field.type) for field in pq.read_schema(file))
     except (OSError, pa.ArrowException):
@@ -77,7 +77,7 @@ def may_hold_images(file: Path) -> bool:
 
 
 def read_layout(file: Path, columns: Columns) -> ParquetLayout:
-    """What a file's columns mean. Raises DataError, UsageError."""
+    """Determine what the columns of a file mean. Raises DataError, UsageError."""
     with readable(file):
         schema = pq.read_schema(file)
     names = list(schema.names)
@@ -103,13 +103,13 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
     rest = [field for field in schema if field.name not in taken]
     key = next((field.name for field in rest if field.name == "path"), None)
     if key and not (pa.types.is_string(schema.field(key).type) or pa.types.is_large_string(schema.field(key).type)):
-        raise DataError(f"{file}: the column 'path' beside {image!r} is no text that could name the images; rename it")
+        raise DataError(f"{file}: the column 'path' beside {image!r} is not text and cannot name the images; rename it")
     fields = [field.name for field in rest if _is_bytes(field.type) or _is_image(field.type)]
     for name in fields:
         if not _FIELD.fullmatch(name) or name in ("cls", "json") or f".{name.lower()}" in image_extensions():
             raise DataError(
-                f"{file}: the column {name!r} holds bytes beside the images in {image!r} and cannot be stored under "
-                "that name; rename it to letters and digits that are no image's extension, or drop it"
+                f"{file}: the column {name!r} holds bytes beside the images in {image!r}, but cannot be stored under "
+                "that name; rename it (letters and digits, not an image extension) or drop it"
             )
     classes = _class_names(features.get(label or ""))
     if label is not None and not pa.types.is_integer(schema.field(label).type):
@@ -135,12 +135,12 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _is_image(kind: pa.DataType) -> bool:
-    """Hugging Face's Image: a struct of bytes and path."""
+    """Whether a type is that of Hugging Face's Image: a struct of bytes and path."""
     return pa.types.is_struct(kind) and any(field.name == "bytes" and _is_bytes(field.type) for field in kind)
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
-    """What Hugging Face's metadata says of the columns; nothing where there is none, or not theirs."""
+    """The features in Hugging Face's metadata, by column; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -149,7 +149,7 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
 
 
 def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
-    """What Hugging Face's metadata calls the integers of a column; None where they have no names."""
+    """The class names that Hugging Face's metadata gives the integers of a column, or None."""
     names = _class_names(_features(schema).get(column))
     return names if names and pa.types.is_integer(schema.field(column).type) else None
 
@@ -159,7 +159,7 @@ def _kind(feature: Any) -> str:
 
 
 def _class_names(feature: Any) -> tuple[str, ...] | None:
-    """The names of a ClassLabel that has them."""
+    """The names of a ClassLabel, or None."""
     names = feature.get("names") if _kind(feature) == "ClassLabel" else None
     if not isinstance(names, list) or not names or len(set(map(str, names))) < len(names):
         return None
@@ -167,18 +167,21 @@ def _class_names(feature: Any) -> tuple[str, ...] | None:
 
 
 def _label_column(file: Path, schema: pa.Schema, features: dict[str, Any], columns: Columns) -> str | None:
-    """The one that was named, else the first of the usual ones, else the only ClassLabel; None where there is none."""
+    """Return the given column, else the first with a usual name, else the only ClassLabel, else None."""
     names = list(schema.names)
     if columns.label is not None or any(name.strip().lower() in LABELS for name in names):
         return find_column(file, names, columns.label, LABELS, "label")
     marked = [name for name in names if _kind(features.get(name)) == "ClassLabel"]
     if len(marked) > 1:
-        raise DataError(f"{file}: {', '.join(marked)} are all labels; choose one with --label-column")
+        raise DataError(f"{file}: {', '.join(marked)} all hold labels; choose one with --label-column")
     return marked[0] if marked else None
 
 
 def read_rows(file: Path, layout: ParquetLayout, labels: Labels | None) -> Iterator[ImageRow]:
-    """The samples of a file, in order. `labels` reads those that no schema names. Raises DataError naming the row."""
+    """Yield the samples of a file in order. `labels` reads labels without names in the schema.
+
+    Raises DataError that names the row.
+    """
     number = 0
     for batch in _batches(file):
         for row in batch:
@@ -187,11 +190,11 @@ def read_rows(file: Path, layout: ParquetLayout, labels: Labels | None) -> Itera
 
 
 def _batches(file: Path) -> Iterator[list[Row]]:
-    """Rows, as many at once as take some megabytes by what the file says of its row groups."""
-    with readable(file), pq.ParquetFile(file, buffer_size=_BUFFER) as opened:
+    """Yield batches of rows, each a few megabytes according to the metadata of the row groups."""
+    with readable(file), pq.ParquetFile(file, buffer_size=_BUFFER_BYTES) as opened:
         for group in range(opened.num_row_groups):
-            told = opened.metadata.row_group(group)
-            rows = min(max(_BATCH * told.num_rows // max(told.total_byte_size, 1), 1), _BATCH_ROWS)
+            metadata = opened.metadata.row_group(group)
+            rows = min(max(_BATCH_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1), 1), _BATCH_ROWS)
             for batch in opened.iter_batches(rows, row_groups=[group]):
                 try:
                     values = batch.to_pylist()
@@ -229,7 +232,7 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
 
 
 def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:
-    """The bytes and the path of an image, and whatever else its struct says."""
+    """The bytes and the path of an image, and the other members of its struct."""
     if not isinstance(value, dict):
         return value or b"", "", {}
     path = value.get("path")
@@ -240,7 +243,7 @@ def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:
 
 
 def _field_name(name: str, content: bytes, path: str) -> str:
-    """`mask.png`: a further image's field, by its path's extension or its content."""
+    """The field for an additional image, such as `mask.png`: the extension comes from its path, else its content."""
     extension = os.path.splitext(path)[1].lower()[1:]
     if f".{extension}" not in image_extensions():
         try:
@@ -256,20 +259,21 @@ def _label(where: str, layout: ParquetLayout, value: Any) -> int:
         return -1
     if not -1 <= value < len(layout.classes):
         raise DataError(
-            f"{where}: the label {value} in column {layout.label!r} is none of the "
-            f"{plural(len(layout.classes), 'class')} that "
-            "the schema names; correct it or drop the row"
+            f"{where}: the label {value} in column {layout.label!r} is not one of the "
+            f"{plural(len(layout.classes), 'class')} that the schema names; correct it or drop the row"
         )
     return int(value)
 
 
 def same_layout(file: Path, layout: ParquetLayout, first: Path, expected: ParquetLayout) -> None:
-    """Raises DataError where two files of a source differ."""
+    """Raise DataError if two files of a source differ."""
     if layout == expected:
         return
     differing = sorted(layout.columns ^ expected.columns)
-    what = f"the columns {_listed(differing)} are in one of them only" if differing else "labels or types differ"
-    raise DataError(f"{file}: not like {first}: {what}; convert them one by one, or write them alike")
+    what = f"only one of them has {_listed(differing)}" if differing else "their labels or types differ"
+    raise DataError(
+        f"{file}: its columns differ from those of {first}: {what}; convert them separately, or make them match"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""Labels of a table as classes: what a cell says, which class that is, and whether the labels look like classes.
+"""Turn the labels of a table into classes, and check that they look like classes.
 
-Folders, tars and .beton files have somebody's classes. A column of a table may hold anything, and every different value
-would quietly become a class: so identifiers, measurements and lists of labels are refused, unless somebody says that
-they are classes.
+The classes of folders, tars and .beton files were chosen by someone. A column of a table may hold anything, and each
+distinct value would silently become a class. So identifiers, measurements and lists of labels are refused unless the
+user states that they are classes.
 """
 
 import json
@@ -26,23 +26,23 @@ from .samples import Source
 
 FLAG = "--labels-are-classes"
 
-# A class with one image cannot be both trained and validated, so in a set made for classification most images share
-# their class with another one, however fine the classes are. Fewer than 20 rows may be somebody's first trial.
-_FEWEST_ROWS = 20
-_UNIQUE_SHARE = 0.5  # of the rows; more is refused
-_LISTED_SHARE = 0.1  # fewer may be names that happen to hold a separator
-_NUMBER_SHARE = 0.9  # the rest may be what stands for a missing value
+# A class with a single image cannot be used for both training and validation. So in a dataset made for classification,
+# most images share their class with another one, however fine the classes are. Fewer than 20 rows may be a first trial.
+_MIN_ROWS = 20
+_MAX_UNIQUE_SHARE = 0.5  # of the rows
+_MIN_LISTED_SHARE = 0.1  # below, they may be names that happen to contain a separator
+_MIN_NUMBER_SHARE = 0.9  # the rest may stand for missing values
 
 _REMEDY = f"name the column of classes with --label-column, or make each different label a class with {FLAG}"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.,][0-9]*)?|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?")
-_SEPARATED = re.compile(r"[^\s|;,](?:\s*[|;]\s*|,)[^\s|;,]")  # a comma and a space may stand in a name
+_SEPARATED = re.compile(r"[^\s|;,](?:\s*[|;]\s*|,)[^\s|;,]")  # names may contain a comma with a space
 _SPACED_NUMBERS = re.compile(r"[0-9]+(?: +[0-9]+)+")
 
 
 class Labels:
-    """Reads the labels of one column, row by row, and judges them when all are read."""
+    """Reads the labels of one column row by row, then checks that they look like classes."""
 
     def __init__(self, src: Path, column: str, columns: Columns) -> None:
         self._src = src
@@ -54,7 +54,7 @@ class Labels:
         self._first_trimmed = ""
 
     def read(self, where: str, value: Any) -> str:
-        """The label in a cell. Raises DataError for an empty one, and for a value that is not a class."""
+        """Read the label in a cell. Raises DataError if it is empty or its type is not that of a class."""
         label = sys.intern(self._text(where, value))
         if isinstance(value, str) and value != label:
             self._trimmed += 1
@@ -63,10 +63,9 @@ class Labels:
         return label
 
     def judged(self) -> tuple[str, ...]:
-        """Sentences that a person should hear. Raises DataError where the labels do not look like classes.
+        """Return remarks for the user. Raises DataError if the labels do not look like classes.
 
-        Those that are known as classes, of the dataset that is appended to, are not judged, and none where somebody
-        said that they are classes.
+        Classes of the dataset being appended to are always accepted, and so is everything with --labels-are-classes.
         """
         if not self._counts:
             raise DataError(f"{self._src}: every label in column {self._column!r} is empty; fill them in")
@@ -76,23 +75,23 @@ class Labels:
         fault = _lists(unknown, rows) or _fractions(unknown, rows) or _unique(unknown, rows)
         if fault and not self._accepted:
             raise DataError(f"{what} {fault}; {_REMEDY}")
-        said = []
+        remarks = []
         if fault:
-            said.append(f"{what} {fault}; {FLAG} makes a class of each of {len(self._counts):,} different ones")
+            remarks.append(f"{what} {fault}; {FLAG} makes a class of each of {len(self._counts):,} different ones")
         elif self._accepted:
-            said.append(f"{what} look like classes: {FLAG} changes nothing")
+            remarks.append(f"{what} look like classes: {FLAG} changes nothing")
         if self._trimmed:
-            said.append(
+            remarks.append(
                 f"{what} lose the blanks around them in {plural(self._trimmed, 'row')}, as in {self._first_trimmed!r}"
             )
         if all(map(_INTEGER.fullmatch, self._counts)):
             changed = sorted(label for label in self._counts if str(int(label)) != label)
             if changed:
-                said.append(f"{what} are all integers and named as such: {changed[0]!r} is class {int(changed[0])}")
-        return tuple(said)
+                remarks.append(f"{what} are all integers and named as such: {changed[0]!r} is class {int(changed[0])}")
+        return tuple(remarks)
 
     def _text(self, where: str, value: Any) -> str:
-        if isinstance(value, float) and value.is_integer():  # what pandas makes of integers once one is missing
+        if isinstance(value, float) and value.is_integer():  # pandas turns integers into floats if one is missing
             value = int(value)
         if is_empty(value):
             raise DataError(f"{where}: the label in column {self._column!r} is empty; fill it in or drop the row")
@@ -103,36 +102,38 @@ class Labels:
             raise DataError(f"{shown} neither a string nor an integer; name another column with --label-column")
         if not self._accepted:
             kinds = ((float, "not a whole number"), (list, "a list, not one class"), (dict, "an object, not a class"))
-            what = next((words for kind, words in kinds if isinstance(value, kind)), "neither a string nor an integer")
+            what = next(
+                (reason for kind, reason in kinds if isinstance(value, kind)), "neither a string nor an integer"
+            )
             raise DataError(f"{shown} {what}; {_REMEDY}")
         return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell holds no label: null, NaN, or only blanks."""
+    """Whether a cell has no label: null, NaN, or blanks only."""
     return value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip()
 
 
 def number_classes(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Class names, and the class of each label: sorted integers where all labels are, else sorted strings."""
+    """Class names, and the class index of each label. Names are sorted, as integers if all labels are integers."""
     names = set(labels)
     if all(_INTEGER.fullmatch(name) for name in names):
         values = {name: int(name) for name in names}
         ordered = sorted(set(values.values()))
-        places = {value: at for at, value in enumerate(ordered)}
+        places = {value: place for place, value in enumerate(ordered)}
         index = {name: places[value] for name, value in values.items()}
         classes = tuple(map(str, ordered))
     else:
         classes = tuple(sorted(names))
-        index = {name: at for at, name in enumerate(classes)}
+        index = {name: place for place, name in enumerate(classes)}
     return classes, np.array([index[label] for label in labels], np.int64)
 
 
 def class_remarks(source: Source) -> list[str]:
-    """Sentences on classes of any source that are hardly what was meant."""
-    said = []
+    """Remarks on classes, of any source, that are probably a mistake."""
+    remarks = []
     if len(source.classes) == 1:
-        said.append(
+        remarks.append(
             f"{source.src}: there is only one class, {source.classes[0]!r}; `train` refuses such a dataset, which has "
             "nothing to tell apart"
         )
@@ -143,27 +144,27 @@ def class_remarks(source: Source) -> list[str]:
     if groups:
         shown = "; ".join(" and ".join(map(repr, names)) for names in groups[:3])
         shown += f"; and {len(groups) - 3:,} more" if len(groups) > 3 else ""
-        said.append(
+        remarks.append(
             f"{source.src}: classes that differ only in upper and lower case or spaces stay apart: {shown}; write them "
             "alike if they are the same"
         )
-    return said
+    return remarks
 
 
 def _lists(counts: Mapping[str, int], rows: int) -> str:
-    """Why labels look like lists; empty where they do not."""
+    """Say why labels look like lists; empty if they do not."""
     tight = {name for name in counts if _bracketed(name) or _SEPARATED.search(name)}
     tight = {name for name in tight if not _NUMBER.fullmatch(name)} | set(filter(_SPACED_NUMBERS.fullmatch, counts))
     listed = tight | _recurring(counts)
     compound = any(_of_labels(name, counts) for name in tight)
     count = sum(counts[name] for name in listed)
-    if not listed or (count < _LISTED_SHARE * rows and not compound):
+    if not listed or (count < _MIN_LISTED_SHARE * rows and not compound):
         return ""
     return f"look like lists in {count:,} of {plural(rows, 'row')}, such as {_examples(listed)}: a sample has one class"
 
 
 def _bracketed(name: str) -> bool:
-    """Whether a label is a list or an object as json, Python or NumPy write it; `[unknown]` is not."""
+    """Whether a label is a list or an object as JSON, Python or NumPy writes it. `[unknown]` is not."""
     if (name[0], name[-1]) not in (("[", "]"), ("{", "}"), ("(", ")")):
         return False
     inside = name[1:-1].strip()
@@ -173,13 +174,13 @@ def _bracketed(name: str) -> bool:
 
 
 def _of_labels(name: str, labels: Collection[str]) -> bool:
-    """Whether a label is made of others."""
+    """Whether a label is a list of other labels."""
     parts = re.split(r"\s*[|;,]\s*", name)
     return len(parts) > 1 and all(part in labels for part in parts)
 
 
 def _recurring(names: Iterable[str]) -> set[str]:
-    """Names of several parts after commas and spaces, all of which occur in other names too, as those of lists do."""
+    """Names of several parts, separated by commas and spaces, that all occur in other names too, as in lists."""
     parts = {name: set(re.split(r", +", name)) for name in names}
     seen: dict[str, int] = {}
     for several in parts.values():
@@ -189,18 +190,18 @@ def _recurring(names: Iterable[str]) -> set[str]:
 
 
 def _fractions(counts: Mapping[str, int], rows: int) -> str:
-    """Why labels look like measurements; empty where they do not."""
+    """Say why labels look like measurements; empty if they do not."""
     numbers = [name for name in counts if _NUMBER.fullmatch(name)]
     fractions = [name for name in numbers if not float(name.replace(",", ".")).is_integer()]
-    if not fractions or sum(counts[name] for name in numbers) < _NUMBER_SHARE * rows:
+    if not fractions or sum(counts[name] for name in numbers) < _MIN_NUMBER_SHARE * rows:
         return ""
     return f"look like numbers with fractions, such as {_examples(fractions)}, not like classes"
 
 
 def _unique(counts: Mapping[str, int], rows: int) -> str:
-    """Why labels look like identifiers; empty where they do not."""
+    """Say why labels look like identifiers; empty if they do not."""
     once = [name for name, count in counts.items() if count == 1]
-    if rows < _FEWEST_ROWS or len(once) <= _UNIQUE_SHARE * rows:
+    if rows < _MIN_ROWS or len(once) <= _MAX_UNIQUE_SHARE * rows:
         return ""
     share = f"{len(once):,} of {plural(rows, 'row')} have a label that no other row has"
     return f"look like identifiers, not like classes: {share}, such as {_examples(once)}"

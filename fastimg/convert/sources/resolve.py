@@ -1,4 +1,4 @@
-"""What a SRC argument means: a folder, a manifest, shards of any make, or a named set -> one Source."""
+"""Resolve a SRC argument to a Source: a folder, a manifest, shards from any writer, or a named set."""
 
 import os
 import re
@@ -22,14 +22,14 @@ from .text_manifests import holds_texts, read_texts
 
 
 def is_class_folder(src: Path) -> bool:
-    """Whether `src` would be read as a folder of class folders."""
+    """Whether `src` is read as a folder of class folders."""
     return os.path.isdir(src) and is_plain_folder(src) and not find_parquets(src)
 
 
 def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None = None) -> Source:
-    """List what `src` names; nothing is decoded. `spool` is a folder for a temporary file where one is needed.
+    """List the samples of `src` without decoding them. `spool` is the folder for a temporary file, if one is needed.
 
-    `classes`: which folders name the classes of a class folder; it changes nothing for other sources.
+    `classes` tells which level of a class folder names the classes. Other sources ignore it.
     Raises DataError, UsageError.
     """
     text = str(src)
@@ -46,7 +46,7 @@ def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None 
         _refuse_columns(columns, f"{src} is a folder and has no columns")
         return _read_directory(src, classes)
     if not os.path.exists(src):
-        raise DataError(f"{src}: no such file or folder, or none that you may read; check the path")
+        raise DataError(f"{src}: no such file or folder, or you have no permission to read it; check the path")
     suffix = src.suffix.lower()
     if suffix in (".tar", ".beton"):
         _refuse_columns(columns, f"{src} has no columns")
@@ -85,12 +85,12 @@ def _read_directory(src: Path, classes: Level | None) -> Source:
 
 
 def _with_strays(source: Source) -> Source:
-    """A folder of shards, and what else lies in it."""
+    """Add what else is in a folder of shards."""
     return replace(source, ignored=strays(source.src, source.files))
 
 
 def _refuse_separation(columns: Columns, src: Path) -> None:
-    """Refuse flags that are about csv and tsv alone."""
+    """Refuse flags that apply only to CSV and TSV."""
     if columns.delimiter is not None:
         raise UsageError(f"--delimiter: no character separates the columns of {src}; leave it out")
     if columns.no_header:
@@ -103,42 +103,40 @@ def _refuse_columns(columns: Columns, reason: str) -> None:
 
 
 def find_parquets(folder: Path) -> dict[str, list[Path]]:
-    """Parquet files with images by split: in a folder, its data/, or a subfolder for each split of either.
+    """Find Parquet files with images, by split: in a folder, its data/, or a subfolder of either for each split.
 
-    Splits are named by files as Hugging Face does (train-00000-of-00005.parquet) or by subfolders. Empty where there
-    are none, and for a class folder of images. Raises DataError.
+    Splits are named by the files, as Hugging Face does (train-00000-of-00005.parquet), or by the subfolders. Empty if
+    there are none, and for a class folder of images. Raises DataError.
     """
     try:
-        found = next((found for base in (folder, folder / "data") if (found := _parquets(base))), {})
+        by_split = next((files for base in (folder, folder / "data") if (files := _parquets(base))), {})
     except OSError as error:
         raise DataError(f"{folder}: {error.strerror or error}; check the path and its permissions") from error
-    if not found:
+    if not by_split:
         return {}
     from .image_parquets import may_hold_images  # brings pyarrow
 
-    if not any(may_hold_images(file) for files in found.values() for file in files) or has_class_folders(folder):
+    if not any(may_hold_images(file) for files in by_split.values() for file in files) or has_class_folders(folder):
         return {}
-    return {"train": next(iter(found.values()))} if len(found) == 1 else found
+    return {"train": next(iter(by_split.values()))} if len(by_split) == 1 else by_split
 
 
 def _parquets(base: Path) -> dict[str, list[Path]]:
     if files := _files(base):
         split_of_file = {file: _split_of_name(file.stem) for file in files}
-        found: dict[str, list[Path]] = {}
+        by_split: dict[str, list[Path]] = {}
         for file, split in split_of_file.items():
-            found.setdefault(split or file.stem.rstrip("0123456789").rstrip("-_.") or file.stem, []).append(file)
-        return found if any(split_of_file.values()) else {"train": files}
-    found = {}
+            by_split.setdefault(split or file.stem.rstrip("0123456789").rstrip("-_.") or file.stem, []).append(file)
+        return by_split if any(split_of_file.values()) else {"train": files}
+    by_split = {}
     for sub in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
         split = SPLIT_FOLDERS.get(sub.name.lower())
         if split and (files := _files(sub)):
-            if split in found:
-                other = found[split][0].parent.name
-                raise DataError(
-                    f"{base}: {other}/ and {sub.name}/ are both names of the split {split}; keep one of them"
-                )
-            found[split] = files
-    return found
+            if split in by_split:
+                other = by_split[split][0].parent.name
+                raise DataError(f"{base}: {other}/ and {sub.name}/ both name the split {split}; keep one of them")
+            by_split[split] = files
+    return by_split
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What every source gives: entries that are listed before anything is read, and samples that are read one by one."""
+"""What every source provides: entries, listed before anything is read, and samples, read one by one."""
 
 import hashlib
 import json
@@ -17,62 +17,62 @@ from fastimg.loaders.folders.ignored import Ignored
 
 Row = dict[str, Any]
 
-NO_LABEL = "the label is empty"  # why a row of a manifest is left out
+NO_LABEL = "the label is empty"  # reason for skipping a row of a manifest
 
 
 class SourceEntry(NamedTuple):
-    """One sample of a source, as its listing knows it."""
+    """One sample of a source, as listed."""
 
     path: str  # relative to the source's root, or the sample's key in its container
-    label: int  # -1: none
-    size: int  # bytes of the image or text; -1: there is nothing to read
-    row: int = 0  # of the manifest, as a spreadsheet counts: 1 is the header of a csv. 0: no manifest
-    extra: Row | None = None  # further columns
+    label: int  # class index, or -1 without a label
+    size: int  # of the image or text in bytes; -1 if there is nothing to read
+    row: int = 0  # of the manifest, counted as in a spreadsheet: 1 is the header of a CSV. 0 without a manifest
+    extra: Row | None = None  # the other columns
     place: int = 0  # where the reader finds it
     reader: int = 0  # which of the source's readers
 
 
 class Original(NamedTuple):
-    """A sample as it was read."""
+    """A sample as read from its source."""
 
-    image: bytes | Pixels  # encoded; or pixels [H, W, 3], where a .beton holds nothing else; or the bytes of a text
-    suffix: str  # the file extension it had, without its dot; what stands before its last dot is kept
-    note: bytes  # json: an object with its path or key, and whatever else is known of it
-    fields: dict[str, bytes]  # everything else, by its extension in a tar: txt, npy, meta.json
+    image: bytes | Pixels  # encoded image, or text; pixels [H, W, 3] if a .beton has only those
+    suffix: str  # the original file extension without its dot, such as jpg or left.jpg
+    note: bytes  # a JSON object with the path or key, and any other metadata
+    fields: dict[str, bytes]  # all other data, keyed by extension in a tar: txt, npy, meta.json
 
 
 class SourceReader(Protocol):
-    """Reads the samples of a source. Every method may be called from any thread."""
+    """Reads the samples of a source. Every method is thread-safe."""
 
     def read(self, entry: SourceEntry) -> Original:
-        """Raises OSError and ImageError for what is wrong with this sample, another DataError for the whole source."""
+        """Read a sample. Raises OSError or ImageError if this sample is bad, another DataError if the source is."""
 
     def name(self, entry: SourceEntry) -> str:
-        """What a person calls the sample."""
+        """Name the sample in messages."""
 
     def problem(self, entry: SourceEntry) -> str | None:
-        """Why it cannot be read, as far as the listing knows; None where it can."""
+        """Return why the listing already shows that the sample cannot be read, or None."""
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Release open files."""
 
 
 def note(path: str, extra: Row | None = None) -> bytes:
-    """The json that goes with a sample of which nothing but its path and further columns is known."""
+    """Encode the JSON note of a sample that has only a path and, perhaps, other columns."""
     return json.dumps({"path": path} | (extra or {})).encode()
 
 
 class _Columns:
-    """The memory of entries: 36 bytes, the path and the further columns as json, for each."""
+    """Storage of entries: per entry 56 bytes, its path, and the other columns as JSON."""
 
     def __init__(self) -> None:
-        self.numbers = array("q")  # label, size, row, place and reader of each
-        self.text = bytearray()  # paths and further columns
-        self.ends = array("q", [0])  # of both, in `text`
+        self.numbers = array("q")  # label, size, row, place and reader of each entry
+        self.text = bytearray()  # path and other columns of each entry
+        self.ends = array("q", [0])  # where each path and each JSON ends in `text`
 
 
 class Entries(Sequence[SourceEntry]):
-    """A list of entries that takes about a hundred bytes for each, and selections of it that share its memory."""
+    """A compact list of entries, about a hundred bytes each. Selections share its memory."""
 
     def __init__(self, entries: Iterable[SourceEntry] = ()) -> None:
         self._columns = _Columns()
@@ -81,7 +81,7 @@ class Entries(Sequence[SourceEntry]):
             self.append(entry)
 
     def append(self, entry: SourceEntry) -> None:
-        """Add one at the end; not to a selection."""
+        """Append an entry. Not for selections."""
         assert self._chosen is None
         path, label, size, row, extra, place, reader = entry
         columns = self._columns
@@ -102,10 +102,10 @@ class Entries(Sequence[SourceEntry]):
     def __getitem__(self, index: int | slice) -> "SourceEntry | Entries":
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
-        at = range(len(self))[index] if self._chosen is None else int(self._chosen[index])
+        position = range(len(self))[index] if self._chosen is None else int(self._chosen[index])
         columns = self._columns
-        label, size, row, place, reader = columns.numbers[5 * at : 5 * at + 5]
-        begin, middle, end = columns.ends[2 * at : 2 * at + 3]
+        label, size, row, place, reader = columns.numbers[5 * position : 5 * position + 5]
+        begin, middle, end = columns.ends[2 * position : 2 * position + 3]
         path = columns.text[begin:middle].decode("utf-8", "surrogatepass")
         extra = json.loads(columns.text[middle:end]) if end > middle else None
         return SourceEntry(path, label, size, row, extra, place, reader)
@@ -114,28 +114,28 @@ class Entries(Sequence[SourceEntry]):
         return (self[i] for i in range(len(self)))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Entries":
-        """Those at `indices`, in their order."""
+        """Select the entries at `indices`, in that order."""
         other = Entries()
         other._columns = self._columns
         other._chosen = indices if self._chosen is None else self._chosen[indices]
         return other
 
     def sorted(self, key: Callable[[SourceEntry], Any]) -> "Entries":
-        """In the order of `key`."""
+        """Select all entries, sorted by `key`."""
         return self.select(np.array(sorted(range(len(self)), key=lambda i: key(self[i])), np.int64))
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
-        """[N], a copy."""
+        """Labels [N], as a copy."""
         return self._number(0)
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """[N], a copy."""
+        """Sizes in bytes [N], as a copy."""
         return self._number(1)
 
     def relabel(self, table: npt.NDArray[np.int64]) -> None:
-        """Put `table[label]` in place of every label that is one; not in a selection."""
+        """Replace every label by `table[label]`, except -1. Not for selections."""
         assert self._chosen is None
         labels = np.frombuffer(self._columns.numbers, np.int64).reshape(-1, 5)[:, 0]
         known = labels >= 0
@@ -147,24 +147,24 @@ class Entries(Sequence[SourceEntry]):
 
 
 @dataclass(frozen=True)
-class Source:  # more than 12 fields: every kind of source sets only what it differs in
-    """Entries by split; classes are the same in every split."""
+class Source:  # more than 12 fields: each kind of source sets only a few
+    """Entries by split. All splits share the same classes."""
 
-    src: Path  # as it was given
+    src: Path  # as given
     kind: str
     classes: tuple[str, ...]
     splits: dict[str, Entries]
     readers: tuple[SourceReader, ...]
     ignored: Ignored = field(default_factory=Ignored)  # files under `src` that are neither samples nor shards
-    uncounted: tuple[str, ...] = ()  # sentences on files that could lie beside those that are read
-    named: bool = True  # the classes have names; False: labels are numbers, and so are the classes' names
-    stored: bool = False  # it is a dataset already: its order is kept, and classes and splits may lack samples
-    fields: tuple[str, ...] = ()  # that samples may have beside image, label and note
-    remarks: tuple[str, ...] = ()  # what a person should hear of it
-    files: tuple[Path, ...] = ()  # shards that samples are read from
+    uncounted: tuple[str, ...] = ()  # sentences about files that were not searched for
+    named: bool = True  # False if the class names are only the numbers of the labels
+    stored: bool = False  # already a dataset: keep its order; classes and splits may be empty
+    fields: tuple[str, ...] = ()  # that samples may have besides image, label and note
+    remarks: tuple[str, ...] = ()  # sentences for the user
+    files: tuple[Path, ...] = ()  # the shards to read from
     content: Content = "images"
-    columns: tuple[str, ...] = ()  # sentences on which columns of manifests are used
-    from_table: bool = False  # its classes are the values of a column, to which nobody gave names
+    columns: tuple[str, ...] = ()  # sentences about which columns of manifests are used
+    from_table: bool = False  # the classes are the distinct values of a column
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
@@ -184,10 +184,11 @@ class Source:  # more than 12 fields: every kind of source sets only what it dif
             reader.close()
 
     def fingerprint(self) -> str:
-        """sha256 of everything in the listing that the samples are made of, whatever the numbers of their classes."""
+        """SHA-256 of everything in the listing that determines the samples. Class names count, their numbers do not."""
         digest = hashlib.sha256(json.dumps(self.fields).encode())
-        names = (*self.classes, None)  # -1: none
+        names = (*self.classes, None)  # label -1 gives None
         for split, entries in sorted(self.splits.items()):
-            for e in entries:
-                digest.update(json.dumps((split, e.path, names[e.label], e.size, e.extra)).encode())
+            for entry in entries:
+                content = (split, entry.path, names[entry.label], entry.size, entry.extra)
+                digest.update(json.dumps(content).encode())
         return digest.hexdigest()

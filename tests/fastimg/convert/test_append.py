@@ -246,7 +246,7 @@ def test_labels_without_names_are_numbers(config: Convert, tmp_path: Path) -> No
     said = Console(record=True, file=io.StringIO(), width=300)
     merge = Convert(src=config.dst, dst=tmp_path / "lone.beton", more=(tmp_path / "M",), merge=True)
     convert(merge, said)
-    assert "labels without names are taken as numbers" in said.export_text()
+    assert "labels without names are taken as indices" in said.export_text()
     assert read_description(tmp_path / "M")["splits"]["train"]["class_counts"] == [21, 21, 21]
 
 

@@ -429,7 +429,7 @@ def test_a_delimiter_that_is_given(files):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["a|b;c", "1|2;3"], "its columns may be separated by ';' or '|'; say which with --delimiter"),
+        (["a|b;c", "1|2;3"], "its columns may be separated by ';' or '|'; choose one with --delimiter"),
         (["path;label", "a/1.jpg;x", "a/2.jpg;y;z"], "row 3: 3 fields under a header of 2"),
         (["path,label", "a/1.jpg;x", "a/2.jpg;y"], "row 2: 1 field under a header of 2"),
         (["photo,kind", "a/1.jpg,x;y", "a/2.jpg,x,z;y"], "row 3: 3 fields where the first row has 2; .*--delimiter"),
@@ -473,7 +473,7 @@ def test_images_without_a_header(files, lines, columns, chosen):
     source = read_source(src, columns)
     assert source.classes == ("image", "x") and len(source.splits["train"]) == 2
     assert sorted(entry.row for entry in source.splits["train"]) == [1, 2]
-    found = "asked for" if columns.no_header else f"its first line is a row: {lines[0].replace(',', ', ')!r}"
+    found = "--no-header" if columns.no_header else f"its first line is a row: {lines[0].replace(',', ', ')!r}"
     width = len(lines[0].split(","))
     numbered = f"{src}: no header ({found}): columns are numbered 1 to {width}"
     taken = f"; taken as path: {chosen}; if that is wrong, give --path-column N --label-column M --no-header"
@@ -486,7 +486,7 @@ def test_images_without_a_header(files, lines, columns, chosen):
         (
             ["a/1.jpg,x,1"],
             Columns(),
-            "numbered 1 to 3, and 1 holds the paths; say which holds the labels with --label-c",
+            "numbered 1 to 3, and column 1 holds the paths; name the column of labels with --label-c",
         ),
         (["a/1.jpg,x"], Columns(label="3"), "no column '3' .*it has 1, 2"),
         (["x.jpg,kind", "a/1.jpg,x"], Columns(path="x.jpg"), "no label column .*it has x.jpg, kind"),

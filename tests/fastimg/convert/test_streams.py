@@ -326,8 +326,8 @@ def test_a_path_column_names_the_images_and_nothing_in_their_struct_is_lost(tmp_
         ({"jpg": [b"x"]}, "the column 'jpg' holds bytes beside the images in 'image'.*rename it"),
         ({"a b": [b"x"]}, "the column 'a b' holds bytes"),
         ({"views": [[b"x"]]}, "row 1: the column 'views' holds bytes, which no json can; drop the column"),
-        ({"path": [1]}, "the column 'path' beside 'image' is no text"),
-        ({"label": [7]}, "row 1: the label 7 in column 'label' is none of the 3 classes that the schema names"),
+        ({"path": [1]}, "the column 'path' beside 'image' is not text"),
+        ({"label": [7]}, "row 1: the label 7 in column 'label' is not one of the 3 classes that the schema names"),
     ],
 )
 def test_what_cannot_be_kept_is_an_error(tmp_path, jpegs, read, columns, message):
@@ -355,7 +355,9 @@ def test_wrong_columns(tmp_path, jpegs, read):
 def test_files_that_differ(tmp_path, jpegs, read):
     write_pets(tmp_path / "train-0.parquet", jpegs)
     write(tmp_path / "train-1.parquet", {"image": pictures(jpegs), "label": [0, 1, 1], "more": [1, 2, 3]})
-    with pytest.raises(DataError, match=r"train-1.parquet: not like .*train-0.parquet: the columns 'more' are in one"):
+    with pytest.raises(
+        DataError, match=r"train-1.parquet: its columns differ from .*train-0.parquet: only one of them has 'more'"
+    ):
         read(tmp_path)
     write(tmp_path / "train-1.parquet", {"image": pictures(jpegs), "label": [0, 1, 1]})
     with pytest.raises(DataError, match="labels or types differ"):
