@@ -513,7 +513,7 @@ def test_the_reason_of_a_library(text, said):
 def test_sets_of_torchvision_hand_on_no_such_advice(tmp_path):
     error = RuntimeError("Weights only load failed. Re-running `torch.load` with `weights_only` set to `False`")
     said = str(imagesets._failure("torchvision:MNIST", error, tmp_path))
-    assert "torchvision cannot give it (torch.load finds no plain tensors in it)" in said
+    assert "torchvision cannot load it (torch.load finds no plain tensors in it)" in said
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ class TarReader:
         return ""
 
     def _image(self, extensions: list[str]) -> int | None:
-        """Index of the member that is the image or text: the first; in tars of others, `jpg` goes before `depth.png`."""
+        """Index of the member that is the image or text: the first, but in tars of others `jpg` before `depth.png`."""
         images = [position for position, ext in enumerate(extensions) if _has_extension(ext, self._main)]
         if not self._ours:
             images = [position for position in images if "." not in extensions[position]] or images

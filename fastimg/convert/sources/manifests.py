@@ -1,8 +1,8 @@
-"""A manifest as a source: csv, tsv, jsonl or parquet, one row per image, with a path, a label and, optionally, a split.
+"""A manifest as a source: CSV, TSV, JSONL or Parquet, one row per image with a path, a label and, optionally, a split.
 
-Paths are absolute or relative to the manifest's folder. A csv or tsv without a header is recognised by the path of an
-image in its first line. Labels that are all integers give classes named after the
-sorted integers; any other labels give the sorted strings. What other columns say is kept with each sample.
+Paths are absolute or relative to the folder of the manifest. A CSV or TSV without a header is recognised by the path of
+an image in its first line. If all labels are integers, the classes are the sorted integers, otherwise the sorted
+strings. The values of other columns are kept with each sample.
 """
 
 import math
@@ -39,23 +39,23 @@ MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
 
 def read_manifest(src: Path, columns: Columns) -> Source:
     """List the images of a manifest. Raises DataError, UsageError."""
-    said: list[str] = []
+    remarks: list[str] = []
     if src.suffix.lower() in SEPARATED:
-        columns, said = image_columns(src, columns)
+        columns, remarks = image_columns(src, columns)
     with readable(src):
         rows = table_rows(src, columns.delimiter or "", header=not columns.no_header)
-        return _read(src, rows, columns, said)
+        return _read(src, rows, columns, remarks)
 
 
 def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
-    """The columns of the first row, and all rows with those of it: None where a row has nothing there."""
+    """Return the columns of the first row, and all rows with these columns; a missing value is None."""
     first = next(rows, None)
     if first is None:
         raise DataError(f"{src}: the manifest has no rows; give one row per sample")
     return list(first[1]), _chain(first, rows)
 
 
-def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
+def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) -> Source:
     known, rows = first_row(src, rows)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
     label_column = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
@@ -87,28 +87,28 @@ def _read(src: Path, rows: Rows, columns: Columns, said: list[str]) -> Source:
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         path, size = paths.find(path, number)
         listed.append(SourceEntry(path, label, size, number, extra))
-    remarks = (*said, *label_cells.judged(), *paths.remarks(listed, labels))
+    remarks = (*header_remarks, *label_cells.judged(), *paths.remarks(listed, labels))
     classes, numbers = number_classes(labels)
     listed.relabel(numbers)
-    found = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
-    told = f"{src}: path from column {path_column!r}, label from {label_column!r}"
-    told += f", split from {split_column!r}" if split_column is not None else ""
-    uncounted = f"{src.name} names the files to read; others beside them are not counted"
+    entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
+    used = f"{src}: path from column {path_column!r}, label from {label_column!r}"
+    used += f", split from {split_column!r}" if split_column is not None else ""
+    uncounted = f"{src.name} names the files to read; other files beside them are not counted"
     return Source(
         src,
         src.suffix.lower()[1:],
         classes,
-        found,
+        entries,
         (FilesReader(src.parent, src),),
         uncounted=(uncounted,),
         remarks=remarks,
-        columns=(told + on_delimiter(src, columns),),
+        columns=(used + on_delimiter(src, columns),),
         from_table=True,
     )
 
 
 class _Paths:
-    """Finds the files of a manifest's paths, and remembers what a person should hear of them."""
+    """Finds the files that the paths of a manifest name, and collects remarks on them."""
 
     def __init__(self, src: Path) -> None:
         self._src = src
@@ -119,10 +119,10 @@ class _Paths:
         self._first_respelled = ""
 
     def find(self, path: str, row: int) -> tuple[str, int]:
-        """The path relative to the manifest's folder and the size of its file, -1 where there is none.
+        """Return the path relative to the manifest's folder, and the size of its file or -1 if there is none.
 
-        Blanks around a path are dropped, and each backslash is read as a slash, where that leads to a file and nothing
-        else does.
+        If the path as written leads to no file, it is tried without the blanks around it and with backslashes as
+        slashes.
         """
         root = self._src.parent
         size = file_size(root / path)
@@ -141,38 +141,38 @@ class _Paths:
         return path, size
 
     def remarks(self, listed: Entries, labels: list[str]) -> list[str]:
-        """Sentences. Raises DataError where not one of the files is there."""
-        src, said = self._src, []
+        """Sentences for the user. Raises DataError if none of the files exist."""
+        src = self._src
+        remarks = []
         if self._missing == len(listed):
-            here = os.path.exists(self._first_missing)
-            told = "; they are there from the current directory, so move the manifest there" if here else ""
+            in_cwd = os.path.exists(self._first_missing)
+            hint = "; they exist relative to the current directory, so move the manifest there" if in_cwd else ""
             raise DataError(
                 f"{src}: none of its {len(listed):,} paths leads to a file, such as {self._first_missing!r}; paths are "
-                f"absolute or relative to the manifest's folder{told}"
+                f"absolute or relative to the manifest's folder{hint}"
             )
         if self._respelled:
-            said.append(
+            remarks.append(
                 f"{src}: {self._respelled:,} paths lead to files without the blanks around them, or with / for each "
                 f"\\ ({self._first_respelled})"
             )
         hashes = np.array(self._hashes)
         _, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
         rows: dict[str, list[int]] = {}
-        for at in np.flatnonzero(counts[places] > 1).tolist():
-            rows.setdefault(listed[at].path, []).append(at)
-        again = {path: group for path, group in rows.items() if len(group) > 1}
-        repeated = (at for group in again.values() for at in group)
-        names = {at: labels[label] if (label := listed[at].label) >= 0 else "no label" for at in repeated}
-        differing = [group for group in again.values() if len({names[at] for at in group}) > 1]
-        if again:
-            first = (differing or list(again.values()))[0]
-            shown = ", ".join(f"{listed[at].row} ({names[at]})" for at in first[:3])
-            said.append(
-                f"{src}: {plural(len(again), 'file', 'is')} in several rows, {len(differing):,} of them with different "
-                "labels; "
-                f"{listed[first[0]].path!r} is in rows {shown}"
+        for index in np.flatnonzero(counts[places] > 1).tolist():
+            rows.setdefault(listed[index].path, []).append(index)
+        repeated = {path: group for path, group in rows.items() if len(group) > 1}
+        indices = (index for group in repeated.values() for index in group)
+        names = {index: labels[label] if (label := listed[index].label) >= 0 else "no label" for index in indices}
+        differing = [group for group in repeated.values() if len({names[index] for index in group}) > 1]
+        if repeated:
+            first = (differing or list(repeated.values()))[0]
+            shown = ", ".join(f"{listed[index].row} ({names[index]})" for index in first[:3])
+            remarks.append(
+                f"{src}: {plural(len(repeated), 'file', 'is')} in several rows, {len(differing):,} of them with "
+                f"different labels; {listed[first[0]].path!r} is in rows {shown}"
             )
-        return said
+        return remarks
 
 
 def split_up(
@@ -183,23 +183,23 @@ def split_up(
     classes: tuple[str, ...],
     key: Callable[[SourceEntry], Any] | None = None,
 ) -> dict[str, Entries]:
-    """Entries by their split, in the order of `key` or their own. The training split has every class."""
+    """Group entries by split, sorted by `key` if given. Raises DataError if the training split lacks a class."""
     if "train" not in splits:
         raise DataError(
             f"{src}: no row of the training split in column {split_column!r}; it has {', '.join(sorted(set(splits)))}"
         )
-    found = {split: listed.select(np.flatnonzero(np.array(splits) == split)) for split in sorted(set(splits))}
+    by_split = {split: listed.select(np.flatnonzero(np.array(splits) == split)) for split in sorted(set(splits))}
     if key:
-        found = {split: entries.sorted(key) for split, entries in found.items()}
-    trained = {-1, *found["train"].labels.tolist()}  # rows without a label are left out later
-    for split, entries in found.items():
+        by_split = {split: entries.sorted(key) for split, entries in by_split.items()}
+    trained = {-1, *by_split["train"].labels.tolist()}  # rows without a label are skipped later
+    for split, entries in by_split.items():
         if untrained := set(entries.labels.tolist()) - trained:
             entry = min((entry for entry in entries if entry.label in untrained), key=lambda entry: entry.row)
             raise DataError(
                 f"{src}: row {entry.row}: the training split has no class {classes[entry.label]!r}, "
                 f"which {split} has; add it there or drop the row"
             )
-    return found
+    return by_split
 
 
 def _chain(first: tuple[int, Row], rows: Rows) -> Iterator[tuple[int, Row]]:
@@ -209,16 +209,17 @@ def _chain(first: tuple[int, Row], rows: Rows) -> Iterator[tuple[int, Row]]:
 
 
 def split_of(where: str, value: Any) -> str:
+    """Normalize the name of a split. Raises DataError."""
     split = SPLIT_FOLDERS.get(str(value).strip().lower())
     if split is None:
-        raise DataError(f"{where}: {value!r} is no split; use one of {', '.join(SPLIT_FOLDERS)}")
+        raise DataError(f"{where}: {value!r} is not a split; use one of {', '.join(SPLIT_FOLDERS)}")
     return split
 
 
 def _is_path(text: str) -> bool:
     try:
         return bool(text) and b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:  # json may hold half of a surrogate pair
+    except UnicodeEncodeError:  # JSON may contain half of a surrogate pair
         return False
 
 
@@ -227,7 +228,7 @@ def _relative(root: Path, path: str) -> str:
 
 
 def plain(where: str, name: str, value: Any) -> Any:
-    """`value` as json can hold it: dates and decimals as text, what is no number as nothing."""
+    """Convert `value` for JSON: dates and decimals become text, NaN and infinities None. Raises DataError for bytes."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
@@ -237,5 +238,5 @@ def plain(where: str, name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(where, name, item) for key, item in value.items()}
     if isinstance(value, bytes):
-        raise DataError(f"{where}: the column {name!r} holds bytes, which no json can; drop the column")
+        raise DataError(f"{where}: the column {name!r} holds bytes, which JSON cannot store; drop the column")
     return str(value)

@@ -1,7 +1,7 @@
-"""Sets known by name: what torchvision downloads and scikit-learn brings along, as encoded images with their labels.
+"""Datasets known by name, from torchvision and scikit-learn, as encoded images with labels.
 
-torchvision keeps its files in the user's cache directory, fastimg/torchvision, and is asked to download only what is
-not there. Where it reads an image from a file, the file's bytes are given; else a PNG of the pixels.
+torchvision keeps its files in fastimg/torchvision of the user's cache directory and downloads only what is missing. If
+it reads an image from a file, the bytes of that file are used; otherwise the pixels are encoded as PNG.
 """
 
 import contextlib
@@ -31,44 +31,44 @@ from fastimg.wording import shortened
 
 
 class SetSample(NamedTuple):
-    """One image of a set."""
+    """One image of a dataset."""
 
     key: str
     image: bytes
-    label: int  # -1: none
+    label: int  # class index, or -1 without a label
 
 
 class SetSplit(NamedTuple):
-    """One split of a set. `samples` is run through once, before the next part is asked for."""
+    """One split of a dataset. Consume `samples`, once, before asking for the next split."""
 
     split: str
-    classes: tuple[str, ...] | None  # None: they have no names
+    classes: tuple[str, ...] | None  # names, or None if there are none
     samples: Iterator[SetSample]
-    remark: str = ""  # what a person should hear of it
+    remark: str = ""  # for the user
 
 
-# What torchvision's classes raise where a download or a file fails; OSError holds URLError.
+# What torchvision's classes raise if a download or a file is bad. OSError includes URLError.
 _FAULTS = (
     *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError),
     *(http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error),
     *(pickle.UnpicklingError, SyntaxError),
 )
-_GIVEN = {"EMNIST": {"split": "balanced"}}  # of its six the one that has as many images of every class
-_SPLITS = (  # what torchvision's classes call theirs; the first that a class has counts
+_GIVEN = {"EMNIST": {"split": "balanced"}}  # the one of its six with equally many images per class
+_SPLITS = (  # (split, its name in torchvision); the first name that a class accepts is used
     *(("train", "train"), ("train", "train-standard"), ("train", "trainval")),
     *(("val", "val"), ("val", "valid"), ("val", "validation"), ("test", "test")),
 )
 
 
 def open_set(text: str) -> Iterator[SetSplit]:
-    """The splits of `torchvision:NAME` or `sklearn:digits`. Raises UsageError, DataError."""
+    """Open `torchvision:NAME` or `sklearn:digits` and yield its splits. Raises UsageError, DataError."""
     scheme, _, name = text.partition(":")
     return SETS[scheme](text, name)
 
 
 def _sklearn(text: str, name: str) -> Iterator[SetSplit]:
     if name != digits.NAME:
-        raise UsageError(f"{text}: scikit-learn has no such set of images; give sklearn:{digits.NAME}")
+        raise UsageError(f"{text}: scikit-learn has no such set of images; use sklearn:{digits.NAME}")
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -89,12 +89,14 @@ def _torchvision(text: str, name: str) -> Iterator[SetSplit]:
         remedy = nearest(name, known) or "; torchvision's documentation lists those for classification"
         raise UsageError(f"{text}: torchvision has no such set{remedy}")
     kind = known[name]
-    parameters, given = _parameters(kind), dict(_GIVEN.get(name, {}))
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in ("root", *given)]
+    parameters = _parameters(kind)
+    given = dict(_GIVEN.get(name, {}))
+    required = [parameter.name for parameter in parameters.values() if parameter.default is parameter.empty]
+    missing = [parameter for parameter in required if parameter not in ("root", *given)]
     if missing:
         raise DataError(
-            f"{text}: torchvision.datasets.{name} asks for {', '.join(missing)}, which cannot be given here; "
-            "write its images into a folder with a subfolder for each class, and give that"
+            f"{text}: torchvision.datasets.{name} requires {', '.join(missing)}, which cannot be given here; "
+            "write its images into a folder with one subfolder per class, and convert that folder"
         )
     root = cache_folder() / "torchvision"
     arguments: dict[str, Any] = {"root": root, "loader": _file_content} | given
@@ -103,20 +105,23 @@ def _torchvision(text: str, name: str) -> Iterator[SetSplit]:
     if "train" in parameters:
         choices = [("train", {"train": True}), ("test", {"train": False})]
     elif "split" in parameters and "split" not in given:
-        choices = [(split, {"split": theirs}) for split, theirs in _SPLITS]
-    had: set[str] = set()
+        choices = [(split, {"split": split_name}) for split, split_name in _SPLITS]
+    opened: set[str] = set()
     for split, choice in choices:
-        if split in had:
+        if split in opened:
             continue
         dataset = _make(text, kind, arguments | choice, "download" in parameters, root)
         if dataset is not None:
             remark = (
-                "" if had else ", ".join(f"{name}={value!r} of torchvision's choices" for name, value in given.items())
+                ""
+                if opened
+                else ", ".join(f"{name}={value!r} of torchvision's choices" for name, value in given.items())
             )
-            had.add(split)
+            opened.add(split)
             yield SetSplit(split, _classes(dataset), _samples(text, split, dataset, root), remark)
-    if not had:
-        raise DataError(f"{text}: has none of the splits that are known ({', '.join(theirs for _, theirs in _SPLITS)})")
+    if not opened:
+        known_splits = ", ".join(split_name for _, split_name in _SPLITS)
+        raise DataError(f"{text}: has none of the known splits ({known_splits})")
 
 
 def _is_set(kind: Any, folders: tuple[type, ...]) -> bool:
@@ -124,22 +129,22 @@ def _is_set(kind: Any, folders: tuple[type, ...]) -> bool:
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:
-    """What the class can be made with, and its bases where it hands on **kwargs."""
-    found: dict[str, inspect.Parameter] = {}
+    """Parameters of the constructor, including those of base classes that receive its **kwargs."""
+    parameters: dict[str, inspect.Parameter] = {}
     for owner in kind.__mro__:
         if "__init__" not in vars(owner):
             continue
         own = inspect.signature(vars(owner)["__init__"]).parameters
         for parameter in list(own.values())[1:]:
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                found.setdefault(parameter.name, parameter)
+                parameters.setdefault(parameter.name, parameter)
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own.values()):
             break
-    return found
+    return parameters
 
 
 def _make(text: str, kind: Callable[..., Any], arguments: dict[str, Any], downloads: bool, root: Path) -> Any:
-    """The dataset, downloaded where it is not there; None where the class has no such split."""
+    """Open the dataset, downloading it if it is missing. None if it has no such split."""
     attempts: list[dict[str, Any]] = [{"download": False}, {"download": True}] if downloads else [{}]
     if "root" in arguments:
         _make_folder(text, root)
@@ -160,35 +165,35 @@ def _make_folder(text: str, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"{text}: {root}: {error.strerror or error}; name another cache directory with XDG_CACHE_HOME"
+            f"{text}: {root}: {error.strerror or error}; set another cache directory with XDG_CACHE_HOME"
         ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torchvision prints and warns of: standard output belongs to results."""
+    """Silence the output and warnings of torchvision: standard output is for results."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _failure(text: str, error: BaseException, root: Path) -> DataError:
-    """One sentence for what went wrong in torchvision."""
+    """Describe an error of torchvision in one sentence."""
     if isinstance(error, ImportError):
         package = (error.name or str(error)).partition(".")[0]
         return DataError(f"{text}: needs {package}, which is not installed; run `pip install {package}`")
-    words = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-    reason = reason_of(error) if "weights_only" in words else shortened(words, 300).rstrip(".")
-    remedy = f"check the network, or put its files into {root} by hand"
+    message = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+    reason = reason_of(error) if "weights_only" in message else shortened(message, 300).rstrip(".")
+    remedy = f"check the network connection, or put its files into {root} yourself"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = f"make room in {root}, or name another cache directory with XDG_CACHE_HOME"
+        remedy = f"free some space in {root}, or set another cache directory with XDG_CACHE_HOME"
     elif "pip install" in reason:
         remedy = "do that, then run this again"
-    return DataError(f"{text}: torchvision cannot give it ({reason}); {remedy}")
+    return DataError(f"{text}: torchvision cannot load it ({reason}); {remedy}")
 
 
 def _classes(dataset: Any) -> tuple[str, ...] | None:
-    """Names of its classes, where it has them: strings, or tuples of synonyms."""
+    """Class names of a dataset, or None. torchvision has strings, or tuples of synonyms."""
     for attribute in ("classes", "categories"):
         given = getattr(dataset, attribute, None)
         if isinstance(given, list | tuple) and given:
@@ -210,14 +215,14 @@ def _samples(text: str, split: str, dataset: Any, root: Path) -> Iterator[SetSam
         label = _label(item[1]) if image is not None else None
         if image is None or label is None:
             raise DataError(
-                f"{text}: gives no pairs of an image and a class index ({key}); only sets for classification can be "
+                f"{text}: {key} is not a pair of an image and a class index; only datasets for classification can be "
                 "converted"
             )
         yield SetSample(key, image, label)
 
 
 def _label(target: Any) -> int | None:
-    """A class index, -1 for the None of a set that keeps its test's labels to itself; None for anything else."""
+    """The class index; -1 for a target of None, as in unlabeled test sets; None for anything else."""
     if target is None:
         return -1
     try:
@@ -227,7 +232,7 @@ def _label(target: Any) -> int | None:
 
 
 def _encoded(image: Any, dataset: Any, index: int) -> bytes | None:
-    """The file that the image was read from, else a PNG of its pixels; None for something that is not an image."""
+    """The file that the image was read from, else a PNG of its pixels. None if it is not an image."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | Path):
@@ -235,14 +240,14 @@ def _encoded(image: Any, dataset: Any, index: int) -> bytes | None:
     if not isinstance(image, Image.Image):
         return None
     with image:
-        if image.format and (file := getattr(image, "filename", "")):  # opened, and nothing done to it
+        if image.format and (file := getattr(image, "filename", "")):  # opened from a file and unchanged
             return _file_content(file)
         file = _file_of(image, dataset, index)
         return _file_content(file) if file else _png(image)
 
 
 def _file_of(image: Image.Image, dataset: Any, index: int) -> str | None:
-    """The file in the dataset's list of them, where its pixels are the image's (OxfordIIITPet)."""
+    """The image's file from the dataset's list of files (OxfordIIITPet), if the pixels are the same."""
     files = getattr(dataset, "_images", None)
     if not isinstance(files, list) or not isinstance(files[index], str | Path):
         return None

@@ -134,7 +134,9 @@ def _parquets(base: Path) -> dict[str, list[Path]]:
         if split and (files := _files(sub)):
             if split in by_split:
                 other = by_split[split][0].parent.name
-                raise DataError(f"{base}: {other}/ and {sub.name}/ both name the split {split}; keep one of them")
+                raise DataError(
+                    f"{base}: {other}/ and {sub.name}/ are both names of the split {split}; keep one of them"
+                )
             by_split[split] = files
     return by_split
 

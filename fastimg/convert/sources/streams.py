@@ -1,10 +1,10 @@
-"""Sources that are read front to back once: parquet files with images in them, and sets known by name.
+"""Sources that are read once from front to back: Parquet files with images in them, and named datasets.
 
-Their images go, in order, into a temporary file that has no name; what is listed is read from there, in any order and
-from any thread. In memory stay the listing and what is being read: some rows of a parquet file, one image of a set.
+Their images are written in order to an unnamed temporary file, and read from there in any order and from any thread.
+Memory holds only the listing and what is being read: some rows of a Parquet file, or one image of a named dataset.
 
-A record of the file is the image, the length of a head (uint32), the head, and the further fields. The head is json:
-`extra`, the further columns, and `fields`, the size of each field.
+A record of the file is the image, the length of its head (uint32), the head, and the fields. The head is a JSON object
+with `extra`, the other columns, and `fields`, the size of each field.
 """
 
 import contextlib
@@ -31,35 +31,36 @@ from .samples import Entries, Original, Row, Source, SourceEntry, note
 
 NAMED = tuple(SETS)
 
-Tick = Callable[[int], None]  # hears how many more images were read
+Tick = Callable[[int], None]  # called with the number of images read since the last call
 
-_PENDING = 1 << 20  # bytes written at once
+_PENDING_BYTES = 1 << 20  # written at once
 _HEAD = struct.Struct("<I")
 
 
 class Spool:
-    """A temporary file without a name, which takes records in order and gives them back in any."""
+    """An unnamed temporary file. Records are appended in order and read in any order."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` need not be there yet: then the file is in the nearest one above that is."""
+        """If `folder` does not exist, the nearest existing parent holds the file."""
         self._file = _nameless(next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir()))
         self._pending = bytearray()
         self._end = 0
 
     def add(self, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> tuple[int, int]:
-        """Where the record begins, and its crc32."""
-        place, crc = self._end, 0
+        """Append a record. Returns its offset and its CRC-32."""
+        place = self._end
+        crc = 0
         head = json.dumps({"extra": extra, "fields": {name: len(data) for name, data in fields.items()}}).encode()
         for part in (image, _HEAD.pack(len(head)), head, *fields.values()):
             self._pending += part
             self._end += len(part)
             crc = zlib.crc32(part, crc)
-            if len(self._pending) >= _PENDING:
+            if len(self._pending) >= _PENDING_BYTES:
                 self.flush()
         return place, crc
 
     def flush(self) -> None:
-        """Write what is pending. To be called before anything is read."""
+        """Write pending records. Call this before reading."""
         with memoryview(self._pending) as left:
             done = 0
             while done < len(left):
@@ -67,23 +68,23 @@ class Spool:
         self._pending = bytearray()
 
     def read(self, place: int, size: int) -> bytes:
-        """`size` bytes at `place`, from any thread."""
+        """Read `size` bytes at `place`. Thread-safe."""
         data = os.pread(self._file, size, place)
         while 0 < len(data) < size and (more := os.pread(self._file, size - len(data), place + len(data))):
             data += more
         if len(data) != size:
-            raise DataError("the temporary file of the source was cut short while it was read; run this again")
+            raise DataError("the temporary file of the source was truncated while it was being read; run this again")
         return data
 
     def close(self) -> None:
-        """Give the file back; any number of times."""
+        """Close the file, which frees its space. May be called repeatedly."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def _nameless(folder: Path) -> int:
-    with contextlib.suppress(OSError, AttributeError):  # some file systems, and systems, know no O_TMPFILE
+    with contextlib.suppress(OSError, AttributeError):  # O_TMPFILE is missing on some file systems and platforms
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     file, name = tempfile.mkstemp(prefix=".fastimg-", dir=folder)
     os.unlink(name)
@@ -91,20 +92,20 @@ def _nameless(folder: Path) -> int:
 
 
 class SpoolReader:
-    """Reads what was spooled of one file or set, called `where`.
+    """Reads the spooled samples of one file or named dataset. `where` is its name in messages.
 
-    An entry's `extra` holds the checksum of its record, so that a listing's fingerprint tells changed content; the
-    further columns themselves are in the record.
+    The `extra` of an entry holds the checksum of its record, so that the fingerprint of the listing depends on the
+    content. The other columns themselves are in the record.
     """
 
     def __init__(self, spool: Spool, where: str) -> None:
-        self.fields: set[str] = set()  # that some sample has
+        self.fields: set[str] = set()  # of any sample
         self._spool = spool
         self.where = where
         self._extensions = image_extensions()
 
     def add(self, entry: SourceEntry, image: bytes, extra: Row, fields: Mapping[str, bytes]) -> SourceEntry:
-        """`entry` with its size and place, after its record is stored; nothing is stored of an empty image."""
+        """Store the record of `entry` and return it with its size and place. An empty image is not stored."""
         if not image:
             return entry._replace(size=-1)
         self.fields.update(fields)
@@ -114,18 +115,19 @@ class SpoolReader:
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
         image = self._spool.read(entry.place, entry.size)
-        at = entry.place + entry.size + _HEAD.size
-        (length,) = _HEAD.unpack(self._spool.read(at - _HEAD.size, _HEAD.size))
-        head = json.loads(self._spool.read(at, length))
-        at += length
+        offset = entry.place + entry.size
+        (length,) = _HEAD.unpack(self._spool.read(offset, _HEAD.size))
+        offset += _HEAD.size
+        head = json.loads(self._spool.read(offset, length))
+        offset += length
         fields = {}
         for name, size in head["fields"].items():
-            fields[name] = self._spool.read(at, size)
-            at += size
+            fields[name] = self._spool.read(offset, size)
+            offset += size
         return Original(image, _suffix(entry.path, self._extensions), note(entry.path, head["extra"]), fields)
 
     def name(self, entry: SourceEntry) -> str:
-        """The file, the row in it where there are rows, and the key."""
+        """The file, the row if there are rows, and the key."""
         return f"{self.where}: row {entry.row}: {entry.path}" if entry.row else f"{self.where}: {entry.path}"
 
     def problem(self, entry: SourceEntry) -> str | None:
@@ -138,25 +140,25 @@ class SpoolReader:
 
 
 def _suffix(path: str, extensions: frozenset[str]) -> str:
-    """The extension of a path that has one of an image's, without its dot."""
+    """The extension of a path without its dot if it is an image extension, else empty."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix[1:] if suffix in extensions else ""
 
 
 def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
-    """List `torchvision:NAME` or `sklearn:digits`, downloading it where it is not there.
+    """List `torchvision:NAME` or `sklearn:digits`, downloading it if it is missing.
 
-    `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError where that folder is full.
+    `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError if that folder is full.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(contextlib.closing(Spool(spool)))
         reader = SpoolReader(file, text)
         classes: tuple[str, ...] | None = None
         splits: dict[str, Entries] = {}
-        said = []
+        remarks = []
         for part in open_set(text):
             classes = classes or part.classes
-            said += [f"{text}: {part.remark}"] if part.remark else []
+            remarks += [f"{text}: {part.remark}"] if part.remark else []
             entries = splits[part.split] = Entries()
             for key, image, label in part.samples:
                 entries.append(reader.add(SourceEntry(key, label, 0), image, {}, {}))
@@ -167,7 +169,7 @@ def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
         top = max(int(entries.labels.max(initial=-1)) for entries in splits.values())
         named = classes is not None and top < len(classes)
         names = classes if classes is not None and named else tuple(map(str, range(top + 1)))
-        source = _source(Path(text), text, names, splits, (reader,), named=named, said=said)
+        source = _source(Path(text), text, names, splits, (reader,), named=named, remarks=remarks)
         stack.pop_all()
     return source
 
@@ -175,9 +177,9 @@ def read_named(text: str, spool: Path, tick: Tick | None = None) -> Source:
 def read_parquets(
     src: Path, files: Mapping[str, list[Path]], columns: Columns, spool: Path, tick: Tick | None = None
 ) -> Source:
-    """List parquet files with images, by split; a split column goes before the files' names.
+    """List Parquet files with images, by split. A split column takes precedence over the names of the files.
 
-    `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError where that folder is full.
+    `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError if that folder is full.
     """
     from .image_parquets import LABELS, read_layout, read_rows, same_layout  # brings pyarrow
 
@@ -194,7 +196,7 @@ def read_parquets(
         )
         readers: list[SpoolReader] = []
         splits: dict[str, Entries] = {}
-        labels: dict[str, int] = {}  # numbers of labels that no schema names, in the order of their appearance
+        labels: dict[str, int] = {}  # labels without names in the schema, numbered as they appear
         for split, paths in sorted(files.items()):
             for path in paths:
                 place = path.relative_to(src) if path != src else Path(src.name)
@@ -211,16 +213,17 @@ def read_parquets(
                 readers.append(reader)
         file.flush()
         _check_filled(src, splits, () if layout.split else files)
-        said = list(label_cells.judged()) if label_cells else []
+        remarks = list(label_cells.judged()) if label_cells else []
         classes, numbers = number_classes(list(labels)) if layout.classes is None else (layout.classes, None)
         if numbers is not None:
             for entries in splits.values():
                 entries.relabel(numbers)
             _check_trained(splits, classes, readers)
         if layout.label is None:
-            said = [f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column"]
+            remarks = [f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column"]
         splits = dict(sorted(splits.items()))
-        source = _source(src, "parquet", classes, splits, tuple(readers), named=layout.label is not None, said=said)
+        named = layout.label is not None
+        source = _source(src, "parquet", classes, splits, tuple(readers), named=named, remarks=remarks)
         source = replace(source, from_table=label_cells is not None)
         stack.pop_all()
     return source
@@ -230,12 +233,12 @@ def _check_splits(src: Path, files: Mapping[str, list[Path]]) -> None:
     known = sorted(set(SPLIT_FOLDERS.values()))
     if unknown := sorted(set(files) - set(known)):
         raise DataError(
-            f"{src}: {', '.join(unknown)}: not among {', '.join(known)}; rename these files or move them away"
+            f"{src}: {', '.join(unknown)}: not among the known splits ({', '.join(known)}); rename or move these files"
         )
 
 
 def _check_filled(src: Path | str, splits: Mapping[str, Entries], expected: Iterable[str]) -> None:
-    """Every split has rows, and one of them is train."""
+    """Check that every split has rows, and that one of them is train."""
     if not splits:
         raise DataError(f"{src}: no rows; give one row per image")
     if empty := sorted(set(expected) - set(splits)):
@@ -245,7 +248,7 @@ def _check_filled(src: Path | str, splits: Mapping[str, Entries], expected: Iter
 
 
 def _check_trained(splits: Mapping[str, Entries], classes: tuple[str, ...], readers: list[SpoolReader]) -> None:
-    """The training split has every class that another has."""
+    """Check that the training split has every class that another split has."""
     trained = set(splits["train"].labels.tolist())
     for split, entries in splits.items():
         lacking = np.flatnonzero(~np.isin(entries.labels, list(trained)))
@@ -265,24 +268,33 @@ def _source(
     readers: tuple[SpoolReader, ...],
     *,
     named: bool,
-    said: list[str],
+    remarks: list[str],
 ) -> Source:
-    """The source; it counts as stored already where classes lack training images, or images lack labels."""
-    lacks = []
+    """Build the source. If classes lack training images, or images lack labels, it is treated as a stored dataset."""
+    gaps = []
     for split, entries in splits.items():
         if missing := int((entries.labels < 0).sum()):
-            lacks.append(
+            gaps.append(
                 f"{src}: {missing:,} of {plural(len(entries), 'image')} of {split} {agreeing(missing, 'has')} no label"
             )
     trained = set(splits["train"].labels.tolist())
     if untrained := [name for label, name in enumerate(classes) if label not in trained]:
         shown = ", ".join(untrained[:5]) + (", ..." if len(untrained) > 5 else "")
-        lacks.append(
+        gaps.append(
             f"{src}: {len(untrained):,} of {plural(len(classes), 'class')} {agreeing(len(untrained), 'has')} no "
             f"training image ({shown})"
         )
-    if lacks:
-        lacks.append(f"{src}: the images keep their order, unless --shuffle is given")
+    if gaps:
+        gaps.append(f"{src}: the images keep their order, unless --shuffle is given")
     fields = tuple(sorted({field for reader in readers for field in reader.fields}))
-    remarks = tuple(said + lacks)
-    return Source(src, kind, classes, splits, readers, named=named, stored=bool(lacks), fields=fields, remarks=remarks)
+    return Source(
+        src,
+        kind,
+        classes,
+        splits,
+        readers,
+        named=named,
+        stored=bool(gaps),
+        fields=fields,
+        remarks=(*remarks, *gaps),
+    )

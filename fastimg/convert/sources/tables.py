@@ -1,7 +1,7 @@
-"""Rows of csv, tsv, jsonl and parquet files, in order: (row number, columns), as a spreadsheet counts rows.
+"""Rows of CSV, TSV, JSONL and Parquet files, in order, as (row number, columns). Rows count as in a spreadsheet.
 
-Strict reading refuses a file that is not UTF-8. Otherwise bytes that are not stand as surrogates in the values
-(`surrogateescape`), so that one row can be told from the file.
+Strict reading refuses a file that is not UTF-8. Otherwise, invalid bytes become surrogates (`surrogateescape`), so that
+only the rows with such bytes are refused.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ Rows = Iterator[tuple[int, Row]]
 
 _BOM = b"\xef\xbb\xbf"
 _STATED = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([^\w\s"\x80-\xff]|\t)"?\r?\n', re.IGNORECASE)
-_LOOKED_AT = 1 << 20  # characters of a file, to see what it is like
-# A field of a tsv as csv's quoting writes it, and what ends it.
+_SAMPLED_CHARACTERS = 1 << 20  # of a file, for detecting its format
+# A field of a TSV, quoted as in CSV or bare, and its end.
 _FIELD = re.compile(rb'(?:"((?:[^"]++|"")*+)"|([^"\t\r\n]*+))(\t|\r?\n|\Z)')
 
 
 @contextlib.contextmanager
 def readable(src: Path) -> Iterator[None]:
-    """Turn what goes wrong while a manifest is read into a DataError."""
+    """Turn errors from reading a manifest into a DataError."""
     try:
         yield
     except _read_errors() as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{src}: the manifest cannot be read ({reason}); check or write it again") from error
+        raise DataError(f"{src}: the manifest cannot be read ({reason}); check it or write it again") from error
 
 
 def _read_errors() -> tuple[type[Exception], ...]:
-    """What reading a manifest raises; pyarrow's own errors only where it was imported, for parquet."""
+    """What reading a manifest can raise. pyarrow's errors count only if it was imported, for Parquet."""
     errors: tuple[type[Exception], ...] = (OSError, UnicodeDecodeError, csv.Error)
     pyarrow = sys.modules.get("pyarrow")
     return errors if pyarrow is None else (*errors, pyarrow.ArrowException)
@@ -50,10 +50,10 @@ def _read_errors() -> tuple[type[Exception], ...]:
 def table_rows(
     src: Path, delimiter: str = "", *, header: bool = True, strict: bool = True, quoted: bool = True
 ) -> Rows:
-    """The rows of a file by its ending. Without a `header` the columns of a csv or tsv are called 1, 2, ...
+    """Read the rows of a file in the format of its extension.
 
-    Its fields are separated by `delimiter`, else by what its ending says. Where that is a tab, a file that is not
-    `quoted` is lines and tabs, and quotes in it are text.
+    Without a `header`, the columns of a CSV or TSV are called 1, 2, ... Fields are separated by `delimiter`, or by the
+    default for the extension. If that is a tab and the file is not `quoted`, every line is a row and quotes are text.
     """
     suffix = src.suffix.lower()
     if suffix == ".parquet":
@@ -64,12 +64,12 @@ def table_rows(
 
 
 def first_fields(src: Path, delimiter: str = "", quoted: bool = True) -> list[str]:
-    """The first line of a csv or tsv; empty where there is none."""
+    """The fields of the first line of a CSV or TSV; empty if there is none."""
     return next(_lines(src, delimiter, False, quoted), [])
 
 
 def stated_delimiter(src: Path) -> str | None:
-    """The delimiter that a file names in a first line `sep=;`, as Excel writes and reads it; None without one."""
+    """The delimiter that a first line like `sep=;` states, as Excel writes and reads it, or None."""
     with src.open("rb") as file:
         line = file.readline(16)
     stated = _STATED.fullmatch(line)
@@ -77,22 +77,22 @@ def stated_delimiter(src: Path) -> str | None:
 
 
 def own_delimiter(src: Path) -> str:
-    """What separates columns: what the first line states, or the usual one for a csv or tsv."""
+    """The delimiter that the first line states, or the default for a CSV or TSV."""
     return stated_delimiter(src) or ("\t" if src.suffix.lower() == ".tsv" else ",")
 
 
 def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
-    """Up to `count` rows of a csv or tsv that are not empty, of its first megabyte.
+    """Read up to `count` non-empty rows from the first megabyte of a CSV or TSV.
 
-    Where the quotes are not csv's, there are none; with tabs these are then text.
+    Empty if the quoting is invalid; with tabs, quotes are text in that case.
     """
     with src.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        text = file.read(_LOOKED_AT)
+        text = file.read(_SAMPLED_CHARACTERS)
     lines = list(io.StringIO(text, newline=""))
     if stated_delimiter(src):
         del lines[0]
-    if len(text) == _LOOKED_AT and len(lines) > 1:
-        lines.pop()  # it may go on
+    if len(text) == _SAMPLED_CHARACTERS and len(lines) > 1:
+        lines.pop()  # it may be incomplete
     records: list[list[str]] = []
     with long_fields():
         reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
@@ -102,14 +102,14 @@ def first_records(src: Path, delimiter: str, count: int) -> list[list[str]]:
             if delimiter == "\t":
                 plain = (line.rstrip("\r\n") for line in lines)
                 return [line.split("\t") for line in islice(filter(None, plain), count)]
-            if len(text) < _LOOKED_AT or reader.line_num < len(lines):
+            if len(text) < _SAMPLED_CHARACTERS or reader.line_num < len(lines):
                 return []
     return records
 
 
 @contextlib.contextmanager
 def long_fields() -> Iterator[None]:
-    """Let csv's fields be longer than 128 KB."""
+    """Allow CSV fields longer than 128 KB."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -118,35 +118,36 @@ def long_fields() -> Iterator[None]:
 
 
 def quotes_fields(src: Path) -> bool:
-    """Whether the quotes of a tsv are csv's, and no text: all of them are balanced, and one at least is needed.
+    """Whether the quotes of a TSV are CSV quoting rather than text: all are balanced, and at least one is needed.
 
-    Every field that holds a quote is enclosed in them, with those inside doubled; and there is a doubled one, or a tab
-    or a line break inside (else lines would differ in their numbers of fields), or a column that is enclosed
-    throughout. `"Good", he said` in a single line makes them text in all.
+    Every field with a quote must be enclosed in quotes, with inner quotes doubled. In addition there must be a doubled
+    quote, or a tab or a line break inside quotes (without quoting, lines would have different numbers of fields), or a
+    column that is quoted throughout. A single line like `"Good", he said` makes all quotes text.
     """
     if not src.stat().st_size:
         return False
-    column = rows = 0
+    column = 0
+    rows = 0
     doubled = False
     enclosed: Counter[int] = Counter()
     with src.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        at = len(_BOM) if content[: len(_BOM)] == _BOM else 0
+        position = len(_BOM) if content[: len(_BOM)] == _BOM else 0
         if content.find(b'"') < 0:
             return False
-        while at < len(content):
-            match = _FIELD.match(content, at)
+        while position < len(content):
+            match = _FIELD.match(content, position)
             if not match:
                 return False
             inner, bare, end = match.groups()
             if inner is not None:
-                of_one_line = b"\n" not in inner
-                doubled = doubled or (b'""' in inner and of_one_line)
-                enclosed[column] += rows > 0 and of_one_line  # the header apart
+                single_line = b"\n" not in inner
+                doubled = doubled or (b'""' in inner and single_line)
+                enclosed[column] += rows > 0 and single_line  # except in the header
             column += 1
             if end != b"\t":
-                rows += column > 1 or bare != b""  # a line with nothing in it is no row
+                rows += column > 1 or bare != b""  # an empty line is not a row
                 column = 0
-            at = match.end()
+            position = match.end()
         file.seek(0)
         tabs = {line.count(b"\t") for line in file if line.strip(b"\r\n")}
     return doubled or len(tabs) > 1 or any(count == rows - 1 > 0 for count in enclosed.values())
@@ -191,8 +192,8 @@ def _named(src: Path, lines: Iterator[list[str]], header: bool) -> Rows:
             continue
         if len(row) != len(names):
             raise DataError(
-                f"{src}: row {number}: {plural(len(row), 'field')} {under}; quote fields that hold the separator, or "
-                "name another one with --delimiter"
+                f"{src}: row {number}: {plural(len(row), 'field')} {under}; quote fields that contain the delimiter, "
+                "or choose another one with --delimiter"
             )
         yield number, dict(zip(names, row, strict=True))
 
@@ -211,21 +212,21 @@ def _jsonl_rows(src: Path, strict: bool) -> Rows:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{src}: row {number}: not json ({error}); write one object a line") from error
+                raise DataError(f"{src}: row {number}: not valid JSON ({error}); write one object per line") from error
             if not isinstance(row, dict):
-                raise DataError(f"{src}: row {number}: not a json object; write one object a line")
+                raise DataError(f"{src}: row {number}: not a JSON object; write one object per line")
             yield number, row
 
 
 def parquet_names(src: Path) -> list[str]:
-    """The names of a parquet file's columns."""
+    """The column names of a Parquet file."""
     import pyarrow.parquet as pq
 
     return list(pq.read_schema(src).names)
 
 
 def parquet_rows(src: Path, undecoded: str = "") -> Rows:
-    """Of a parquet file; row 1 is the first. The strings of the column `undecoded` stay the bytes that they are."""
+    """Read the rows of a Parquet file, numbered from 1. Strings in the column `undecoded` are returned as bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -235,10 +236,10 @@ def parquet_rows(src: Path, undecoded: str = "") -> Rows:
         number = 0
         for batch in file.iter_batches():
             if undecoded:
-                at = batch.schema.names.index(undecoded)
-                column = batch.column(at)
+                position = batch.schema.names.index(undecoded)
+                column = batch.column(position)
                 plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-                batch = batch.set_column(at, undecoded, plain.cast(pa.large_binary()))
+                batch = batch.set_column(position, undecoded, plain.cast(pa.large_binary()))
             for row in batch.to_pylist():
                 number += 1
                 yield number, row

@@ -1,7 +1,7 @@
-"""Manifests whose rows are texts: csv, tsv, jsonl or parquet, with a text, a label and, optionally, a split in each.
+"""Manifests whose rows are texts: CSV, TSV, JSONL or Parquet, each row with a text, a label and, optionally, a split.
 
-Texts are stored with the bytes that they have in the file. A row without a valid text or without a label is listed with
-its fault, and skipped or refused when its turn comes, as in a manifest of images.
+Texts are stored byte for byte. A row without a valid text or without a label is listed with its problem, and skipped or
+refused when it is read, as in a manifest of images.
 """
 
 import contextlib
@@ -45,25 +45,25 @@ from .tables import (
     table_rows,
 )
 
-_SAY = "--text-column N --label-column M --no-header"
+_FLAGS = "--text-column N --label-column M --no-header"
 
 
 class _Chosen(NamedTuple):
-    """Which columns are used, and what a person should hear of that."""
+    """Which columns to use, and remarks for the user."""
 
     text: str
     label: str
     split: str | None
-    said: list[str]
+    remarks: list[str]
 
 
 class TextReader(SpoolReader):
-    """Reads texts that were spooled, and knows what is wrong with those that were not."""
+    """Reads spooled texts, and reports the problems of those that could not be spooled."""
 
     def add_text(self, entry: SourceEntry, value: Any, fault: str, extra: Row) -> SourceEntry:
-        """`entry` with its size and place, or with its fault."""
-        data, wrong = _encoded(value)
-        fault = wrong or fault
+        """Store a text. Returns `entry` with its size and place, or with its problem."""
+        data, text_fault = _encoded(value)
+        fault = text_fault or fault
         if fault:
             return entry._replace(size=-1, extra={"fault": fault})
         return self.add(entry, data, extra, {})
@@ -78,10 +78,10 @@ class TextReader(SpoolReader):
 
 
 def holds_texts(src: Path, columns: Columns) -> bool:
-    """Whether a manifest's rows are texts: one of its columns is named as such, or says so by its name.
+    """Whether the rows of a manifest are texts: --text-column is given, or a column has a usual name for texts.
 
-    A csv or tsv without a header, none of the names in its first line being a known one, has rows of text, unless
-    they look like paths of images. Raises DataError.
+    A CSV or TSV without a header, that is, without a known column name in its first line, has rows of text unless they
+    look like paths of images. Raises DataError.
     """
     if columns.text is not None or columns.path is not None:
         if columns.text is not None and columns.path is not None:
@@ -104,12 +104,12 @@ def holds_texts(src: Path, columns: Columns) -> bool:
 
 
 def _by_tabs(src: Path, columns: Columns) -> bool:
-    """Whether tabs separate columns, and quotes may be text."""
+    """Whether tabs separate the columns, so that quotes may be text."""
     return src.suffix.lower() in SEPARATED and (columns.delimiter or own_delimiter(src)) == "\t"
 
 
 def _names(src: Path, columns: Columns, quoted: bool) -> set[str]:
-    """Names of the columns, in lower case; without a header whatever stands there."""
+    """Column names in lower case; the fields of the first line if there is no header."""
     suffix = src.suffix.lower()
     if suffix == ".parquet":
         return lower(parquet_names(src))
@@ -121,7 +121,7 @@ def _names(src: Path, columns: Columns, quoted: bool) -> set[str]:
 def read_texts(src: Path, columns: Columns, spool: Path) -> Source:
     """List the texts of a manifest. `spool` is the folder for a temporary file.
 
-    Raises DataError, UsageError, and OSError where that folder is full.
+    Raises DataError, UsageError, and OSError if that folder is full.
     """
     with long_fields(), contextlib.ExitStack() as stack:
         file = stack.enter_context(contextlib.closing(Spool(spool)))
@@ -132,11 +132,12 @@ def read_texts(src: Path, columns: Columns, spool: Path) -> Source:
 
 
 def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
-    separated, by_tabs = src.suffix.lower() in SEPARATED, _by_tabs(src, columns)
+    separated = src.suffix.lower() in SEPARATED
+    by_tabs = _by_tabs(src, columns)
     with readable(src):
         header = _has_header(src, columns)
         quoted = not by_tabs or (header and quotes_fields(src))
-        said = _on_quotes(src, header, quoted) if by_tabs else []
+        remarks = _on_quotes(src, header, quoted) if by_tabs else []
         chosen = _chosen(src, columns, header, quoted)
         names = None
         rows = table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
@@ -166,51 +167,52 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
     if names is not None:  # in the order of the schema
         used = set(labels)
         classes = tuple(name for name in names if name in used)
-        places = {name: at for at, name in enumerate(classes)}
+        places = {name: place for place, name in enumerate(classes)}
         numbers = np.array([places[label] for label in labels], np.int64)
     listed.relabel(numbers)
-    found = split_up(src, listed, splits, chosen.split, classes)
-    told = f"{src}: text from column {chosen.text!r}, label from {chosen.label!r}"
-    told += f", split from {chosen.split!r}" if chosen.split is not None else ""
+    entries = split_up(src, listed, splits, chosen.split, classes)
+    used = f"{src}: text from column {chosen.text!r}, label from {chosen.label!r}"
+    used += f", split from {chosen.split!r}" if chosen.split is not None else ""
     return Source(
         src,
         src.suffix.lower()[1:],
         classes,
-        found,
+        entries,
         (reader,),
-        remarks=(*chosen.said, *said, *judged),
+        remarks=(*chosen.remarks, *remarks, *judged),
         content="text",
-        columns=(told + (on_delimiter(src, columns) if separated else ""),),
+        columns=(used + (on_delimiter(src, columns) if separated else ""),),
         from_table=names is None,
     )
 
 
 def _readable_rows(src: Path, rows: Rows) -> Rows:
-    """Rows, and what goes wrong while they are read, not while they are used, as a DataError."""
+    """Turn errors while reading rows into a DataError, but not errors of the code that uses them."""
     with readable(src):
         yield from rows
 
 
 def _has_header(src: Path, columns: Columns) -> bool:
-    """Columns of a csv or tsv have names where one of those in the first line is known, or was given."""
+    """Whether columns have names. Those of a CSV or TSV do if a name in the first line is known or was given."""
     if src.suffix.lower() not in SEPARATED:
         return True
     if columns.no_header:
         return False
-    names, given = _names(src, columns, not _by_tabs(src, columns)), columns.lower()
+    names = _names(src, columns, not _by_tabs(src, columns))
+    given = columns.lower()
     if not names or names & (KNOWN | given):
         return True
-    return any(not name.isdigit() for name in given)  # a name that is not there is told when it is looked for
+    return any(not name.isdigit() for name in given)  # find_column reports a missing name
 
 
 def _on_quotes(src: Path, header: bool, quoted: bool) -> list[str]:
     if quoted:
-        return [f"{src}: fields in quotes are read as csv's quoting, with which they all agree"]
+        return [f"{src}: quotes in it enclose fields, because all of them follow the rules of CSV"]
     with src.open("rb") as file:
         if not any(b'"' in line for line in file):
             return []
-    why = "which do not all enclose a field" if header else "as there is no header"
-    return [f"{src}: quotes in it are text, {why}: every line is a row and tabs separate"]
+    why = "not all of them enclose a field" if header else "there is no header"
+    return [f"{src}: quotes in it are text, because {why}; every line is a row, and tabs separate its columns"]
 
 
 def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
@@ -226,19 +228,21 @@ def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
     for what, given in (("text", columns.text), ("label", columns.label), ("split", columns.split)):
         if given is not None:
             find_column(src, known, given, (), what)
-    found = "asked for" if columns.no_header else "none of the names in its first line is a known column"
-    numbered = f"{src}: no header ({found}): columns are numbered 1 to {width}"
-    text, label = columns.text, columns.label
+    reason = "--no-header" if columns.no_header else "none of the names in its first line is a known column"
+    numbered = f"{src}: no header ({reason}): columns are numbered 1 to {width}"
+    text = columns.text
+    label = columns.label
     rest = [name for name in known if name not in (text, label, columns.split)]
     if (text is None) != (label is None) and len(rest) == 1:
-        text, label = text or rest[0], label or rest[0]
+        text = text or rest[0]
+        label = label or rest[0]
     if text is not None and label is not None:
         return _apart(src, _Chosen(text, label, columns.split, [numbered]))
     if width != 2 or columns.split is not None:
-        raise UsageError(f"{numbered}; say which are meant with {_SAY}, or write their names into a first line")
-    text, label, why = _told_apart(src, columns, quoted, numbered)
-    said = f"{numbered}; taken as text: {text}, as label: {label} ({why}); if that is wrong, give {_SAY}"
-    return _Chosen(text, label, None, [said])
+        raise UsageError(f"{numbered}; choose the columns with {_FLAGS}, or add a header line")
+    text, label, why = _text_and_label(src, columns, quoted, numbered)
+    remark = f"{numbered}; taken as text: {text}, as label: {label} ({why}); if that is wrong, give {_FLAGS}"
+    return _Chosen(text, label, None, [remark])
 
 
 def _columns(src: Path, columns: Columns, quoted: bool) -> list[str]:
@@ -256,37 +260,40 @@ def _apart(src: Path, chosen: _Chosen) -> _Chosen:
     return chosen
 
 
-def _told_apart(src: Path, columns: Columns, quoted: bool, numbered: str) -> tuple[str, str, str]:
-    """Of two columns the text, the label, and why: labels repeat themselves and are the shorter ones."""
-    values: tuple[set[int], set[int]] = (set(), set())  # hashes of the different ones
-    length, again, rows = [0, 0], [0, 0], 0
+def _text_and_label(src: Path, columns: Columns, quoted: bool, numbered: str) -> tuple[str, str, str]:
+    """Tell two columns apart: labels repeat and are shorter. Returns the text, the label, and the reason."""
+    values: tuple[set[int], set[int]] = (set(), set())  # hashes of the distinct values
+    length = [0, 0]
+    like_first = [0, 0]  # values equal to that of the first row
+    rows = 0
     first: Row = {}
     for _, row in table_rows(src, columns.delimiter or "", header=False, strict=False, quoted=quoted):
         first = first or row
         rows += 1
-        for at, (name, value) in enumerate(row.items()):
-            values[at].add(hash(value))
-            length[at] += len(value)
-            again[at] += value == first[name]
+        for column, (name, value) in enumerate(row.items()):
+            values[column].add(hash(value))
+            length[column] += len(value)
+            like_first[column] += value == first[name]
     label = 0 if len(values[0]) < len(values[1]) else 1
     text = 1 - label
-    few, many = len(values[label]), len(values[text])
+    few = len(values[label])
+    many = len(values[text])
     if not (2 * few <= rows and few < many and length[label] < length[text]):
         raise UsageError(
-            f"{numbered}; which is the label is unclear ({len(values[0]):,} and {len(values[1]):,} different values in "
-            f"{plural(rows, 'row')}); say so with {_SAY}"
+            f"{numbered}; it is unclear which is the label ({len(values[0]):,} and {len(values[1]):,} different values "
+            f"in {plural(rows, 'row')}); choose it with {_FLAGS}"
         )
-    if again[label] < 2:
+    if like_first[label] < 2:
         raise UsageError(
-            f"{numbered}; its first line, {shortened(', '.join(first.values()), 80)!r}, may be a header, as "
-            f"{plural(few - 1, 'other label', 'is')} "
-            f"in it: name columns of it with --text-column and --label-column, or give {_SAY}"
+            f"{numbered}; its first line, {shortened(', '.join(first.values()), 80)!r}, may be a header, because "
+            f"no other row has its label; choose columns by its names with --text-column and --label-column, or by "
+            f"number with {_FLAGS}"
         )
     return str(text + 1), str(label + 1), f"{many:,} and {few:,} different values in {plural(rows, 'row')}"
 
 
 def _parquet(src: Path, chosen: _Chosen) -> tuple[tuple[str, ...] | None, Rows]:
-    """Names of the classes where the schema tells them, and rows with texts as bytes."""
+    """Class names if the schema has them, and the rows with texts as bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -306,24 +313,23 @@ def _label(where: str, column: str, label: str, names: tuple[str, ...] | None) -
     if names is not None:
         if not 0 <= int(label) < len(names):
             raise DataError(
-                f"{where}: the label {label} in column {column!r} is none of the {plural(len(names), 'class')} "
-                "that the schema "
-                "names; correct it or drop the row"
+                f"{where}: the label {label} in column {column!r} is not one of the "
+                f"{plural(len(names), 'class')} that the schema names; correct it or drop the row"
             )
         return names[int(label)]
     if not _is_utf8(label):
-        raise DataError(f"{where}: the label {shortened(label, 40)!r} in column {column!r} is not UTF-8; write it anew")
+        raise DataError(f"{where}: the label {shortened(label, 40)!r} in column {column!r} is not UTF-8; correct it")
     return label
 
 
 def _encoded(value: Any) -> tuple[bytes, str]:
-    """The bytes of a text, and why there are none."""
+    """The bytes of a text, or why there are none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return b"", "no text (null)"
     if isinstance(value, bytes):
         return value, "" if value else "empty"
     if not isinstance(value, str):
-        return b"", f"no text but {'a number' if isinstance(value, int | float) else 'a list or an object'}"
+        return b"", f"not text but {'a number' if isinstance(value, int | float) else 'a list or an object'}"
     if not value:
         return b"", "empty"
     if not _is_utf8(value):
@@ -332,7 +338,7 @@ def _encoded(value: Any) -> tuple[bytes, str]:
 
 
 def _fault_beside(extra: Row) -> str:
-    """What is wrong in further columns of a csv or tsv."""
+    """What is wrong in the other columns of a CSV or TSV."""
     return next((f"not UTF-8 (column {name!r})" for name, value in extra.items() if not _is_utf8(value)), "")
 
 
@@ -341,6 +347,6 @@ def _is_utf8(text: str) -> bool:
         return True
     try:
         text.encode()
-    except UnicodeEncodeError:  # surrogates: bytes that are not UTF-8, or half of a pair in json
+    except UnicodeEncodeError:  # surrogates: bytes that are not UTF-8, or half of a pair in JSON
         return False
     return True

@@ -182,7 +182,7 @@ def test_fingerprint_follows_paths_labels_sizes_and_columns(files):
         (
             ["path,label,split", "a/1.jpg,x,fold1"],
             Columns(),
-            "row 2: 'fold1' is no split; use one of train, training, val",
+            "row 2: 'fold1' is not a split; use one of train, training, val",
         ),
         (["path,label,split", "a/1.jpg,x,val"], Columns(), "no row of the training split .*it has val"),
         (
@@ -203,13 +203,13 @@ def test_what_is_wrong_with_a_manifest(files, lines, columns, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("set.jsonl", b'{"path": "a", "label": "x"}\n{"path"\n', "row 2: not json"),
+        ("set.jsonl", b'{"path": "a", "label": "x"}\n{"path"\n', "row 2: not valid JSON"),
         (
             "set.jsonl",
             b'{"path": "\\ud800.jpg", "label": "x"}\n',
             r"row 1: '.ud800.jpg' in column 'path' is not a path",
         ),
-        ("set.jsonl", b"[1]\n", "row 1: not a json object"),
+        ("set.jsonl", b"[1]\n", "row 1: not a JSON object"),
         ("set.jsonl", b'{"path": "a", "label": null}\n{"path": "b"}\n', "every label in column 'label' is empty"),
         (
             "set.jsonl",
@@ -520,7 +520,7 @@ def test_paths_of_which_none_leads_to_a_file(files, monkeypatch):
     with pytest.raises(DataError, match=message):
         read_source(src, Columns())
     monkeypatch.chdir(files)
-    with pytest.raises(DataError, match="they are there from the current directory, so move the manifest there"):
+    with pytest.raises(DataError, match="they exist relative to the current directory, so move the manifest there"):
         read_source(src, Columns())
 
 
@@ -606,7 +606,7 @@ def test_files_that_no_row_names_are_not_counted_and_that_is_said(files, tmp_pat
     (files / "other.jpg").touch()
     source = read_source(write_csv(files, "path,label", "a/1.jpg,x"), Columns())
     assert source.ignored.total == 0
-    assert source.uncounted == ("set.csv names the files to read; others beside them are not counted",)
+    assert source.uncounted == ("set.csv names the files to read; other files beside them are not counted",)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_tsv_without_a_header_is_lines_and_tabs(tmp_path, make, console):
         "no header (none of the names in its first line is a known column): columns are numbered 1 to 2; taken as "
         "text: 1, as label: 2 (7 and 2 different values in 14 rows)" in said(console)
     )
-    assert "quotes in it are text, as there is no header" in said(console)
+    assert "quotes in it are text, because there is no header" in said(console)
 
 
 def test_a_byte_order_mark_and_the_ends_of_lines_are_no_text(tmp_path, make):
@@ -171,7 +171,7 @@ def test_a_tsv_with_quotes_that_are_text(tmp_path, make, console):
     lines = [f"{text}\t{i % 2}" for i, text in enumerate(LINES) if text]
     dst, _ = make(write(tmp_path / "set.tsv", "\n".join(["sentence\tlabel", *lines])), no_shuffle=True)
     assert [f"{text}\t{label}" for text, label in texts(dst)] == lines
-    assert "quotes in it are text, which do not all enclose a field" in said(console)
+    assert "quotes in it are text, because not all of them enclose a field" in said(console)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_a_csv_without_a_header(tmp_path, make, console):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("a,b\nc,d\n", {}, "which is the label is unclear .*--text-column N --label-column M --no-header"),
-        ("one,x y,2\ntwo,z,3\n", {}, "numbered 1 to 3; say which are meant with --text-column N --label-column M"),
+        ("a,b\nc,d\n", {}, "it is unclear which is the label .*--text-column N --label-column M --no-header"),
+        ("one,x y,2\ntwo,z,3\n", {}, "numbered 1 to 3; choose the columns with --text-column N --label-column M"),
         ("comment,mood\nvery good,1\nbad,0\nfine,1\ndull,0\ngood,1\n", {}, "'comment, mood', may be a header"),
         ("comment,mood\ngood,1\n", {"text_column": "coment"}, "no column 'coment'.*it has comment, mood; did you mean"),
         ("text,label\ngood,1\n", {"text_column": "txt"}, "no column 'txt' .*did you mean text"),
@@ -217,7 +217,7 @@ def test_a_csv_without_a_header(tmp_path, make, console):
         ("text,label\ngood,1\nbad\n", {}, "row 3: 1 field under a header of 2"),
         ("text,label\ngood, \n", {}, "every label in column 'label' is empty"),
         ("text,label\ngood,\udcff\n", {}, "row 2: the label .* is not UTF-8"),
-        ("text,label,split\ngood,1,fold1\n", {}, "row 2: 'fold1' is no split"),
+        ("text,label,split\ngood,1,fold1\n", {}, "row 2: 'fold1' is not a split"),
         ("text,label\n", {}, "no rows"),
     ],
 )
@@ -334,8 +334,8 @@ def test_values_that_are_no_texts(tmp_path, make):
     reasons = [reason for _, reason in sorted(report.skipped)]
     assert reasons == [
         "no text (null)",
-        "no text but a number",
-        "no text but a list or an object",
+        "not text but a number",
+        "not text but a list or an object",
         "not UTF-8",
         "empty",
         "no text (null)",
