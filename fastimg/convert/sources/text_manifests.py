@@ -171,8 +171,8 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         numbers = np.array([places[label] for label in labels], np.int64)
     listed.relabel(numbers)
     entries = split_up(src, listed, splits, chosen.split, classes)
-    used = f"{src}: text from column {chosen.text!r}, label from {chosen.label!r}"
-    used += f", split from {chosen.split!r}" if chosen.split is not None else ""
+    columns_used = f"{src}: text from column {chosen.text!r}, label from {chosen.label!r}"
+    columns_used += f", split from {chosen.split!r}" if chosen.split is not None else ""
     return Source(
         src,
         src.suffix.lower()[1:],
@@ -181,7 +181,7 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         (reader,),
         remarks=(*chosen.remarks, *remarks, *judged),
         content="text",
-        columns=(used + (on_delimiter(src, columns) if separated else ""),),
+        columns=(columns_used + (on_delimiter(src, columns) if separated else ""),),
         from_table=names is None,
     )
 
