@@ -1,4 +1,4 @@
-"""What a batch is made of: the fields that decoders fill, and the batch that the loader hands out."""
+"""The fields that decoders fill, and the batch that the loader hands out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ import torch
 
 
 class Field(NamedTuple):
-    """A field of a batch: its shape per sample, without the batch's dimension. Rows without a sample hold `blank`.
+    """A field of a batch. `shape` leaves out the batch dimension; rows without a sample hold `blank`.
 
     The dtype is bool, uint8, int8, int16, int32, int64, float16, float32 or float64. A field of dtype object stays on
-    the host: it is for the decoder's own ring.
+    the host, and only a decoder with its own ring can use it.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Batch:
     """One batch on the device, valid until the next one is requested: the loader reuses its memory.
 
     `weight` is 1 for a real sample, 0 for padding and for a sample that could not be decoded (its pixels are zeros).
-    `fields` holds what a custom decoder fills in addition to `inputs`, by name; `ImageDecoder` fills nothing else.
+    `fields` holds, by name, what a custom decoder fills in addition to `inputs`; `ImageDecoder` fills only `inputs`.
     """
 
     inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
     targets: torch.Tensor  # int64 [B], -1 where the dataset has no label
-    ids: torch.Tensor  # int64 [B], index in the dataset; always on the host, where plans are drawn
+    ids: torch.Tensor  # int64 [B], indices in the dataset; always on the host, where augmentation is planned
     weight: torch.Tensor  # float32 [B]
-    samples: int  # rows of weight 1, known on the host without asking the device
+    samples: int  # number of rows with weight 1, known on the host without asking the device
     ready: torch.cuda.Event | None = None  # recorded when the batch is complete, for streams other than the consumer's
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [B, *shape] each, on the device

@@ -1,4 +1,4 @@
-"""What all backends share: the samples of an epoch, their order, the position in it, and what was skipped.
+"""What all backends share: the samples of an epoch, their order, the current position, and what was skipped.
 
     Epochs.begin() -> EpochPlan: rows(step) -> ids, weights    a backend turns them into a Batch, then passed(step)
 
@@ -25,7 +25,9 @@ from .errors import DataError
 from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
 from .wording import plural
 
-Padding = Literal["samples", "zeros"]  # in training batch norms see real ones; an evaluation has no use for them
+Padding = Literal[
+    "samples", "zeros"
+]  # in training, batch norms should see real samples; an evaluation does not need them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +36,13 @@ class LoaderConfig:
 
     batch_size: int  # per rank
     order: Order = "random"
-    block: int = BLOCK  # of quasi-random: samples that lie together and are read together
-    window: int = WINDOW  # of quasi-random: samples that batches are drawn from
-    together: int | None = None  # texts of about one length that follow each other; None: a batch over all ranks
-    padding: Padding | None = None  # pixels of rows beyond the data; None: zeros where the order is sequential
+    block: int = BLOCK  # quasi-random: samples that are stored, and read, together
+    window: int = WINDOW  # quasi-random: samples that batches are drawn from
+    together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
+    padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
     seed: int = 0
-    workers: int | None = None  # threads; None: one per core that this process may use
-    prefetch: int = 3  # slots: batches in host memory, the one in use included
+    workers: int | None = None  # threads; None: one for each core available to this process
+    prefetch: int = 3  # slots: batches in host memory, including the one in use
     on_error: Literal["skip", "fail"] = "skip"  # an undecodable sample: weight 0 and counted, or an error
     rank: int = 0
     world_size: int = 1
@@ -53,63 +55,64 @@ class LoaderConfig:
 
 
 class BatchSource(Protocol):
-    """What training, evaluation and benchmarks know of a loader, independent of its backend."""
+    """What training, evaluation and benchmarks know about a loader, whatever its backend."""
 
     dataset: Dataset
     config: LoaderConfig
     workers: int  # threads or processes
-    slot_bytes: int  # of one batch in host memory
+    slot_bytes: int  # size of one batch in host memory
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch, or the rest of it."""
+        """Iterate over one epoch, or over the rest of it."""
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Number of batches in a whole epoch."""
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or was read last."""
+        """The epoch that is being read, or the last one that was."""
 
     @property
     def indices(self) -> npt.NDArray[np.int64] | None:
-        """The part of the dataset that is read; None: all of it."""
+        """The samples of the dataset that are read; None: all of them."""
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds that the consumer's thread has waited for data."""
+        """Seconds that the consumer's thread has spent waiting for data."""
 
     def spent(self) -> LoaderTimes:
-        """Where the time went since the loader was made. Called by the consumer; does not block."""
+        """Where the time has gone since the loader was created. Called by the consumer; does not block."""
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Id -> reason, of all samples that were skipped so far."""
+        """Id -> reason, for every sample skipped so far."""
 
     @property
     def rerouted(self) -> dict[int, str]:
-        """Id -> reason, of all samples that were decoded by another decoder than the chosen one so far."""
+        """Id -> reason, for every sample so far that a decoder other than the chosen one has decoded."""
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch `epoch`, from its start."""
+        """Start the next iteration at the beginning of epoch `epoch`."""
 
     def set_size(self, size: Size) -> None:
-        """From the next iteration on pictures have this size: a side in pixels, or (height, width).
+        """Change the size of images from the next iteration on: a side in pixels, or (height, width).
 
-        It is at most that which the loader was made with.
-        Memory and workers stay; no state holds it. Raises ValueError for another size, TypeError where there is one.
+        The size can be at most the one that the loader was created with. Memory and workers are kept, and
+        `state_dict` does not contain the size. Raises ValueError for an invalid size, and TypeError if the decoder has
+        only one size.
         """
 
     def state_dict(self) -> dict[str, int | str]:
-        """Where the batch handed out last ends."""
+        """The position after the last batch that was handed out."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` ended."""
+        """Continue from the position in `state`."""
 
     def describe(self) -> str:
-        """What decodes, and with how many workers, in words."""
+        """A phrase that names the decoder and the number of workers."""
 
     def close(self) -> None:
-        """Stop the threads and the iteration in progress."""
+        """Stop the workers and the iteration in progress."""
 
 
 class Rows(NamedTuple):
@@ -117,34 +120,34 @@ class Rows(NamedTuple):
 
     ids: npt.NDArray[np.int64]  # [B]
     weight: npt.NDArray[np.float32]  # [B], 0 for padding
-    decoded: int  # the first so many rows are decoded; the others' pixels are zeros
+    decoded: int  # number of leading rows that are decoded; the pixels of the others are zeros
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """One iteration over an epoch, or over the rest of it."""
+    """The plan of one iteration over an epoch, or over the rest of it."""
 
     epoch: int
     order: npt.NDArray[np.int64]  # the epoch's permutation of range(n)
-    indices: npt.NDArray[np.int64] | None  # the part of the dataset that is read, None: all of it
+    indices: npt.NDArray[np.int64] | None  # the samples of the dataset that are read; None: all of them
     slices: Slices
     padding: Padding
-    blocks: WholeBlocks | None  # what is read ahead, None: each batch
+    blocks: WholeBlocks | None  # what is read ahead; None: the samples of each batch
 
     @property
     def steps(self) -> int:
-        """Batches that it has."""
+        """Number of batches in this iteration."""
         return self.slices.steps
 
     def rows(self, step: int) -> Rows:
-        """What batch `step` holds, counted from where the plan begins."""
+        """The samples of batch `step`, counted from where the plan begins."""
         positions, weight = self.slices.positions(step)
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
         return Rows(ids, weight, int(weight.sum()) if self.padding == "zeros" else len(ids))
 
     def prefetch_ids(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Samples to fetch while batch `step` is being filled, the most urgent first. Called for each step in turn."""
+        """Samples to fetch while batch `step` is being filled, most urgent first. Called for each step in turn."""
         if self.blocks is None:
             ids, _, decoded = self.rows(step)
             yield ids[:decoded]
@@ -154,16 +157,16 @@ class EpochPlan:
 
 
 class Faults:
-    """Samples that cannot be decoded: skipped and recorded, or an error. Shared by all threads."""
+    """Samples that cannot be decoded: recorded and skipped, or raised as an error. Shared by all threads."""
 
     def __init__(self, dataset: Dataset, on_error: Literal["skip", "fail"]) -> None:
         self.unreadable: dict[int, str] = {}  # id -> reason
-        self.rerouted: dict[int, str] = {}  # id -> reason, of samples that another decoder than the chosen one took on
+        self.rerouted: dict[int, str] = {}  # id -> reason, if a decoder other than the chosen one took over
         self._dataset = dataset
         self._on_error = on_error
 
     def add(self, index: int, reason: str, cause: Exception | None = None) -> None:
-        """Record a skipped sample. Raises DataError with its name if none may be skipped."""
+        """Record a skipped sample. Raises DataError with its name if `on_error` is "fail"."""
         if self._on_error == "fail":
             name = self._dataset.sample_name(index)
             raise DataError(f"{name}: {reason}; repair or remove it, or use on_error=skip") from cause
@@ -171,12 +174,12 @@ class Faults:
 
 
 class Epochs:
-    """A dataset, or the part of it that `indices` names, read epoch by epoch.
+    """A dataset, or the samples of it that `indices` selects, read epoch by epoch.
 
-    `state_dict()` after a batch, given to `load_state_dict` of a loader over the same data with any backend and any
-    number of workers or ranks, goes on with the sample after it. A quasi-random order goes by blocks of the dataset as
-    it is stored, in any order of `indices`. Memory during an epoch: 8 bytes a sample, quasi-random 9, and `indices`.
-    Raises DataError for data that cannot be used.
+    A `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any
+    backend and any number of workers or ranks: it continues with the next sample. A quasi-random order follows the
+    blocks of the dataset as it is stored, whatever the order of `indices`. During an epoch it takes 8 bytes per sample
+    (quasi-random: 9), plus `indices`. Raises DataError for data that cannot be used.
     """
 
     def __init__(
@@ -198,7 +201,7 @@ class Epochs:
         lengths: npt.NDArray[np.int64] | None = getattr(dataset, "lengths", None)
         self._lengths = lengths if lengths is None or self._indices is None else lengths[self._indices]
         if config.order == "length" and lengths is None:
-            raise ValueError("order length is for texts that are tokens")
+            raise ValueError("order length is only for texts stored as tokens")
         evaluates = config.order in ("sequential", "length")
         self._padding: Padding = config.padding or ("zeros" if evaluates else "samples")
         if self._n < (1 if self._padding == "zeros" else config.world_size):
@@ -215,39 +218,39 @@ class Epochs:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or was read last."""
+        """The epoch that is being read, or the last one that was."""
         return max(self._epoch, 0)
 
     @property
     def indices(self) -> npt.NDArray[np.int64] | None:
-        """The part of the dataset that is read; None: all of it."""
+        """The samples of the dataset that are read; None: all of them."""
         return self._indices
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds that the consumer's thread has waited for data."""
+        """Seconds that the consumer's thread has spent waiting for data."""
         return self.waits.host
 
     def spent(self) -> LoaderTimes:
-        """See `BatchSource`. The copies and threads of other libraries are not measured."""
+        """See `BatchSource`. Copies and threads of other libraries are not measured."""
         return LoaderTimes(self.waits.seconds, None if self.device.type == "cuda" else 0.0, None, None)
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Id -> reason, of all samples that were skipped so far."""
+        """Id -> reason, for every sample skipped so far."""
         return self.faults.unreadable
 
     @property
     def rerouted(self) -> dict[int, str]:
-        """Id -> reason, of all samples that were decoded by another decoder than the chosen one so far."""
+        """Id -> reason, for every sample so far that a decoder other than the chosen one has decoded."""
         return self.faults.rerouted
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch `epoch`, from its start. Without it epochs count up from 0."""
+        """Start the next iteration at the beginning of epoch `epoch`. By default epochs count up from 0."""
         self._resume = (epoch, 0)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Where the batch handed out last ends: small, exact, and good for any number of ranks and workers."""
+        """The exact position after the last batch that was handed out, valid for any number of ranks and workers."""
         epoch, position = self._resume or (self._epoch, self._position)
         return {
             "epoch": epoch,
@@ -259,24 +262,24 @@ class Epochs:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` ended. Raises DataError for other data, ValueError for another order."""
+        """Continue from `state`. Raises DataError if the data differs, ValueError if the seed or the order does."""
         if state["samples"] != self._n or state["fingerprint"] != self._fingerprint():
             before = state["samples"]
             now = plural(self._n, "sample")
-            counts = f"{now}, and had {before:,}" if before != self._n else f"{now}, but others"
+            difference = f"{now} now, {before:,} then" if before != self._n else f"{now}, but different ones"
             raise DataError(
-                f"{self.dataset.name}: not the data that the run began with (it has {counts}); restore it, or start a "
+                f"{self.dataset.name}: not the data that the run began with ({difference}); restore it, or start a "
                 "new run"
             )
         if state["seed"] != self.config.seed:
-            raise ValueError(f"the state was made with seed {state['seed']}, the loader has {self.config.seed}")
+            raise ValueError(f"the state was made with seed {state['seed']}, but the loader has {self.config.seed}")
         if state["order"] != self._order():
-            raise ValueError(f"the state was made with order {state['order']}, the loader has {self._order()}")
+            raise ValueError(f"the state was made with order {state['order']}, but the loader has {self._order()}")
         done = state["position"] >= self._n
         self._resume = (state["epoch"] + 1, 0) if done else (state["epoch"], state["position"])
 
     def begin(self) -> EpochPlan:
-        """The next epoch, or what is left of one."""
+        """Plan the next epoch, or the rest of one."""
         epoch, start = self._resume or (self._epoch + 1, 0)
         self._resume = None
         self._epoch = epoch
@@ -292,11 +295,11 @@ class Epochs:
         return EpochPlan(epoch, order, self._indices, slices, self._padding, blocks)
 
     def passed(self, plan: EpochPlan, step: int) -> None:
-        """Note that batch `step` of the plan is being handed out: a state made from now on continues after it."""
+        """Record that batch `step` is being handed out: a state taken from now on continues after it."""
         self._position = min(plan.slices.start + (step + 1) * plan.slices.global_batch, self._n)
 
     def _order(self) -> str:
-        """All that the order of an epoch depends on besides the data and the seed."""
+        """Everything but the data and the seed that the order of an epoch depends on."""
         c = self.config
         order = f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
         together = self._lengths is not None and c.order in ("random", "quasi-random")
@@ -307,8 +310,10 @@ class Epochs:
         return self.config.together or self.config.batch_size * self.config.world_size
 
     def _fingerprint(self) -> str:
-        own = self.dataset.fingerprint
-        return own if self._indices is None else hashlib.sha256(own.encode() + self._indices.tobytes()).hexdigest()
+        fingerprint = self.dataset.fingerprint
+        if self._indices is None:
+            return fingerprint
+        return hashlib.sha256(fingerprint.encode() + self._indices.tobytes()).hexdigest()
 
     def _slices(self, start: int) -> Slices:
         c = self.config

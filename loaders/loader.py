@@ -1,8 +1,8 @@
-"""The native loader: a pool of threads fills rows of preallocated slots, one copy per batch.
+"""The native loader: a pool of threads fills the rows of preallocated slots; each batch is copied to the device once.
 
     Epochs -> this rank's ids of a batch -> Pool [thread: read, decode, crop, resize] -> slot -> Ring -> Batch
 
-A worker that fails ends the run with its own error. A consumer may stop early: no thread keeps running.
+If a worker fails, the consumer gets its error. A consumer may stop early: no thread keeps running.
 """
 
 import weakref
@@ -35,41 +35,41 @@ class Loader(Epochs):
     """Iterate over a dataset: each `for batch in loader` is one epoch of `len(loader)` batches.
 
     `Loader("D", batch_size=256, crop=224, device="cuda")` gives `Batch`es whose `inputs` are uint8 [256, 3, 224, 224]
-    on the device, not normalised yet, channels-last in memory; `targets` int64 [256], -1 without a label; `ids` int64
+    on the device, not yet normalised, channels-last in memory; `targets` int64 [256], -1 without a label; `ids` int64
     [256] on the host; and `weight` float32 [256], which is 0 for rows that pad the last batch and for images that could
     not be decoded. A batch is valid until the next one is requested.
 
-    data: a Dataset, or the path of shards, a `.beton` or an image folder, of which `split` is opened (default:
-        "train"). The loader closes what it has opened.
-    decoder, config: instead of `crop` and `max_pixels`, a custom decoder (see `loaders.decoder.Decoder`; the fields
-        that it fills besides `inputs` are in `batch.fields`); instead of `batch_size` and what follows,
-        a LoaderConfig.
+    data: a Dataset, or the path of shards, a `.beton` or an image folder, whose `split` (default: "train") is opened.
+        The loader closes what it has opened.
+    decoder: a custom decoder, instead of `crop` and `max_pixels` (see `loaders.decoder.Decoder`). The fields that it
+        fills in addition to `inputs` are in `batch.fields`.
+    config: a LoaderConfig, instead of `batch_size` and the arguments after it.
     device: where batches are handed out: "cpu", "cuda" or "cuda:N".
-    indices: int64, the samples of the dataset that are read; None: all of them.
-    crop: the size of the pictures in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults,
-        or with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
-    max_pixels: images of more pixels than this (width x height; 89,478,485) are not decoded.
-    batch_size: samples in a batch of this rank.
-    order: "random" in training; "quasi-random" reads data larger than memory block by block, `block` samples that lie
-        together, drawn from `window` samples at a time; "sequential" is for evaluation; "length" is for tokens.
-    together: texts of about one length that follow each other; None: a batch over all ranks.
-    padding: what fills the last batch: "samples" (real ones, of weight 0) or "zeros"; None: zeros where the order is
+    indices: the ids (int64) of the samples that are read; None: all of them.
+    crop: the size of images in pixels, a side or (height, width): RandomResizedCrop with torchvision's defaults, or
+        with `order="sequential"` CenterCrop after a resize that covers crop / 0.875. Or a Crop.
+    max_pixels: images with more pixels than this (width x height; default: 89,478,485) are not decoded.
+    batch_size: number of samples in a batch of this rank.
+    order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
+        that are stored together, and draws batches from `window` samples at a time; "sequential" is for evaluation;
+        "length" is for tokens.
+    together: number of consecutive texts of similar length; None: one batch over all ranks.
+    padding: what fills the last batch: "samples" (real ones, with weight 0) or "zeros"; None: zeros if the order is
         sequential.
-    seed: of order and crops. The pixels of a sample depend only on the seed, the epoch and its id.
-    workers: threads that decode; None: one for each core that this process may use.
-    prefetch: batches held in host memory, the one in use included; 2 or more.
-    on_error: "skip" gives an image that cannot be decoded weight 0 and names it in `unreadable`; "fail" raises.
-    rank, world_size: this process's part of every global batch.
+    seed: determines the order and the crops. The pixels of a sample depend only on the seed, the epoch and its id.
+    workers: number of threads that decode; None: one for each core available to this process.
+    prefetch: number of batches in host memory, including the one in use; 2 or more.
+    on_error: "skip" gives an image that cannot be decoded the weight 0 and lists it in `unreadable`; "fail" raises.
+    rank, world_size: this process's share of every global batch.
 
-    Memory is that of `prefetch` batches; `set_size` makes the pictures of the epochs to come smaller. `state_dict()`
-    after a batch, given to `load_state_dict` of a loader over the same data with any number of workers or ranks, goes
-    on with the sample after it. It ends its threads, and closes what it has opened, by `close`, at the end of a `with`,
-    or when it is forgotten.
+    The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller. A
+    `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any number
+    of workers or ranks: it continues with the next sample. `close`, the end of a `with` block or garbage collection
+    ends the threads and closes what the loader has opened.
 
-    Raises TypeError for arguments that are missing, unknown or contradict each other (a `config` together with a
-    keyword whose value is not its default), ValueError for invalid values, DataError for data that cannot be
-    used; while it is iterated, DataError if the data changes or cannot be read, and WorkerError for an internal error
-    of the loader.
+    Raises TypeError for missing, unknown or contradictory arguments (such as a `config` together with a keyword that
+    differs from its default), ValueError for invalid values, and DataError for data that cannot be used. Iterating
+    raises DataError if the data changes or cannot be read, and WorkerError for an internal error of the loader.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Loader(Epochs):
     ) -> None:
         device = torch.device(device)
         if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device {device}: the loader feeds cpu and cuda")
+            raise ValueError(f"device {device}: the loader supports only cpu and cuda")
         settings = {
             "batch_size": batch_size,
             "order": order,
@@ -114,9 +114,12 @@ class Loader(Epochs):
             "world_size": world_size,
         }
         dataset, opened, decoder, config = resolve(data, decoder, config, crop, split, max_pixels, settings)
-        self._opened = weakref.finalize(self, dataset.close) if opened else None  # after the threads: last made, first
+        self._opened = (
+            weakref.finalize(self, dataset.close) if opened else None
+        )  # finalizers run in reverse order: this one comes after the threads
         super().__init__(dataset, config, indices, config.workers or available_cpus(), device)
-        self._decoder = self._next = decoder  # of the largest pictures, and of the next iteration
+        self._decoder = decoder  # for the largest images
+        self._next = decoder  # for the next iteration
         layout = self._layout(decoder)
         self._ring = _ring(decoder, layout, self.device)
         pinned = self.device.type == "cuda"
@@ -128,13 +131,13 @@ class Loader(Epochs):
 
     def __iter__(self) -> Iterator[Batch]:
         if self._opened is not None and not self._opened.alive:
-            raise RuntimeError("the loader was closed, together with the data that it had opened; make a new one")
+            raise RuntimeError("the loader was closed, together with the data that it had opened; create a new one")
         plan = self.begin()
         pool = self._ready_pool()
         job = pool.begin(self._next)
-        self._ring.release()  # the iteration before this one may have been left in the middle
+        self._ring.release()  # the previous iteration may not have been finished
         layout = self._layout(job.decoder)
-        for slot in self._slots:  # each time: an interrupt may have struck here
+        for slot in self._slots:  # every time: an interrupt may have stopped this loop halfway
             slot.view(layout)
         self._ring.view(layout)
         try:
@@ -157,12 +160,12 @@ class Loader(Epochs):
                     ready=self._ring.ready,
                     fields={name: tensor for name, tensor in tensors.items() if name not in _NAMED},
                 )
-                job.check()  # before this writes to slots that are another iteration's by now
+                job.check()  # before writing to slots that may belong to another iteration by now
                 self._ring.reclaim()
                 if step + len(self._slots) < plan.steps:
                     self._dispatch(pool, job, plan, step + len(self._slots))
         finally:
-            if pool.cancel(job):  # else another iteration has the slots by now
+            if pool.cancel(job):  # otherwise the slots belong to another iteration by now
                 self._ring.release()
 
     def spent(self) -> LoaderTimes:
@@ -170,11 +173,11 @@ class Loader(Epochs):
         return LoaderTimes(self.waits.seconds, self._ring.copy_seconds, sum(self._tally.read), sum(self._tally.busy))
 
     def set_size(self, size: Size) -> None:
-        """See `BatchSource`: views of the same slots, filled by the same threads."""
+        """See `BatchSource`. The same threads fill smaller views of the same slots."""
         self._next = self._decoder.sized(size)
 
     def _collect(self, slot: Slot) -> None:
-        """What the ring says about single rows."""
+        """Record the rows that the ring reports as failed or rerouted."""
         ids = slot.arrays["ids"]
         for row, reason in slot.failed.items():
             self.faults.add(int(ids[row]), reason)
@@ -186,7 +189,7 @@ class Loader(Epochs):
         return f"native, {plural(self.workers, 'thread')}, {self._decoder.describe()}"
 
     def close(self) -> None:
-        """Stop the threads, and the iteration that is under way. Over an open Dataset, iterating starts new ones."""
+        """Stop the threads and the iteration in progress. With a Dataset as `data`, iterating starts new threads."""
         self._pool = None
         self._stop()
         if self._opened is not None:
@@ -224,14 +227,16 @@ class Loader(Epochs):
 
 
 def _ring(decoder: Decoder, layout: SlotLayout, device: torch.device) -> Ring:
-    """The decoder's own ring if it has one, else the one that copies slots as they are."""
-    own = decoder.ring(layout, device)
-    if own is not None:
-        return own
+    """The decoder's own ring if it has one, otherwise one that copies slots as they are."""
+    custom = decoder.ring(layout, device)
+    if custom is not None:
+        return custom
     if "inputs" not in layout.fields:
-        raise ValueError(f"Loader: none of the fields of {type(decoder).__name__} is called inputs; rename the first")
+        raise ValueError(f"Loader: {type(decoder).__name__} has no field called inputs; rename its first field")
     if layout.objects:
-        raise ValueError(f"the field {layout.objects[0]!r} is of type object, which only a ring of its own can take")
+        raise ValueError(
+            f"the field {layout.objects[0]!r} is of type object, which only a decoder with its own ring can use"
+        )
     return CudaRing(layout, device) if device.type == "cuda" else HostRing(layout)
 
 

@@ -1,10 +1,10 @@
-"""The order of an epoch: a pure function of (n, seed, epoch), sliced over ranks batch by batch.
+"""The order of an epoch: a pure function of (n, seed, epoch), divided among ranks batch by batch.
 
-`random` is a permutation of everything. `quasi-random` is for data that memory does not hold: runs of `block` samples
-that lie together are laid out in a random sequence, and each sample moves from there by up to half of `window` to
-either side. So an epoch reads the data block by block, in a steady stream, and no more than window / block + 1 blocks
-are begun and not finished at any time. A page cache of one and a half windows is enough for everything to be read about
-once (benchmarks/order.py). A window as large as twice the data is `random`.
+`random` is a permutation of all samples. `quasi-random` is for data that does not fit in memory: blocks of `block`
+consecutive samples are put in a random sequence, and each sample then moves by up to half of `window` in either
+direction. An epoch thus reads the data block by block, in a steady stream, and at most window / block + 1 blocks are in
+use at any time. With a page cache of one and a half windows, almost everything is read only once
+(benchmarks/order.py). A window of twice the data or more is the same as `random`.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,15 @@ from .random import hashes
 
 Order = Literal["random", "quasi-random", "sequential", "length"]
 
-BLOCK, WINDOW = 32, 32768  # samples; of 110 KB each: 3.5 MB, and 3.6 GB
+BLOCK = 32  # samples; 3.5 MB if each takes 110 KB
+WINDOW = 32768  # samples; 3.6 GB if each takes 110 KB
 
-_SAMPLES, _BLOCKS, _BATCHES = 0x0D, 0x0E, 0x0F  # stages of the counter
-_TOGETHER = 64  # batches' worth of samples that are sorted by length together
-_CHUNK = 1 << 16  # keys made at a time: their temporaries stay in the processor's cache
-_MOST = 1 << 31  # samples: two of their numbers fit in a key
+_SAMPLES = 0x0D  # stages of the counter
+_BLOCKS = 0x0E
+_BATCHES = 0x0F
+_TOGETHER = 64  # number of batches whose samples are sorted by length together
+_CHUNK = 1 << 16  # keys computed at a time: their temporaries stay in the processor's cache
+_MAX_SAMPLES = 1 << 31  # exclusive: two sample numbers fit in a key
 
 
 def epoch_order(
@@ -30,13 +33,13 @@ def epoch_order(
 ) -> npt.NDArray[np.int64]:
     """A permutation of range(n) [n], the same on every rank and for every version of NumPy.
 
-    Made in the 8 bytes a sample that it takes. Raises ValueError for 2^31 samples or more.
+    Needs no memory besides its own 8 bytes per sample. Raises ValueError for 2^31 samples or more.
     """
     if policy in ("sequential", "length"):
         return np.arange(n, dtype=np.int64)
-    if n >= _MOST:
-        raise ValueError(f"{n} samples: an order has fewer than {_MOST}")
-    # Each sample's number stands below what it is sorted by, so no two keys are equal and sorting them is all.
+    if n >= _MAX_SAMPLES:
+        raise ValueError(f"{n} samples: an order must have fewer than {_MAX_SAMPLES}")
+    # The low bits of a key are the sample's number, so no two keys are equal and sorting them gives the order.
     bits = np.uint64(n.bit_length())
     places = _block_places(n, seed, epoch, block) if policy == "quasi-random" else None
     keys = np.empty(n, np.uint64)
@@ -61,10 +64,10 @@ def by_length(
     seed: int,
     epoch: int,
 ) -> npt.NDArray[np.int64]:
-    """`order` rearranged so that the samples of a `batch` have about the same length: little is padded.
+    """`order`, rearranged so that the samples of a batch of `batch` have similar lengths and need little padding.
 
-    `lengths` [n] are those of range(n). With "length" all are sorted, the longest first. Else samples are sorted within
-    64 batches at a time, whose batches then come in random order; a last batch that is not full stays the last.
+    `lengths` [n] are those of range(n). With "length" all samples are sorted, longest first. Otherwise they are sorted
+    within every 64 batches, and the batches are then shuffled; an incomplete last batch stays last.
     """
     if policy == "length":
         return order[np.argsort(-lengths[order], kind="stable")]
@@ -79,7 +82,7 @@ def by_length(
 
 
 def _block_places(n: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.int64]:
-    """Where in the epoch each block would begin if nothing moved [blocks]."""
+    """Where in the epoch each block would begin if no sample moved [blocks]."""
     count = -(-n // block)
     places = np.empty(count, np.int64)
     sequence = np.argsort(hashes(seed, epoch, np.arange(count), _BLOCKS), kind="stable")
@@ -88,7 +91,7 @@ def _block_places(n: int, seed: int, epoch: int, block: int) -> npt.NDArray[np.i
 
 
 def _moved(place: npt.NDArray[np.int64], random: npt.NDArray[np.uint64], n: int, window: int) -> npt.NDArray[np.uint64]:
-    """Places that are moved by up to half a window but not out of the epoch: fixed point, as fine as keys have room."""
+    """Places moved by up to half a window within the epoch, in fixed point with as many bits as fit in a key."""
     low = np.maximum(place - window // 2, 0)
     span = (np.minimum(place + -(-window // 2), n) - low).astype(np.uint64)
     fraction = np.uint64(min(32, 64 - 2 * n.bit_length()))
@@ -97,9 +100,9 @@ def _moved(place: npt.NDArray[np.int64], random: npt.NDArray[np.uint64], n: int,
 
 @dataclass(frozen=True)
 class Slices:
-    """How ranks share an epoch of `n` samples from position `start`: every sample once, equal steps for all.
+    """How ranks share an epoch of `n` samples from position `start`: each sample once, equally many steps for all.
 
-    The tail is padded: padding wraps round to the first samples and has weight 0.
+    The last batch is padded with the first samples, which have weight 0 there.
     """
 
     n: int
@@ -110,22 +113,22 @@ class Slices:
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all ranks."""
+        """Number of samples per step over all ranks."""
         return self.batch_size * self.world_size
 
     @property
     def steps(self) -> int:
-        """Batches that are left."""
+        """Number of batches that are left."""
         return -(-(self.n - self.start) // self.global_batch)
 
     def positions(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """(positions in the epoch's order [B], weights [B]) of this rank's batch `step`, counted from `start`."""
+        """Positions in the epoch's order [B] and weights [B] of this rank's batch `step`, counted from `start`."""
         first = self.start + step * self.global_batch + self.rank * self.batch_size
         positions = np.arange(first, first + self.batch_size, dtype=np.int64)
         return positions % self.n, (positions < self.n).astype(np.float32)
 
     def span(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """Positions of this rank's batches `first` up to `stop`, ascending, without padding."""
+        """Positions of this rank's batches from `first` up to, not including, `stop`: ascending, without padding."""
         begin = self.start + self.rank * self.batch_size
         batches = np.arange(first, stop, dtype=np.int64)[:, None] * self.global_batch
         positions = (begin + batches + np.arange(self.batch_size, dtype=np.int64)).ravel()

@@ -1,10 +1,10 @@
-"""Threads that fill the rows of slots.
+"""A pool of threads that fill the rows of slots.
 
     fill(slot, job, draws) -> queue of chunks -> [thread: take, fill rows, settle] -> wait(slot, job)
 
-Only a thread itself records what it works on, and threads receive no signals: wherever the consumer is interrupted,
-`cancel` knows which threads to wait for. A thread that dies ends the run with its error, and the pool with it. A forked
-process has no threads: the pool is not usable there, and nothing waits for it.
+Each thread records what it is working on, and Python delivers signals only to the main thread: wherever the consumer
+is interrupted, `cancel` knows which threads to wait for. If a thread dies, the consumer gets its error and the pool is
+no longer usable. A forked process has no threads: the pool is not usable there, and nothing waits for it.
 """
 
 import os
@@ -28,7 +28,7 @@ from .ring import Slot
 
 
 class Job:
-    """One iteration and its decoder. Once it is cancelled, its rows are dropped."""
+    """One iteration and its decoder. Once it is cancelled, its remaining rows are dropped."""
 
     __slots__ = ("blanks", "cancelled", "decoder", "failure")
 
@@ -39,12 +39,12 @@ class Job:
         self.failure: BaseException | None = None
 
     def check(self) -> None:
-        """Raises RuntimeError if it is cancelled."""
+        """Raise RuntimeError if the job is cancelled."""
         if self.cancelled:
             raise RuntimeError("this iteration is over: the loader was closed, or iterated again")
 
     def is_cancelled(self) -> bool:
-        """Whether its rows are dropped."""
+        """Whether the job is cancelled."""
         return self.cancelled
 
 
@@ -57,7 +57,7 @@ class _Chunk(NamedTuple):
 
 
 class Pool:
-    """It has no reference to the Loader, so that an unused loader can be garbage-collected."""
+    """The threads. A pool holds no reference to its Loader, so that an unused loader can be garbage-collected."""
 
     def __init__(
         self,
@@ -72,14 +72,15 @@ class Pool:
         self._on_full = on_full
         self._tally = tally
         self._queue: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
-        # An RLock is entered in C: a signal arrives before or inside the block, never in between as with a Condition.
+        # An RLock is entered in C: a signal arrives before or inside the `with` block. Entering a Condition runs Python
+        # code, where a signal could arrive in between.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._job: Job | None = None  # the newest
-        self._busy: dict[int, Job] = {}  # number of a thread -> what it works on
-        self._scratch: Scratch | None = None  # of the consumer
-        self._died = False  # a thread did; no more chunks are taken
-        self._loss: WorkerError | None = None  # why, until it is raised
+        self._busy: dict[int, Job] = {}  # number of a thread -> what it is working on
+        self._scratch: Scratch | None = None  # the consumer's
+        self._died = False  # whether a thread has died; then no more chunks are taken
+        self._death: WorkerError | None = None  # its error, until it is raised
         self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"fastimg-loader-{i}", daemon=True)
@@ -101,7 +102,8 @@ class Pool:
         """Begin an iteration. One in progress is cancelled: both would fill the same slots."""
         if self._job is not None:
             self.cancel(self._job)
-        self._job = job = Job(decoder)
+        job = Job(decoder)
+        self._job = job
         return job
 
     def fill(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64]) -> None:
@@ -118,7 +120,7 @@ class Pool:
             slot.pending = len(chunks)
             for chunk in chunks:
                 self._queue.put(chunk)
-            if not chunks:  # all of it is padding
+            if not chunks:  # the whole batch is padding
                 self._on_full(slot)
 
     def _fill_here(self, chunk: _Chunk) -> None:
@@ -130,14 +132,15 @@ class Pool:
             self._on_full(chunk.slot)
 
     def wait(self, slot: Slot, job: Job) -> None:
-        """Return when `slot` is full. Raises what a worker raised."""
+        """Wait until `slot` is full. Raises the error of a worker that failed."""
         self._check_process()
         try:
             with self._lock:
                 while slot.pending and job.failure is None and not job.cancelled and not self._died:
                     self._changed.wait()
-                failure = job.failure or self._loss
-                job.failure = self._loss = None
+                failure = job.failure or self._death
+                job.failure = None
+                self._death = None
         except RuntimeError as error:  # an interrupt just after Condition.wait released the lock
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise error.__context__ from None
@@ -147,10 +150,10 @@ class Pool:
             if failure is not None:
                 raise failure
         finally:
-            del failure  # its traceback holds this frame
+            del failure  # its traceback refers to this frame
 
     def cancel(self, job: Job) -> bool:
-        """Drop the rest of `job`; return, once no thread touches its slots, whether it was the newest."""
+        """Drop the rest of `job`, and wait until no thread uses its slots. Returns whether it is the newest job."""
         if self._process != os.getpid():
             return False
         with self._lock:
@@ -184,9 +187,9 @@ class Pool:
             while (chunk := self._queue.get()) is not None:
                 if self._take(number, chunk.job):
                     self._settle(number, chunk, self._try_rows(number, chunk, scratch))
-                del chunk  # a waiting thread keeps nothing of the last iteration alive
-        except BaseException as error:  # noqa: BLE001 - not the fault of a sample: raised in the consumer
-            self._lose(number, error)
+                del chunk  # or a waiting thread would keep the last iteration alive
+        except BaseException as error:  # noqa: BLE001 - not caused by a sample: raised in the consumer
+            self._die(number, error)
 
     def _take(self, number: int, job: Job) -> bool:
         with self._lock:
@@ -207,21 +210,21 @@ class Pool:
             if failure is not None or slot.pending == 0 or job.cancelled:
                 self._changed.notify_all()
 
-    def _lose(self, number: int, error: BaseException) -> None:
-        """This thread ends: notify the waiters."""
-        loss = WorkerError(f"a loader thread died: {error!r}")
-        loss.__cause__ = error
+    def _die(self, number: int, error: BaseException) -> None:
+        """Record that this thread ends, and notify the waiters."""
+        death = WorkerError(f"a loader thread died: {error!r}")
+        death.__cause__ = error
         with self._lock:
             self._busy.pop(number, None)
             self._died = True
-            self._loss = loss
+            self._death = death
             self._changed.notify_all()
 
     def _try_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> BaseException | None:
         began = time.perf_counter()
         try:
             self._fill_rows(number, chunk, scratch)
-        except BaseException as error:  # noqa: BLE001 - every error is handed to the consumer
+        except BaseException as error:  # noqa: BLE001 - every error is passed on to the consumer
             return error
         finally:
             self._tally.busy[number] += time.perf_counter() - began
@@ -243,7 +246,7 @@ class Pool:
             self._blame(chunk, place, ids[place], error)
 
     def _blame(self, chunk: _Chunk, place: int, index: int, error: Exception) -> None:
-        """A sample that cannot be decoded gets weight 0; any other error ends the run."""
+        """Give a sample that cannot be decoded the weight 0; raise any other error."""
         if isinstance(error, ImageError):
             self._faults.add(index, str(error), error)
             row = chunk.start + place

@@ -1,4 +1,4 @@
-"""Slots of a ring: declared once, allocated once, filled by threads, copied to the device from one flat buffer."""
+"""Slots and rings: a slot is one flat buffer, allocated once and filled by threads; a ring copies it to the device."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -31,11 +31,11 @@ class SlotLayout:
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
         self.rows = batch_size
         self.fields: dict[str, tuple[int, int, tuple[int, ...], np.dtype[Any]]] = {}
-        self.objects: list[str] = []  # fields of dtype object, which are not in the buffer
+        self.objects: list[str] = []  # names of fields of dtype object, which are not in the buffer
         self.nbytes = 0
         for name, shape, dtype, _ in fields:
             if name in self.fields or name in self.objects:
-                raise ValueError(f"two fields of a batch are called {name!r}; give the decoder's another name")
+                raise ValueError(f"two fields of a batch are called {name!r}; rename the decoder's field")
             if np.dtype(dtype).hasobject and shape == ():
                 self.objects.append(name)
                 continue
@@ -51,32 +51,32 @@ class SlotLayout:
         """NumPy views of a host buffer, by field."""
         flat = buffer.numpy()
         arrays = {
-            name: flat[at : at + size].view(dtype).reshape(shape)
-            for name, (at, size, shape, dtype) in self.fields.items()
+            name: flat[offset : offset + size].view(dtype).reshape(shape)
+            for name, (offset, size, shape, dtype) in self.fields.items()
         }
         return arrays | {name: np.full(self.rows, None, object) for name in self.objects}
 
     def tensors(self, buffer: torch.Tensor, start: int = 0) -> dict[str, torch.Tensor]:
-        """Tensor views of a buffer on any device, by field; the buffer may begin with the field at `start`."""
+        """Tensor views of a buffer on any device, by field. The buffer may begin with the field at offset `start`."""
         return {
-            name: buffer[at - start : at - start + size].view(_TORCH[dtype]).view(shape)
-            for name, (at, size, shape, dtype) in self.fields.items()
-            if at >= start
+            name: buffer[offset - start : offset - start + size].view(_TORCH[dtype]).view(shape)
+            for name, (offset, size, shape, dtype) in self.fields.items()
+            if offset >= start
         }
 
 
 class Slot:
-    """One batch in host memory; pinned where a GPU will fetch it. `pending` chunks of rows are still to be filled."""
+    """One batch in host memory, pinned if a GPU will fetch it. `pending` counts the chunks of rows yet to be filled."""
 
     def __init__(self, layout: SlotLayout, pinned: bool) -> None:
         self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, pin_memory=pinned)
         self.view(layout)
-        self.failed: dict[int, str] = {}  # row -> reason, by the ring
-        self.rerouted: dict[int, str] = {}  # row -> reason, by the ring: another decoder took it on
+        self.failed: dict[int, str] = {}  # row -> reason; set by the ring
+        self.rerouted: dict[int, str] = {}  # row -> reason; set by the ring if another decoder took over
         self.pending = 0
 
     def view(self, layout: SlotLayout) -> None:
-        """View its bytes as `layout`, which must not need more of them. No thread may use the slot meanwhile."""
+        """View the buffer as `layout`, which must fit into it. No thread may use the slot meanwhile."""
         assert layout.nbytes <= self.buffer.numel()
         self.arrays = layout.arrays(self.buffer)
 
@@ -84,46 +84,46 @@ class Slot:
 class Ring(Protocol):
     """Turns full slots into the tensors of batches."""
 
-    ready: torch.cuda.Event | None  # recorded when the batch handed over last is complete
+    ready: torch.cuda.Event | None  # recorded when the last batch handed over is complete
 
     @property
     def copy_seconds(self) -> float:
-        """Seconds of copies to the device. Called by the consumer; the last copies may not be counted yet."""
+        """Seconds spent on copies to the device. Called by the consumer; may not count the last copies yet."""
 
     def begin(self, slot: Slot) -> None:
-        """`slot` is full. Called once per slot before `hand_over`, by the thread that filled it. Does not block."""
+        """Called when `slot` is full, by the thread that filled it, once before `hand_over`. Does not block."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
-        """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid until `reclaim` or longer.
+        """`inputs` [B, H, W, 3], `targets` and `weight` [B] on the device, valid at least until `reclaim`.
 
-        Everything else in the result, except `ids`, is a further field of the batch.
+        Everything else in the result, except `ids`, is an additional field of the batch.
 
-        Rows that could not be finished are in `slot.failed`, with weight 0 in the slot and on the device; rows that
-        another decoder took are in `slot.rerouted`.
+        Rows that could not be decoded are listed in `slot.failed` and have weight 0, in the slot and on the device.
+        Rows that another decoder took over are listed in `slot.rerouted`.
         """
 
     def reclaim(self) -> None:
-        """The consumer has enqueued all that reads the batch that it got last: its slot is filled again."""
+        """The consumer has enqueued everything that reads the last batch: its slot may be filled again."""
 
     def release(self) -> None:
-        """The iteration is over, finished or not: all slots may be filled again. May be called twice."""
+        """The iteration has ended, complete or not: all slots may be filled again. May be called twice."""
 
     def view(self, layout: SlotLayout) -> None:
-        """From now on slots have `layout`, which needs no more bytes than the first one. Called between iterations."""
+        """Use `layout` from now on; it needs no more bytes than the first one. Called between iterations."""
 
 
 class HostRing:
-    """The consumer computes on the host: it reads the slot itself."""
+    """For a consumer that computes on the host: it reads the slot itself."""
 
     ready: torch.cuda.Event | None = None
     copy_seconds = 0.0  # nothing is copied
 
     def __init__(self, layout: SlotLayout) -> None:
         self._layout = layout
-        self._tensors: dict[int, dict[str, torch.Tensor]] = {}  # by the slot's buffer
+        self._tensors: dict[int, dict[str, torch.Tensor]] = {}  # by the address of the slot's buffer
 
     def begin(self, slot: Slot) -> None:
-        """Nothing is done ahead."""
+        """Does nothing."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
         """The batch's fields, valid until `reclaim`."""
@@ -133,10 +133,10 @@ class HostRing:
         return tensors
 
     def reclaim(self) -> None:
-        """The consumer is done with the batch that it got last: its slot may be filled again."""
+        """Does nothing: the slot may be filled again as it is."""
 
     def release(self) -> None:
-        """Nothing is in progress."""
+        """Does nothing: no copy can be in progress."""
 
     def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""
@@ -145,10 +145,10 @@ class HostRing:
 
 
 class CudaRing:
-    """The consumer computes on a GPU: a slot is fetched by one copy on a side stream.
+    """For a consumer that computes on a GPU: one copy on a side stream fetches a slot.
 
-    Events, not record_stream, say when memory is free: `copied` frees the host slot and lets the consumer's stream
-    begin; `consumed` frees the device buffer. With `depth` buffers the host may run `depth - 1` batches ahead.
+    Events, not record_stream, show when memory is free: `copied` frees the host slot and lets the consumer's stream
+    continue; `consumed` frees the device buffer. With `depth` buffers the host may run `depth - 1` batches ahead.
     """
 
     def __init__(self, layout: SlotLayout, device: torch.device, depth: int = 3) -> None:
@@ -160,7 +160,7 @@ class CudaRing:
         self._consumed = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         self._copies = Spans()
         self._last = depth - 1
-        self._held: torch.cuda.Stream | None = None  # the consumer's, as long as it has a batch
+        self._consumer: torch.cuda.Stream | None = None  # the consumer's stream while it has a batch
         self.ready: torch.cuda.Event | None = None
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -171,37 +171,38 @@ class CudaRing:
         return self._copies.seconds
 
     def begin(self, slot: Slot) -> None:
-        """Nothing is done ahead: the consumer's kernels run ahead, and a copy is enqueued long before they end."""
+        """Does nothing: kernels run asynchronously, so `hand_over` enqueues the copy long before they end."""
 
     def hand_over(self, slot: Slot) -> dict[str, torch.Tensor]:
-        """The batch's fields on the device, valid until `depth - 1` more batches were handed over."""
-        self._last = at = (self._last + 1) % len(self._buffers)
+        """The batch's fields on the device, valid until `depth - 1` more batches have been handed over."""
+        index = (self._last + 1) % len(self._buffers)
+        self._last = index
         used = self._layout.nbytes
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._consumed[at])  # the step that read this buffer last is over
+            self._stream.wait_event(self._consumed[index])  # the last step that read this buffer has finished
             self._copies.begin(self._stream)
-            self._buffers[at][:used].copy_(slot.buffer[:used], non_blocking=True)
+            self._buffers[index][:used].copy_(slot.buffer[:used], non_blocking=True)
             self._copies.end(self._stream)
-            self._copied[at].record(self._stream)
-        self._held = torch.cuda.current_stream(self._device)
-        self.ready = self._copied[at]
-        self._held.wait_event(self._copied[at])  # sync point: the step waits for its data
-        return self._layout.tensors(self._buffers[at])
+            self._copied[index].record(self._stream)
+        self._consumer = torch.cuda.current_stream(self._device)
+        self.ready = self._copied[index]
+        self._consumer.wait_event(self._copied[index])  # sync point: the step waits for its data
+        return self._layout.tensors(self._buffers[index])
 
     def reclaim(self) -> None:
-        """The consumer has enqueued all that reads the batch that it got last."""
+        """The consumer has enqueued everything that reads the last batch."""
         self._settle(torch.cuda.current_stream(self._device))
 
     def release(self) -> None:
-        """A consumer that stopped early did not return its batch: the work it enqueued may still read it."""
-        if self._held is not None:
-            self._settle(self._held)
+        """A consumer that stopped early has not returned its batch: work that it enqueued may still read it."""
+        if self._consumer is not None:
+            self._settle(self._consumer)
 
     def view(self, layout: SlotLayout) -> None:
         """See `Ring`."""
         self._layout = layout
 
     def _settle(self, consumer: torch.cuda.Stream) -> None:
-        self._held = None
+        self._consumer = None
         self._consumed[self._last].record(consumer)
-        self._copied[self._last].synchronize()  # sync point: the slot's bytes have left; a wait only if copies lag
+        self._copied[self._last].synchronize()  # sync point: the slot has been copied; waits only if copies lag

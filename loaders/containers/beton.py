@@ -1,4 +1,7 @@
-"""Writer and reader of FFCV's .beton container. The format is in beton_fields.py; tests/peers has ffcv check it."""
+"""Writer and reader of FFCV's .beton container.
+
+beton_fields.py describes the format; tests/peers checks it against ffcv itself.
+"""
 
 import contextlib
 import hashlib
@@ -40,30 +43,30 @@ from .beton_fields import (
 from .readahead import ask
 from .watch import fill
 
-_CHUNK = 1 << 20  # bytes; divides every page
+_CHUNK = 1 << 20  # bytes; divides every page size
 _CUSTOM_SIZES = (np.dtype("<u8"), SPAN, RGB, *map(np.dtype, ("<u4", "<u2", *(f"V{size}" for size in range(1, 65)))))
-_AGAIN = "cut short or altered; copy or convert it again"
+_DAMAGED = "cut short or altered; copy or convert it again"
 
 
 class BetonPart(NamedTuple):
-    """A number of samples of an unfinished .beton that are on disk: what a writer has to know of them to go on."""
+    """Samples of an unfinished .beton that are already on disk: what another writer needs in order to continue."""
 
     samples: int
     metadata: bytes
     table: bytes
-    end: int  # of their data, from the first page
-    file_end: int  # in the unfinished file
+    end: int  # where their data ends, counted from the first page
+    file_end: int  # where it ends in the unfinished file
 
 
 class BetonWriter(WholeFile):
     """`with BetonWriter(path, {"image": BetonField("rgb"), "label": BetonField("int")}) as beton: beton.add({...})`.
 
-    The file appears when the block ends without an error; before that, and after an error, nothing does. Its bytes
-    follow from fields, page size and samples: `num_samples` is an expectation, and one that is wrong by a page of
-    metadata costs moving the data in the end. Held in memory: the metadata and 24 bytes per region; 48 bytes a sample
-    of image and label. With `keeps` an error leaves the unfinished file, for another writer that gets its `parts` (of
-    the same fields, page size and `num_samples`). Afterwards `samples`, `bytes` and `sha256` (which reads the file) say
-    what was written.
+    The file appears when the block ends without an error, and not before. Its bytes depend only on the fields, the page
+    size and the samples. `num_samples` is only an estimate; if it is off by more than a page of metadata, all data is
+    moved once at the end. The metadata and 24 bytes per region are kept in memory: 48 bytes per sample of image and
+    label. With `keeps`, an error leaves the unfinished file behind, and another writer can continue it, given its
+    `parts` and the same fields, page size and `num_samples`. Afterwards `samples`, `bytes` and `sha256` (which reads
+    the file) describe what was written.
     """
 
     def __init__(
@@ -76,19 +79,21 @@ class BetonWriter(WholeFile):
         keeps: bool = False,
     ) -> None:
         if page_size not in PAGE_SIZES:
-            raise ValueError(f"page_size={page_size}: give a power of two, {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}")
+            raise ValueError(f"page_size={page_size}: give a power of two from {PAGE_SIZES[0]} to {PAGE_SIZES[-1]}")
         if not fields:
-            raise ValueError("a .beton has one field at least")
+            raise ValueError("a .beton needs at least one field")
         self.path = path
         self.fields = dict(fields)
         self.page_size = page_size
-        self.samples = self.bytes = 0
+        self.samples = 0
+        self.bytes = 0
         self._descriptors = np.array([describe(name, field) for name, field in fields.items()], DESCRIPTOR)
         self._dtype = sample_dtype([METADATA[field.kind] for field in fields.values()])
-        self._metadata = bytearray()  # pointers in it count from the first page
-        self._table = bytearray()  # and so they do here
-        self._start = self._first_page(num_samples)  # as expected
-        self._end = 0  # of what is written, from the first page
+        # Until the file is published, pointers in the metadata and the table count from the first page.
+        self._metadata = bytearray()
+        self._table = bytearray()
+        self._start = self._first_page(num_samples)  # if the estimate is right
+        self._end = 0  # where the data ends, counted from the first page
         for part in parts:
             self._metadata += part.metadata
             self._table += part.table
@@ -97,7 +102,7 @@ class BetonWriter(WholeFile):
         self._file = temporary(path).open("r+b" if parts else "w+b")
         self._file.truncate(self._start + self._end if parts else 0)
         self._file.seek(self._start + self._end)
-        self._parted = self.samples, len(self._metadata), len(self._table)  # that parts have told of
+        self._parted = self.samples, len(self._metadata), len(self._table)  # what parts already describe
         self._keeps = keeps
 
     def __exit__(
@@ -105,29 +110,29 @@ class BetonWriter(WholeFile):
     ) -> None:
         if kind is None or not self._keeps:
             return super().__exit__(kind, error, trace)
-        with contextlib.suppress(OSError):  # a full disk fails once more on what is still buffered
+        with contextlib.suppress(OSError):  # a full disk fails again on what is still buffered
             self._file.close()
         return None
 
     def add(self, sample: Mapping[str, object]) -> None:
-        """Append one sample, with a value for each field. Raises ValueError for what cannot be held; it is left out."""
+        """Append one sample, with a value for each field. Raises ValueError if it cannot be stored."""
         if sample.keys() != self.fields.keys():
-            raise ValueError(f"a sample of {', '.join(sample)} where the fields are {', '.join(self.fields)}")
+            raise ValueError(f"a sample has the fields {', '.join(sample)}; expected {', '.join(self.fields)}")
         record = np.zeros((), self._dtype)
         regions: list[tuple[npt.NDArray[Any], memoryview]] = []  # (where the pointer goes, what it points at)
-        for at, (name, field) in zip(self._dtype.names or (), self.fields.items(), strict=True):
+        for column, (name, field) in zip(self._dtype.names or (), self.fields.items(), strict=True):
             try:
-                record[at], region = encode(field, sample[name])
+                record[column], region = encode(field, sample[name])
             except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"{name}: {error}") from error
             if region is not None:
-                regions.append((pointers(record[at]), region))
+                regions.append((pointers(record[column]), region))
         total = sum(region.nbytes for _, region in regions)
         if total > self.page_size:
-            needed = next((f"give page_size={size}" for size in PAGE_SIZES if size >= total), "no page is so large")
+            needed = next((f"give page_size={size}" for size in PAGE_SIZES if size >= total), "no page is that large")
             raise ValueError(f"a sample of {total} bytes does not fit in a page of {self.page_size}: {needed}")
         room = self.page_size - self._end % self.page_size
-        if total > room:  # all of it goes to the next page
+        if total > room:  # the whole sample goes to the next page
             self._end += room
             self._file.seek(self._start + self._end)
         for pointer, region in regions:
@@ -139,7 +144,7 @@ class BetonWriter(WholeFile):
         self.samples += 1
 
     def part(self) -> BetonPart:
-        """Put what was added since the last part on disk. Another writer continues from this and the earlier parts."""
+        """Flush what was added since the last part to disk; another writer can continue from all parts so far."""
         self._file.flush()
         os.fsync(self._file.fileno())
         samples, metadata, table = self._parted
@@ -155,7 +160,7 @@ class BetonWriter(WholeFile):
 
     @cached_property
     def sha256(self) -> str:
-        """Of the published file."""
+        """The SHA-256 digest of the published file."""
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -173,13 +178,13 @@ class BetonWriter(WholeFile):
         end = start - -self._end // self.page_size * self.page_size if self._end else self._head_size(self.samples)
         metadata: npt.NDArray[Any] = np.frombuffer(self._metadata, self._dtype)
         table: npt.NDArray[Any] = np.frombuffer(self._table, REGION)
-        for at, field in zip(self._dtype.names or (), self.fields.values(), strict=True):
+        for column, field in zip(self._dtype.names or (), self.fields.values(), strict=True):
             if field.kind not in SCALARS:
-                pointers(metadata[at])[...] += np.uint64(start)
+                pointers(metadata[column])[...] += np.uint64(start)
         table["ptr"] += np.uint64(start)
         header = np.array((VERSION, len(self.fields), self.page_size, self.samples, end), HEADER)
         self._file.truncate(start + self._end if self._end else 0)
-        self._file.truncate(end)  # zeros
+        self._file.truncate(end)  # fills up with zeros
         self._file.seek(0)
         for part in (header, self._descriptors, metadata):
             self._file.write(part.tobytes())
@@ -193,12 +198,12 @@ class BetonWriter(WholeFile):
         sync_folder(self.path.parent)
 
     def _move(self, start: int) -> None:
-        """Move the pages to `start`, by chunks, in the order that writes over none unread."""
+        """Move the pages to `start` chunk by chunk, in the order that never overwrites unread data."""
         offsets = range(0, self._end, _CHUNK)
-        for at in offsets if start < self._start else reversed(offsets):
-            self._file.seek(self._start + at)
-            chunk = self._file.read(min(_CHUNK, self._end - at))
-            self._file.seek(start + at)
+        for offset in offsets if start < self._start else reversed(offsets):
+            self._file.seek(self._start + offset)
+            chunk = self._file.read(min(_CHUNK, self._end - offset))
+            self._file.seek(start + offset)
             self._file.write(chunk)
         if start > self._start:
             self._file.seek(self._start)
@@ -208,11 +213,11 @@ class BetonWriter(WholeFile):
 
 
 class BetonFile:
-    """Random access to a .beton, by preadv, from any writer and from any thread.
+    """Random access to a .beton of any writer, with preadv; safe to use from several threads.
 
-    Opening checks every field, pointer and size against the file and raises ShardError, before anything is allocated
-    that the file is too small to fill. Held: the metadata, and 8 bytes per image or array; while opening, 5 times the
-    allocation table. `custom` names the fields that only their maker's code can read; they are passed over.
+    Opening checks every field, pointer and size against the file, and raises ShardError before it allocates more than
+    the file could fill. The metadata and 8 bytes per image or array stay in memory; opening takes 5 times the size of
+    the allocation table. `custom` names the fields that only the code that wrote them can read; they are ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -237,17 +242,17 @@ class BetonFile:
         if version != VERSION or num_fields == 0 or self.page_size not in PAGE_SIZES:
             raise ShardError(f"{self.path}: not a .beton of version {VERSION}, or altered; copy or convert it again")
         if end > file_size or (file_size - end) % REGION.itemsize:
-            raise ShardError(f"{self.path}: its allocation table is not where its header says: {_AGAIN}")
+            raise ShardError(f"{self.path}: its allocation table is not where its header says it is: {_DAMAGED}")
         descriptors = self._records(DESCRIPTOR, num_fields, HEADER.itemsize, end, "fields")
         try:
             self.fields = dict(parse_descriptor(descriptor) for descriptor in descriptors)
         except ValueError as error:
-            raise ShardError(f"{self.path}: {error}: {_AGAIN}") from error
+            raise ShardError(f"{self.path}: {error}: {_DAMAGED}") from error
         if len(self.fields) < num_fields:
-            raise ShardError(f"{self.path}: two fields have one name: {_AGAIN}")
+            raise ShardError(f"{self.path}: two fields have the same name: {_DAMAGED}")
         self.custom = tuple(name for name, field in self.fields.items() if field.kind == "custom")
         table = self._records(REGION, (file_size - end) // REGION.itemsize, end, file_size, "allocation table")
-        table = table[table["size"] > 0]  # FFCV makes empty regions, and their pointers are the next one's too
+        table = table[table["size"] > 0]  # FFCV writes empty regions, which share the next region's pointer
         table = table[np.argsort(table["ptr"], kind="stable")]
         start = HEADER.itemsize + descriptors.nbytes
         if not self.custom:
@@ -257,13 +262,16 @@ class BetonFile:
             return
         for layout in self._layouts():
             with contextlib.suppress(ShardError):
-                for count in (min(self._samples, 64), self._samples):  # few are enough to refuse a wrong layout
+                for count in (
+                    min(self._samples, 64),
+                    self._samples,
+                ):  # a few samples are enough to reject a wrong layout
                     self._read_metadata(layout, count, start, end, table)
                 return
         raise ShardError(f"{self.path}: only the code that wrote {' and '.join(self.custom)} knows its size")
 
     def _layouts(self) -> list[list[np.dtype[Any]]]:
-        """Records to try where custom fields are of an unknown size: the pointers beside them must fit."""
+        """Layouts to try if custom fields have an unknown size: the right one has valid pointers beside them."""
         pointing = any(field.kind not in (*SCALARS, "custom") for field in self.fields.values())
         if len(self.custom) > 2 or not pointing or not self._samples:
             return []
@@ -280,27 +288,29 @@ class BetonFile:
         self._sizes = {name: self._check_field(name, table) for name in self.fields}
 
     def _check_table(self, table: npt.NDArray[Any], start: int, end: int) -> None:
-        """The regions, sorted, must lie between metadata and table, and apart."""
+        """The sorted regions must lie between the metadata and the table, and must not overlap."""
         ptr = table["ptr"]
         size = table["size"]
         if (table["sample_id"] >= self._samples).any():
-            raise ShardError(f"{self.path}: its allocation table has more samples than its header: {_AGAIN}")
+            raise ShardError(f"{self.path}: its allocation table names more samples than its header: {_DAMAGED}")
         inside = (ptr >= start) & (ptr <= end) & (size <= end)  # so that their sum is less than 2^64
         if not inside.all() or (ptr + size > np.append(ptr[1:], np.uint64(end))[: len(ptr)]).any():
-            raise ShardError(f"{self.path}: regions of its allocation table leave the data, or overlap: {_AGAIN}")
+            raise ShardError(
+                f"{self.path}: regions in its allocation table overlap or lie outside the data: {_DAMAGED}"
+            )
 
     def _check_field(self, name: str, table: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """Sizes of a field's regions [N], none for scalars. The table must give each sample its own."""
+        """Sizes of a field's regions [N]; empty for scalars. The table must have a region for every sample."""
         field = self.fields[name]
         metadata = self.column(name)
         if field.kind in (*SCALARS, "custom"):
             return np.zeros(0, np.uint64)
         if not len(table):
             table = np.zeros(1, REGION)
-        own = pointers(metadata)
-        found = table[np.minimum(np.searchsorted(table["ptr"], own), len(table) - 1)]
-        is_own = (found["ptr"] == own) & (found["sample_id"] == np.arange(len(metadata), dtype=np.uint64))
-        available = np.where(is_own, found["size"], np.uint64(0))
+        starts = pointers(metadata)
+        regions = table[np.minimum(np.searchsorted(table["ptr"], starts), len(table) - 1)]
+        matches = (regions["ptr"] == starts) & (regions["sample_id"] == np.arange(len(metadata), dtype=np.uint64))
+        available = np.where(matches, regions["size"], np.uint64(0))
         bad = np.zeros(len(metadata), np.bool_)
         if field.kind == "rgb":
             raw = metadata["width"].astype(np.uint64) * metadata["height"] * np.uint64(3)
@@ -310,32 +320,32 @@ class BetonFile:
             sizes = np.full(len(metadata), min(field.nbytes, 2**63), np.uint64)
         else:
             sizes = metadata["size"]
-        bad |= (sizes != available) & (sizes > 0)  # the pointer of an empty value means nothing
-        if self.custom:  # an empty value, which may point anywhere, is no evidence
+        bad |= (sizes != available) & (sizes > 0)  # the pointer of an empty value is meaningless
+        if self.custom:  # an empty value may point anywhere, so it proves nothing about the layout
             bad |= available == 0
         if bad.any():
             index = int(bad.argmax())
-            raise ShardError(f"{self.path}: {name} of sample {index} is not in the allocation table: {_AGAIN}")
+            raise ShardError(f"{self.path}: {name} of sample {index} is not in the allocation table: {_DAMAGED}")
         return sizes
 
     def __len__(self) -> int:
         return self._samples
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Metadata of a field [N]: of an int or float field, its values."""
+        """Metadata of a field [N]; for an int or float field, its values."""
         column: npt.NDArray[Any] = self.metadata[f"f{list(self.fields).index(name)}"]
         return column
 
     def extents(self, name: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """(offset, size) [N] of a field that is not a scalar."""
+        """Offsets [N] and sizes [N] of a field that is not a scalar."""
         return pointers(self.column(name)), self._sizes[name]
 
     def sample(self, index: int) -> dict[str, Any]:
-        """The values of one sample, custom fields left out. Raises ShardError."""
+        """The values of one sample, without custom fields. Raises ShardError."""
         return {name: self.value(name, index) for name, field in self.fields.items() if field.kind != "custom"}
 
     def value(self, name: str, index: int) -> Any:
-        """One field of one sample, as beton_fields tells. Raises ShardError."""
+        """One field of one sample, as described in beton_fields. Raises ShardError."""
         field = self.fields[name]
         record = self.column(name)[index]
         if field.kind in SCALARS:
@@ -345,7 +355,7 @@ class BetonFile:
             try:
                 return json.loads(data.removesuffix(b"\0"))
             except (ValueError, RecursionError) as error:
-                raise ShardError(f"{self.path}: {name} of sample {index} is not JSON ({error}): {_AGAIN}") from error
+                raise ShardError(f"{self.path}: {name} of sample {index} is not JSON ({error}): {_DAMAGED}") from error
         if field.kind == "rgb" and record["mode"] == RAW:
             return np.frombuffer(data, np.uint8).reshape(int(record["height"]), int(record["width"]), 3)
         if field.dtype is not None:
@@ -353,7 +363,7 @@ class BetonFile:
         return bytes(data)
 
     def raw(self, name: str, index: int) -> bytes:
-        """The stored bytes of a field that is not a scalar: JSON with its NUL, the elements of an array."""
+        """The stored bytes of a field that is not a scalar: JSON with its trailing NUL, or the elements of an array."""
         return bytes(self._region(name, index))
 
     def _region(self, name: str, index: int) -> bytearray:
@@ -363,7 +373,7 @@ class BetonFile:
         return data
 
     def fill(self, view: memoryview, offset: int) -> None:
-        """Read into all of `view` from `offset` on. Raises ShardError where the file ends before."""
+        """Fill `view` with bytes from `offset` on. Raises ShardError if the file ends first."""
         try:
             fill(self._file, view, offset)
         except EOFError as error:
@@ -372,23 +382,23 @@ class BetonFile:
             raise ShardError(f"{self.path}: cannot be read ({error.strerror}); copy it again") from error
 
     def as_part(self) -> BetonPart:
-        """All samples as a part for a writer that continues a copy of this file, which must be one of ours."""
+        """All samples as one part, for a writer that continues a copy of this file. fastimg must have written it."""
         size = os.fstat(self._file).st_size
         end = int(self._records(HEADER, 1, 0, size, "header")[0]["table_ptr"])
         table = self._records(REGION, (size - end) // REGION.itemsize, end, size, "allocation table").copy()
-        # By bytes: a copy of records leaves what lies between their fields to chance.
+        # Copied as bytes: a copy of the records would leave the padding between their fields undefined.
         metadata = np.frombuffer(bytearray(self.metadata.view(np.uint8)), self.metadata.dtype)
         head = HEADER.itemsize + len(self.fields) * DESCRIPTOR.itemsize + metadata.nbytes
         start = np.uint64(-(-head // self.page_size) * self.page_size)
-        for at, field in zip(metadata.dtype.names or (), self.fields.values(), strict=True):
+        for column, field in zip(metadata.dtype.names or (), self.fields.values(), strict=True):
             if field.kind not in SCALARS:
-                pointers(metadata[at])[...] -= start
+                pointers(metadata[column])[...] -= start
         table["ptr"] -= start
         data_end = int((table["ptr"] + table["size"]).max(initial=0))
         return BetonPart(len(self), metadata.tobytes(), table.tobytes(), data_end, int(start) + data_end)
 
     def will_need(self, offset: int, size: int) -> None:
-        """Ask the system to read this ahead."""
+        """Ask the operating system to read this range ahead."""
         ask(self._file, offset, size)
 
     def close(self) -> None:
@@ -403,10 +413,12 @@ class BetonFile:
         self.close()
 
     def _records(self, dtype: np.dtype[Any], count: int, offset: int, end: int, what: str) -> npt.NDArray[Any]:
-        """`count` records from `offset` on, which must end by `end`."""
+        """`count` records from `offset` on; they must not extend beyond `end`."""
         nbytes = count * dtype.itemsize
         if offset + nbytes > end:
-            raise ShardError(f"{self.path}: {nbytes} bytes of {what} at byte {offset} do not fit in the file: {_AGAIN}")
+            raise ShardError(
+                f"{self.path}: {nbytes} bytes of {what} at byte {offset} do not fit in the file: {_DAMAGED}"
+            )
         data = bytearray(nbytes)
         self.fill(memoryview(data), offset)
         return np.frombuffer(data, dtype)

@@ -216,7 +216,7 @@ def test_objects_need_a_ring_of_their_own(numbers, stamp, build):
 def test_a_decoder_without_inputs(numbers, stamp):
     decoder = stamp()
     decoder.fields = (Field("pixels", (1, 2, 3), np.dtype(np.uint8)),)
-    with pytest.raises(ValueError, match="none of the fields of Stamp is called inputs; rename the first"):
+    with pytest.raises(ValueError, match="Stamp has no field called inputs; rename its first field"):
         Loader(numbers(N), decoder, LoaderConfig(batch_size=4))
 
 
@@ -308,7 +308,7 @@ def test_more_ranks_than_samples(build, numbers):
 
 
 def test_devices_that_it_does_not_feed(numbers, stamp):
-    with pytest.raises(ValueError, match="device meta: the loader feeds cpu and cuda"):
+    with pytest.raises(ValueError, match="device meta: the loader supports only cpu and cuda"):
         Loader(numbers(N), stamp(), LoaderConfig(batch_size=4), "meta")
 
 

@@ -183,7 +183,7 @@ def test_a_million_samples_take_no_time_and_eight_bytes_each():
 
 
 def test_too_many_samples_for_a_key():
-    with pytest.raises(ValueError, match="2147483648 samples: an order has fewer than 2147483648"):
+    with pytest.raises(ValueError, match="2147483648 samples: an order must have fewer than 2147483648"):
         epoch_order(2**31, 0, 0, "random")
 
 

@@ -131,7 +131,7 @@ def test_a_state_of_another_order_is_refused():
     state = build(20, order="quasi-random").state_dict()
     assert state["order"] == "quasi-random, blocks of 4, window 40"
     build(20, order="quasi-random").load_state_dict(state)
-    with pytest.raises(ValueError, match=r"order quasi-random, blocks of 4, window 40, the loader has random$"):
+    with pytest.raises(ValueError, match=r"order quasi-random, blocks of 4, window 40, but the loader has random$"):
         build(20).load_state_dict(state)
     for options in ({"block": 5}, {"window": 41}):
         with pytest.raises(ValueError, match="the state was made with order quasi-random"):

@@ -82,7 +82,7 @@ def test_a_state_of_other_data_or_another_seed_is_refused(build, numbers):
     ):
         with pytest.raises(DataError, match="not the data that the run began with"):
             other.load_state_dict(state)
-    with pytest.raises(ValueError, match="made with seed 0, the loader has 1"):
+    with pytest.raises(ValueError, match="made with seed 0, but the loader has 1"):
         build(numbers(N), seed=1).load_state_dict(state)
 
 

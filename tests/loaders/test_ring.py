@@ -63,7 +63,7 @@ def test_types_that_a_field_can_have(kind):
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        (Field("ids", (2,), np.dtype(np.int64)), "two fields of a batch are called 'ids'; give the decoder's another"),
+        (Field("ids", (2,), np.dtype(np.int64)), "two fields of a batch are called 'ids'; rename the decoder's field"),
         (Field("more", (), np.dtype(np.complex64)), "'more' is of type complex64; a batch can hold bool, uint8, int8"),
         (Field("more", (), np.dtype("U5")), "'more' is of type <U5; a batch can hold bool"),
     ],

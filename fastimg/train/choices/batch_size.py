@@ -1,4 +1,4 @@
-"""`--batch-size auto`: batches are doubled, with the real loader and whole steps, as long as that is faster."""
+"""`--batch-size auto`: doubles the batch, with the real loader and whole steps, as long as that is faster."""
 
 import resource
 import time
@@ -19,10 +19,13 @@ from fastimg.train.run import Run
 from fastimg.train.step import optimiser_step
 from fastimg.wording import plural
 
-START, SHARE = 8, 0.2  # the first batch; the largest, as a share of the dataset (Ludwig's)
-WARM, STEPS, SECONDS = 2, 8, 4.0  # steps before the clock runs; steps on the clock, fewer where they take longer
-GAIN = 1.03  # a doubled batch has to be so much faster: larger batches learn less from an image
-_HOST_SHARE = 0.8  # of the memory that is left, which the next batch may need
+START = 8  # the first batch
+SHARE = 0.2  # the largest batch, as a share of the dataset (as in Ludwig)
+WARM = 2  # steps before the clock starts
+STEPS = 8  # steps that are timed; fewer if they take longer than SECONDS
+SECONDS = 4.0
+GAIN = 1.03  # how much faster a doubled batch has to be: larger batches learn less from each image
+_HOST_SHARE = 0.8  # share of the available memory that the next batch may need
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,17 @@ class Trial:
 
     batch_size: int
     rate: float
-    host_bytes: int  # that the process grew by
+    host_bytes: int  # by how much the process grew
 
 
 def find_batch_size(
     trial: Callable[[int], Run], samples: int, multiple: int | None, ranks: Ranks, console: Console
 ) -> int:
-    """The smallest batch per rank that is about as fast as the fastest. `trial` makes a run with a batch size.
+    """The smallest batch per rank that is about as fast as the fastest. `trial` builds a run with a given batch size.
 
-    From 8 images, or `multiple`, up to a fifth of the dataset; it stops where memory runs out, or would, and where a
-    doubled batch is no faster. The weights are as they were afterwards. All ranks try the same sizes, each alone, and
-    agree on what they found. Raises UserError where not even one image fits.
+    Tries 8 images, or `multiple`, and doubles up to a fifth of the dataset; stops when memory runs out, or would, or
+    when a doubled batch is no faster. The weights are restored afterwards. All ranks try the same sizes, each on its
+    own, and combine their results. Raises UserError if not even the smallest batch fits.
     """
     most = max(1, int(SHARE * samples / ranks.world_size))
     size = min(multiple or START, most)
@@ -53,7 +56,8 @@ def find_batch_size(
         console.print(f"batch size {size:>6}   {_shown(tried)}", highlight=False)
         before = max((other.rate for other in done[:-1]), default=0.0)
         if tried.rate == 0 and len(done) == 1 and size > 1 and multiple is None:
-            done, size = [], size // 2  # smaller than the start
+            done = []
+            size //= 2  # smaller than the first batch
         elif tried.rate == 0:
             why = "memory ran out"
         elif tried.rate < before * GAIN:
@@ -64,19 +68,19 @@ def find_batch_size(
             why = "the next would not fit into the host's memory"
         else:
             size *= 2
-    fitting = [one for one in done if one.rate > 0]
+    fitting = [candidate for candidate in done if candidate.rate > 0]
     if not fitting:
         run = trial(size)
         _close(run)
         raise UserError(f"--batch-size auto: not even a batch of {size} fits into memory; {advice(run.setup.config)}")
-    fastest = max(one.rate for one in fitting)
-    best = next(one for one in fitting if one.rate * GAIN >= fastest)
+    fastest = max(candidate.rate for candidate in fitting)
+    best = next(candidate for candidate in fitting if candidate.rate * GAIN >= fastest)
     console.print(f"batch size {best.batch_size:>6}   chosen: {why}", highlight=False)
     return best.batch_size
 
 
 def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
-    """Train a few steps, and undo them."""
+    """Train for a few steps, then restore the weights."""
     run = trial(batch_size)
     module = run.setup.model.module
     kept = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -91,22 +95,25 @@ def _try(trial: Callable[[int], Run], batch_size: int) -> Trial:
         _close(run)
         run.setup.optimisation.optimizer.zero_grad(set_to_none=True)
         module.load_state_dict(kept)
-    device, grown = run.setup.ranks.device, max(0, _resident() - before)
+    device = run.setup.ranks.device
+    grown = max(0, _resident() - before)
     del run, module, kept
     release(device)
     return Trial(batch_size, rate, grown)
 
 
 def _rate(run: Run) -> float:
-    """Images per second of whole steps, after a few that warm up. The clock waits for the device."""
+    """Images per second of whole steps, after a few warm-up steps. The clock waits for the device."""
     setup = run.setup
     train_mode(setup.trained)
-    accumulate, source = setup.config.grad_accum_steps, batches(setup.data.loader)
+    accumulate = setup.config.grad_accum_steps
+    source = batches(setup.data.loader)
     stream = AugmentStream(setup.ranks.device, setup.config.augment_stream)
     for _ in range(WARM):
         optimiser_step(run, source, accumulate, stream)
     _synchronise(setup.ranks)
-    began, timed = time.perf_counter(), 0
+    began = time.perf_counter()
+    timed = 0
     while timed < 2 or (timed < STEPS and time.perf_counter() - began <= SECONDS):
         optimiser_step(run, source, accumulate, stream)
         timed += 1
@@ -115,7 +122,7 @@ def _rate(run: Run) -> float:
 
 
 def batches(loader: BatchSource) -> Iterator[Batch]:
-    """Epoch after epoch."""
+    """The batches of one epoch after another, without end."""
     for epoch in count():
         loader.set_epoch(epoch)
         yield from loader
@@ -127,15 +134,15 @@ def _synchronise(ranks: Ranks) -> None:
 
 
 def _agreed(tried: Trial, ranks: Ranks) -> Trial:
-    """What all ranks found together: their rates added, none where one of them had no memory; the largest growth."""
-    found = [tuple(map(float, line.split())) for line in ranks.gather(f"{tried.rate} {tried.host_bytes}")]
-    rates = [rate for rate, _ in found]
+    """The trial over all ranks: the sum of their rates, 0 if one ran out of memory, and the largest growth."""
+    trials = [tuple(map(float, line.split())) for line in ranks.gather(f"{tried.rate} {tried.host_bytes}")]
+    rates = [rate for rate, _ in trials]
     rate = sum(rates) if min(rates) > 0 else 0.0
-    return Trial(tried.batch_size, rate, int(max(grown for _, grown in found)))
+    return Trial(tried.batch_size, rate, int(max(grown for _, grown in trials)))
 
 
 def _would_not_fit(tried: Trial, ranks: Ranks) -> bool:
-    """Whether a doubled batch would take more of the host's memory than there is. Linux ends what takes too much."""
+    """Whether a doubled batch might not fit in the host's memory. Linux would kill a process that takes too much."""
     if ranks.device.type != "cpu":
         return False
     left = [int(line) for line in ranks.gather(str(available()))]
@@ -143,7 +150,7 @@ def _would_not_fit(tried: Trial, ranks: Ranks) -> bool:
 
 
 def _resident() -> int:
-    """The most memory that this process had at a time, in bytes."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,7 +1,7 @@
-"""The profile of this machine: what `fastimg bench --tune` found fastest, which `train --profile` takes.
+"""The profile of this machine: the fastest settings that `fastimg bench --tune` found, for `train --profile`.
 
-It sets only what no flag sets, and changes nothing of what is computed except the batch of `--batch-size auto`. One
-file in the user's cache directory serves all data. A profile of another machine, or of other versions, is refused.
+It sets only what no flag sets, and does not change results, except through the batch of `--batch-size auto`. One file
+in the user's cache directory serves all data. A profile of another machine, or of other versions, is refused.
 """
 
 import json
@@ -28,26 +28,26 @@ _REMEDY = "make a new one with `fastimg bench DATA --tune`, or leave --profile o
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The fastest settings, and what they were measured with. Workers and slots are for one process on `device`."""
+    """The fastest settings, and what they were measured with. `workers` and `prefetch` are for one process."""
 
     device: str  # cpu, or the GPU's name
     workers: int
     prefetch: int
     augment_stream: str
     batch_size: int
-    arch: str  # that the batch is for
+    arch: str  # the model that `batch_size` is for
     size: int
     amp: bool
     images_per_second: float
-    made: str  # when, in UTC
+    made: str  # the time in UTC
 
     def record(self) -> dict[str, Any]:
-        """For json."""
+        """The profile as a dict for JSON."""
         return dict(vars(self))
 
 
 def now() -> str:
-    """When a profile is made."""
+    """The current time in UTC, for a new profile."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -57,7 +57,7 @@ def default_path() -> Path:
 
 
 def device_name(device: torch.device) -> str:
-    """What a profile calls a device."""
+    """The name of a device in a profile."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -67,7 +67,7 @@ def _machine() -> dict[str, Any]:
 
 
 def write(profile: Profile) -> Path:
-    """Write a profile to its default place. Raises UserError where that is not possible."""
+    """Write a profile to its default place. Raises UserError if that fails."""
     file = default_path()
     content = {"format": _FORMAT, "machine": _machine(), "profile": profile.record()}
     try:
@@ -81,7 +81,7 @@ def write(profile: Profile) -> Path:
 
 
 def read(file: Path, ranks: Ranks) -> Profile:
-    """The profile in a file. Raises UsageError where it is missing, unreadable, or not of this machine and device."""
+    """The profile in a file. Raises UsageError if it is missing, unreadable, or from another machine or device."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -104,8 +104,8 @@ def read(file: Path, ranks: Ranks) -> Profile:
     measured = {**machine, "device": profile.device}
     for name, value in {**_machine(), "device": device_name(ranks.device)}.items():
         if measured.get(name) != value:
-            words = f"made with {name} {measured.get(name)}, here it is {value}"
-            raise UsageError(f"--profile {file}: {words}; {_REMEDY}")
+            difference = f"made with {name} {measured.get(name)}, here it is {value}"
+            raise UsageError(f"--profile {file}: {difference}; {_REMEDY}")
     if ranks.local_world_size > 1:
         raise UsageError(
             f"--profile {file}: made for one process, and {ranks.local_world_size} share this machine; "
@@ -115,7 +115,7 @@ def read(file: Path, ranks: Ranks) -> Profile:
 
 
 def applied(config: Train, ranks: Ranks) -> tuple[Train, str]:
-    """`config` with the settings of --profile that no flag sets, and a sentence that says which; empty for none.
+    """`config` with the settings of --profile that no flag sets, and a sentence that names them; empty for none.
 
     Raises UsageError for a profile that cannot be used.
     """
@@ -136,9 +136,9 @@ def applied(config: Train, ranks: Ranks) -> tuple[Train, str]:
 
 
 def batch_size(config: Train, size: int, samples: int, ranks: Ranks) -> tuple[int, str] | None:
-    """The batch that --profile has for this model and `size` of images, and where it is from.
+    """The batch in --profile for this model and image `size`, and a line that names its origin.
 
-    None where there is none, so that the batch has to be searched for.
+    None if there is none: the batch has to be searched for.
     """
     if config.profile is None or config.ghost_bn is not None or config.grad_checkpointing or config.freeze is not None:
         return None

@@ -1,7 +1,8 @@
-"""What a weights file states about its model: architecture, arguments, preprocessing. Flags win; what is taken is said.
+"""What a weights file states about its model: architecture, arguments, preprocessing.
 
-A checkpoint of fastimg states all of it in its card. Any other safetensors file may have `arch`, `model_kwargs`, `mean`
-and `std` entries in its metadata, as text: `model_kwargs` is a JSON object, or name=value pairs.
+Flags take precedence, and a sentence reports what is taken from the file. A fastimg checkpoint states all of it in its
+card. Any other safetensors file may have the text entries `arch`, `model_kwargs`, `mean` and `std` in its metadata;
+`model_kwargs` is a JSON object or name=value pairs.
 """
 
 import ast
@@ -24,18 +25,18 @@ from fastimg.train.reporting.report import shown
 
 _Config = TypeVar("_Config", bound=Train | Embed)
 
-_OURS = ("num_classes", "pretrained")  # the dataset and flags say these
-_OF_THE_RUN = ("img_size", "drop_path_rate")  # arguments that a run's own flags made
+_OURS = ("num_classes", "pretrained")  # determined by the dataset and by flags
+_OF_THE_RUN = ("img_size", "drop_path_rate")  # arguments that come from a run's own flags
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What is taken from a weights file; nothing where it states nothing."""
+    """What is taken from a weights file; by default nothing."""
 
     arch: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     blurpool: bool = False
-    preprocessing: Preprocessing | None = None  # of a checkpoint
+    preprocessing: Preprocessing | None = None  # only from a checkpoint
     text: TextSide | None = None
 
     def image_size(self) -> int | None:
@@ -44,53 +45,53 @@ class Stated:
 
 
 def adopted(config: _Config) -> tuple[_Config, Stated, str]:
-    """`config` with the architecture and arguments that its weights state, these, and what is taken, in words.
+    """`config` completed by what its weights state, what they state, and a sentence about what is taken (may be empty).
 
-    Raises UserError for weights that cannot be read, or whose metadata is not what it should be.
+    Raises UserError for weights that cannot be read or have invalid metadata.
     """
-    if config.weights is None or config.pretrained:  # both are refused, by name
+    if config.weights is None or config.pretrained:  # giving both is refused elsewhere
         return replace(config, arch=config.arch or ARCH), Stated(), ""
     stated = _read(config.weights, config.max_length)
     name = shown(config.weights)
     if stated.arch is None:
         return replace(config, arch=config.arch or ARCH), Stated(), ""
     if config.arch is not None and _base(config.arch) != _base(stated.arch):
-        words = f"{name} states --arch {stated.arch}, which --arch {config.arch} overrules"
-        return config, Stated(), words
+        sentence = f"{name} states --arch {stated.arch}, which --arch {config.arch} overrules"
+        return config, Stated(), sentence
     given = parse_kwargs(config.model_kwargs)
     taken: dict[str, Any] = {key: value for key, value in stated.kwargs.items() if key not in given}
-    said: list[str] = [] if config.arch is not None else [f"--arch {stated.arch}"]
-    said += [f"--model-kwargs {' '.join(map(_pair, taken.items()))}"] if taken else []
+    parts: list[str] = [] if config.arch is not None else [f"--arch {stated.arch}"]
+    parts += [f"--model-kwargs {' '.join(map(_pair, taken.items()))}"] if taken else []
     blurpool = stated.blurpool and not getattr(config, "blurpool", False)
-    said += ["--blurpool"] if blurpool else []
+    parts += ["--blurpool"] if blurpool else []
     if (size := stated.image_size()) is not None and not _sized(config):
-        said.append(f"images of {size} pixels")
-    words = f"{name} states {', '.join(said)}" if said else ""
+        parts.append(f"images of {size} pixels")
+    sentence = f"{name} states {', '.join(parts)}" if parts else ""
     for key in given.keys() & stated.kwargs.keys():
         if given[key] != stated.kwargs[key]:
             overruled = f"--model-kwargs {_pair((key, given[key]))} overrules its {_pair((key, stated.kwargs[key]))}"
-            words = f"{words or name}; {overruled}"
+            sentence = f"{sentence or name}; {overruled}"
     kwargs = (*map(_pair, taken.items()), *config.model_kwargs)
     arch = config.arch or stated.arch
-    if stated.text is not None and given:  # the encoder is loaded by its name, with what was asked for
+    if stated.text is not None and given:  # the encoder is loaded by its name, with the arguments that were given
         stated = replace(stated, text=None)
     changes: dict[str, Any] = {"blurpool": True} if blurpool and isinstance(config, Train) else {}
-    return replace(config, arch=arch, model_kwargs=kwargs, **changes), stated, words
+    return replace(config, arch=arch, model_kwargs=kwargs, **changes), stated, sentence
 
 
 def _sized(config: Train | Embed) -> bool:
-    """Whether flags say how large images are."""
+    """Whether a flag sets the size of images."""
     names = ("img_size", "train_crop_size", "val_crop_size", "progressive")
     return any(getattr(config, name, None) is not None for name in names)
 
 
 def _base(arch: str) -> str:
-    """An architecture without the tag that timm puts after it to name published weights."""
+    """An architecture without the tag that timm appends for published weights."""
     return arch if arch.startswith((HF_PREFIX, "torchvision/")) else arch.split(".")[0]
 
 
 def _pair(item: tuple[str, Any]) -> str:
-    """As --model-kwargs reads it back."""
+    """The argument as --model-kwargs accepts it."""
     key, value = item
     plain = f"{key}={value}"
     return plain if parse_kwargs([plain]) == {key: value} else f"{key}={value!r}"
@@ -119,29 +120,29 @@ def _of_card(card: Card, file: Path, max_length: int | None) -> Stated:
 
 
 def _arguments(file: Path, text: str) -> dict[str, Any]:
-    """`model_kwargs` of a file's metadata. Raises UserError where it is neither JSON nor name=value pairs."""
+    """`model_kwargs` of a file's metadata. Raises UserError if it is neither JSON nor name=value pairs."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         try:
-            found = _python(text) or parse_kwargs(re.split(r"[\s,]+(?=[A-Za-z_]\w*=)", text.strip()))
+            parsed = _python(text) or parse_kwargs(re.split(r"[\s,]+(?=[A-Za-z_]\w*=)", text.strip()))
         except UserError:
-            found = None
-    if not isinstance(found, dict) or not all(str(key).isidentifier() for key in found):
+            parsed = None
+    if not isinstance(parsed, dict) or not all(str(key).isidentifier() for key in parsed):
         raise UserError(
             f"--weights {file}: model_kwargs {text!r} in its metadata is neither a JSON object nor name=value pairs; "
             "correct the metadata"
         )
-    if found.get("in_chans", 3) != 3:
+    if parsed.get("in_chans", 3) != 3:
         raise UserError(
-            f"--weights {file}: its metadata says in_chans={found['in_chans']}, images always have 3 channels here; "
+            f"--weights {file}: its metadata says in_chans={parsed['in_chans']}, images always have 3 channels here; "
             "give other weights"
         )
-    return {key: value for key, value in found.items() if key not in _OURS}
+    return {key: value for key, value in parsed.items() if key not in _OURS}
 
 
 def _python(text: str) -> Any:
-    """A dict as Python writes it; None for anything else."""
+    """A dict written as a Python literal; None for anything else."""
     try:
         return ast.literal_eval(text) if text.lstrip().startswith("{") else None
     except (ValueError, SyntaxError):

@@ -265,7 +265,7 @@ def test_length_is_longest_first():
 
 def test_order_length_is_for_tokens(store):
     dataset = store([np.zeros(3, np.float32)])
-    with pytest.raises(ValueError, match="order length is for texts that are tokens"):
+    with pytest.raises(ValueError, match="order length is only for texts stored as tokens"):
         Loader(dataset, ArrayDecoder((3,), np.dtype("f4")), LoaderConfig(batch_size=1, order="length"))
 
 
