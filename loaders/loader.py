@@ -64,7 +64,7 @@ class Loader(Epochs):
 
     The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller. A
     `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any number
-    of workers or ranks; that one continues with the next sample. `close`, the end of a `with` block or garbage collection
+    of workers or ranks, which continues with the next sample. `close`, the end of a `with` block or garbage collection
     ends the threads and closes what the loader has opened.
 
     Raises TypeError for missing, unknown or contradictory arguments (such as a `config` together with a keyword that

@@ -86,6 +86,18 @@ def stop_after(monkeypatch, count, error=KeyboardInterrupt):
     monkeypatch.setattr(fastimg.convert.image_preparation, "decode", decode_or_stop)
 
 
+def stop_after_shard(monkeypatch, number):
+    """Interrupt the conversion as soon as the journal knows shard `number`, however fast its threads are."""
+    add = fastimg.convert.journal.Journal.add
+
+    def add_and_stop(journal, shard):
+        add(journal, shard)
+        if shard.number == number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fastimg.convert.journal.Journal, "add", add_and_stop)
+
+
 def test_images_are_stored_as_they_are(config, image_folder, console):
     report = convert(config, console)
     stored = samples(config.dst)
@@ -451,7 +463,7 @@ def test_interrupted_and_resumed_is_as_never_interrupted(config, whole, console,
 
 
 def test_finished_shards_are_not_made_again(config, console, monkeypatch):
-    stop_after(monkeypatch, 20)
+    stop_after_shard(monkeypatch, 0)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
     monkeypatch.undo()
@@ -485,7 +497,7 @@ def test_resume_from_every_state_that_a_kill_can_leave(config, whole, console, m
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "index", "journal", "next line", "name", "deep"])
 def test_resume_does_not_trust_what_changed(config, whole, console, monkeypatch, damage):
-    stop_after(monkeypatch, 30)
+    stop_after_shard(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
     monkeypatch.undo()
