@@ -7,6 +7,8 @@ _FLAGS = {
     "use resume=True": "use --resume",
     "with resume=True": "with --resume",
     "with overwrite=True": "with --overwrite",
+    "use classes=leaf": "use --classes leaf",
+    "or classes=top": "or --classes top",
 }
 _SIBILANTS = ("s", "x", "z", "ch", "sh")
 _HARD = ("epoch",)  # its ch is a k

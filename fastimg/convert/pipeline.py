@@ -37,6 +37,7 @@ from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import open_dataset
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.system.terminal import say, telling_of_compilation
+from fastimg.wording import with_flags
 
 from .description import Base, describe, read_base, read_made
 from .destination import FULL, admit, begin_journal, check_same, missing_folders, plain_error, undo
@@ -86,7 +87,7 @@ def _convert(config: Convert, console: Console) -> Report:
         if source.content == "text":
             refuse_image_flags(config)
         for remark in (*source.remarks, *class_remarks(source)):
-            say(console, remark)
+            say(console, with_flags(remark))
         _check_apart(source, request.dst)
         _check_missing(source, config)
         plan = plan_shards(

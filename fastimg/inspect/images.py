@@ -25,7 +25,7 @@ from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
-from fastimg.wording import plural
+from fastimg.wording import plural, with_flags
 
 from .scan import Duplicates, SplitFacts, duplicates, gather, several
 from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
@@ -90,7 +90,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         for dataset in datasets.values():
             stack.callback(dataset.close)
         for remark in dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes):
-            say(err, remark)
+            say(err, with_flags(remark))
         kinds = {dataset.content for dataset in datasets.values()}
         if len(kinds) > 1:
             raise DataError(f"{config.data}: some splits hold images and some texts; inspect each one with --split")

@@ -39,6 +39,7 @@ from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, p
 from fastimg.system.terminal import print_table, say
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.stated_weights import Stated, adopted
+from fastimg.wording import with_flags
 
 from .embedding_files import Vectors, write_npy, write_parquet, write_tars
 from .nearest_neighbours import knn_accuracy
@@ -72,7 +73,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
         for remark in (
             dict.fromkeys(remark for dataset in datasets.values() for remark in dataset.notes) if ranks.first else ()
         ):
-            say(err, remark)
+            say(err, with_flags(remark))
         all_vectors: list[Vectors] = []
         made: dict[str, int] = {}
         for name, dataset in datasets.items():

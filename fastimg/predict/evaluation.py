@@ -26,7 +26,7 @@ from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.metrics import shows_top5, zero_recall
 from fastimg.train.reporting.plots import plot_confusion
-from fastimg.wording import plural
+from fastimg.wording import plural, with_flags
 
 from . import inference
 
@@ -80,7 +80,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         selection = select(config.data, config.split, engine.card.trained_on, config.classes)
         dataset = selection.dataset
         for remark in dataset.notes:
-            say(err, remark)
+            say(err, with_flags(remark))
         inference.check_content(engine, dataset, config.data)
         _same_classes(engine.card.classes, dataset, config)
         if (dataset.labels < 0).any():

@@ -35,7 +35,7 @@ from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, f
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.system.terminal import say
 from fastimg.train.choices.stated_weights import Stated
-from fastimg.wording import plural
+from fastimg.wording import plural, with_flags
 
 from .choices import resolution as effective
 
@@ -53,7 +53,7 @@ def open_data(
     for dataset in opened:
         stack.callback(dataset.close)
     for remark in dict.fromkeys(remark for dataset in opened for remark in dataset.notes):
-        say(console, remark, style="yellow")
+        say(console, with_flags(remark), style="yellow")
     if config.order == "quasi-random" and is_plain_folder(data):
         raise UsageError(
             f"--order quasi-random: {data} is a plain folder, whose files are not stored together; leave it out, or "

@@ -890,7 +890,7 @@ def test_nested_folders(flags, classes, said, tmp_path, encode, console):
     config = Convert(src=nested(tmp_path / "nested", encode), dst=tmp_path / "out", workers="2", **flags)
     assert convert(config, console).classes == len(classes)
     assert read_description(config.dst)["classes"] == classes
-    assert ("use classes=leaf to take the innermost folder as the class" in console.file.getvalue()) == said
+    assert ("use --classes leaf to take the innermost folder as the class" in console.file.getvalue()) == said
 
 
 def test_names_of_splits_are_read_and_said(tmp_path, encode, console):

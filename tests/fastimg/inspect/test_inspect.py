@@ -107,7 +107,7 @@ def test_a_folder_says_once_how_it_is_read(tmp_path, encode, look, cli):
         assert json.loads(ran.out)["splits"]["train"] == classes
         assert ran.err.count("folders are read as splits: Training/ as train, dev/ as val") == 1
         assert ran.err.count("1 of 4 files is not used: 1 outside any class folder (.jpg)") == 1
-        assert ran.err.count("use classes=leaf to take the innermost folder") == leaf
+        assert ran.err.count("use --classes leaf to take the innermost folder") == leaf
 
 
 def test_pictures(flawed, look, tmp_path):

@@ -93,7 +93,7 @@ def test_nested_folders_and_files_that_are_left_out(
     ):
         ran = cli(*flags(data, tmp_path / f"runs{leaf}", "--epochs", "1"), *more)
         assert ran.code == 0, ran.err
-        assert ran.out.count(left_out) == 1 and ran.out.count("use classes=leaf to take the innermost folder") == leaf
+        assert ran.out.count(left_out) == 1 and ran.out.count("use --classes leaf to take the innermost folder") == leaf
         assert checkpoint.read_card(checkpoint.find(tmp_path / f"runs{leaf}/run")).classes == classes
     run = tmp_path / "runs0/run"
     assert "classes: leaf" in (run / "config.yaml").read_text()
