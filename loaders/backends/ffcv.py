@@ -15,8 +15,11 @@ import numpy.typing as npt
 import torch
 from ffcv.fields.rgb_image import CenterCropRGBImageDecoder, RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader as Library
+from ffcv.memory_managers import OSCacheManager
+from ffcv.pipeline.compiler import Compiler
 from ffcv.transforms import ToDevice, ToTensor
 from ffcv.traversal_order.base import TraversalOrder
+from numba import types
 
 from fastimg.loaders.containers.beton_dataset import BetonDataset
 from fastimg.loaders.crop import CenterCrop, Crop, RandomResizedCrop, Size, describe_size, pair, sized
@@ -54,6 +57,7 @@ class FfcvLoader(LoaderAdapter):
         pipelines[dataset.image_field] = [decoder, ToTensor(), *to_device]
         self._decoder = decoder
         self._traversal = _Order(len(self) * config.batch_size)
+        keep_numba_types()
         self._library = Library(
             str(dataset.reader.path),
             batch_size=config.batch_size,
@@ -119,6 +123,27 @@ class _Order(TraversalOrder):  # type: ignore[misc]
     def sample_order(self, epoch: int) -> npt.NDArray[np.uint64]:
         """Ids of this rank, in the order of the current plan."""
         return self.ids
+
+
+def keep_numba_types() -> None:
+    """Stop FFCV from making numba's type `uint8[::1]` read-only in place, from now on and in the whole process.
+
+    numba has one such object for everything: its hash would change while it is a key in the tables of compiled
+    functions, and whatever is compiled next would fail or never end.
+    """
+    OSCacheManager.compile_reader = _compile_reader
+
+
+def _compile_reader(manager: OSCacheManager) -> Any:
+    """FFCV's `OSCacheManager.compile_reader`, with a type of its own for the file's bytes."""
+    file = types.Array(types.uint8, 1, "C", readonly=True)
+    table = types.uint64[::1]
+
+    def read(address, memory):  # type: ignore[no-untyped-def]  # compiled by numba
+        size = memory[2][np.searchsorted(memory[1], address)]
+        return memory[0][address : address + size]
+
+    return Compiler.compile(read, file(types.uint64, types.Tuple([file, table, table])))  # type: ignore[no-untyped-call]
 
 
 def _next(epoch: Any) -> torch.Tensor:

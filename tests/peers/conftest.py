@@ -33,3 +33,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say that there is more."""
     if not _asked_for(config):
         terminalreporter.write_line("tests/peers not run: other people's readers, see tests/peers/conftest.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def numba_types_are_kept() -> None:
+    """FFCV, used directly by some judges, would change one of numba's types for the whole process."""
+    ffcv = pytest.importorskip("fastimg.loaders.backends.ffcv", exc_type=ImportError)
+    ffcv.keep_numba_types()

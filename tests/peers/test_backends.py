@@ -4,9 +4,11 @@ import contextlib
 import io
 import json
 import math
+import sys
 import threading
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -225,6 +227,17 @@ def test_a_strict_run_fails_by_name(odd, open_loader, read_pixels):
     with contextlib.closing(open_loader("dali", odd, CENTRE, order="sequential", on_error="fail")) as loader:  # noqa: SIM117
         with pytest.raises(DataError, match=words):
             read_pixels(loader)
+
+
+def test_ffcv_does_not_alter_numbas_types(data, monkeypatch, open_loader, read_pixels):
+    original = sys.modules["ffcv.memory_managers.os_cache"].OSCacheManager
+    monkeypatch.setattr(original, "compile_reader", lambda manager: pytest.fail("FFCV's own reader is compiled"))
+    array = numba.types.uint8[::1]
+    before = hash(array)
+    with contextlib.closing(open_loader("ffcv", data["ffcv"], RANDOM)) as source:
+        assert len(read_pixels(source)) == 6
+    assert numba.types.uint8[::1] is array
+    assert array.mutable and hash(array) == before
 
 
 def test_ffcvs_thread_that_dies_ends_the_run(data, monkeypatch, open_loader, read_pixels):
