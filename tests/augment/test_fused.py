@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fastimg.augment import Policy, draw
+from fastimg.augment.lines import Line, line_of
 from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
@@ -48,11 +49,14 @@ def images(batch, height, width, seed=0):
 
 
 def check(plan, batch, policy=None, dtype=torch.bfloat16):
+    """As a line where the policy's table is one, and by the table."""
     table = normalisation_table(policy or Policy(), dtype).to(batch.device)
-    before = batch.clone()
-    got = fused.fused(plan, batch, table, dtype)
-    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(got, augment(plan, batch, table)) and torch.equal(batch, before)
+    before, expected, line = batch.clone(), augment(plan, batch, table), line_of(policy or Policy(), dtype)
+    assert (line is None) == (dtype in (torch.float32, torch.uint8))
+    for how in (line, None) if line else (None,):
+        got = fused.fused(plan, batch, table, dtype, None, how)
+        assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(got, expected) and torch.equal(batch, before)
 
 
 def plan_of_columns(*columns):
