@@ -215,7 +215,7 @@ def _words(plan: Plan, sized: Sized, rows: Sequence[npt.NDArray[np.int64]], colu
 
 
 def _drawn(plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns") -> npt.NDArray[np.int32]:
-    """The last words [B]: RUNS if images are at most flipped and looked up, LOOKED if they are after the last colour."""
+    """The last words [B]: RUNS if an image is at most flipped and looked up, LOOKED if it is after its last colour."""
     ops = plan.ops.numpy()
     runs = _still(plan) & (words[:, 8] == 0)  # no box is erased
     looked = np.zeros(len(words), np.bool_)
@@ -708,17 +708,18 @@ def _sharpened(
 ):
     """SHARPNESS as the last column: recomputes each pixel's neighbours. The outermost pixels are unchanged."""
     LAST: tl.constexpr = COUNT - 1
-    red, green, blue = x * 0, x * 0, x * 0  # sums of nine pixels
-    red_here, green_here, blue_here = red, green, blue
+    pair, blue, here = x * 0, x * 0, x * 0  # sums of nine pixels, red and green in one number; and the pixel itself
     for number in range(9):
         u = tl.minimum(tl.maximum(x + (number % 3 - 1), 0), WIDTH - 1)
         v = tl.minimum(tl.maximum(y + (number // 3 - 1), 0), HEIGHT - 1)
         r, g, b = _pixel(image, row, luts, u, v, valid, LAST, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
         if (MAPPED >> LAST) & 1:
             r, g, b = _mapped(luts + LAST * 768, r, g, b)
-        red, green, blue = red + r, green + g, blue + b
+        pair, blue = pair + (r + (g << 16)), blue + b
         if number == 4:
-            red_here, green_here, blue_here = r, g, b
+            here = r + (g << 8) + (b << 16)
+    red, green = pair & 0xFFFF, pair >> 16
+    red_here, green_here, blue_here = here & 0xFF, (here >> 8) & 0xFF, here >> 16
     inner = (x > 0) & (x < WIDTH - 1) & (y > 0) & (y < HEIGHT - 1)
     return (
         _blend(tl.where(inner, _smooth(red, red_here), red_here), red_here, factor),
