@@ -135,7 +135,7 @@ def _launch(plan: Plan | None, images: torch.Tensor, table: torch.Tensor, line: 
                 grid = (len(rows[number]) * triton.cdiv(height * width, COUNTED_BLOCK),)
                 if grid[0]:
                     _statistics[grid](counted, images, *strides, words, luts, **turn, **image, **shape, **OPTIONS)
-    kind = {"SHARPENS": columns.sharpens, "ERASES": plan is not None and plan.erasing is not None}
+    kind: dict[str, Any] = {"SHARPENS": columns.sharpens, "ERASES": plan is not None and plan.erasing is not None}
     kind |= {"PATHS": _paths(images, out, kind, image), "TYPE": _TYPES.index(out.dtype), "THREADS": THREADS}
     grid = (batch * triton.cdiv(height * width, 8 * THREADS),)
     six = (0.0,) * 6 if line is None else (*line.scales, *line.biases)
@@ -217,20 +217,23 @@ def _words(plan: Plan, sized: Sized, rows: Sequence[npt.NDArray[np.int64]], colu
 def _drawn(plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns") -> npt.NDArray[np.int32]:
     """The last words [B]: RUNS if an image is at most flipped and looked up, LOOKED if it is after its last colour."""
     ops = plan.ops.numpy()
-    runs = _still(plan) & (words[:, 8] == 0)  # no box is erased
-    looked = np.zeros(len(words), np.bool_)
+    runs, looked = words[:, 8] == 0, np.zeros(len(words), np.bool_)  # no box is erased
+    if _warp(plan) == WARPED.value:
+        runs &= _unmoved()[plan.trivial.numpy()] & (plan.angle.numpy() == 0.0)
     for column in range(columns.count):
         colored = _COLORS[ops[:, column]]
         runs &= ~colored
         looked = (looked & ~colored) | _LOOKUPS[ops[:, column]]
-    return runs * RUNS.value + looked * LOOKED.value
+    drawn: npt.NDArray[np.int32] = runs * np.int32(RUNS.value) + looked * np.int32(LOOKED.value)
+    return drawn
 
 
-def _still(plan: Plan) -> npt.NDArray[np.bool_]:
-    """Whether images [B] are at most flipped."""
+@functools.cache
+def _unmoved() -> npt.NDArray[np.bool_]:
+    """Whether rows of TrivialAugment's table [868] leave pixels where they are."""
     table = trivial_table()
-    unmoved = (table.linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (table.shift == 0.0).all(axis=1)
-    return unmoved[plan.trivial.numpy()] & (plan.angle.numpy() == 0.0)
+    still = (table.linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (table.shift == 0.0).all(axis=1)
+    return np.asarray(still, np.bool_)
 
 
 def _early_sharpness(plan: Plan) -> int:
@@ -622,10 +625,12 @@ def _each(
     if WIDTH % 8 == 0:  # a thread's pixels lie in one row
         start = first + thread * 8
         y = start // WIDTH
-        x = (start - y * WIDTH) + number
-        valid = (start < HEIGHT * WIDTH) & (number >= 0)
+        corner = (start - y * WIDTH, y, start < HEIGHT * WIDTH)
+        x = corner[0] + number
+        valid = corner[2] & (number >= 0)
         y = y + 0 * number
     else:
+        corner = (0, 0, 0)  # never read
         start = first + thread * 8 + number
         y = start // WIDTH
         x = start - y * WIDTH
@@ -634,7 +639,7 @@ def _each(
         op, factor = _operation(row, COUNT - 1, COUNT)
         if op == SHARPNESS:
             red, green, blue = _sharpened(
-                image, row, luts, x, y, valid, factor, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
+                image, row, luts, x, y, valid, corner, factor, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH
             )
         else:
             red, green, blue = _pixel(image, row, luts, x, y, valid, COUNT, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
@@ -698,6 +703,7 @@ def _sharpened(
     x,
     y,
     valid,
+    corner,
     factor,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
@@ -707,17 +713,45 @@ def _sharpened(
     WIDTH: tl.constexpr,
 ):
     """SHARPNESS as the last column: recomputes each pixel's neighbours. The outermost pixels are unchanged."""
-    LAST: tl.constexpr = COUNT - 1
     pair, blue, here = x * 0, x * 0, x * 0  # sums of nine pixels, red and green in one number; and the pixel itself
-    for number in range(9):
-        u = tl.minimum(tl.maximum(x + (number % 3 - 1), 0), WIDTH - 1)
-        v = tl.minimum(tl.maximum(y + (number // 3 - 1), 0), HEIGHT - 1)
-        r, g, b = _pixel(image, row, luts, u, v, valid, LAST, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
-        if (MAPPED >> LAST) & 1:
-            r, g, b = _mapped(luts + LAST * 768, r, g, b)
-        pair, blue = pair + (r + (g << 16)), blue + b
-        if number == 4:
-            here = r + (g << 8) + (b << 16)
+    if WIDTH % 8 == 0:  # a thread's pixels lie in one row: sums of three pixels in each column, then of three columns
+        first, above, inside = corner
+        pair_before, blue_before, pair_after, blue_after = 0 * first, 0 * first, 0 * first, 0 * first
+        for number in range(3):
+            r, g, b = _near(
+                image,
+                row,
+                luts,
+                x,
+                _clamped(y + (number - 1), HEIGHT),
+                valid,
+                WARP,
+                COLORS,
+                MAPPED,
+                COUNT,
+                HEIGHT,
+                WIDTH,
+            )
+            pair, blue = pair + (r + (g << 16)), blue + b
+            if number == 1:
+                here = r + (g << 8) + (b << 16)
+        for number in range(3):
+            v = _clamped(above + (number - 1), HEIGHT)
+            u = _clamped(first - 1, WIDTH)
+            r, g, b = _near(image, row, luts, u, v, inside, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            pair_before, blue_before = pair_before + (r + (g << 16)), blue_before + b
+            u = _clamped(first + 8, WIDTH)
+            r, g, b = _near(image, row, luts, u, v, inside, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            pair_after, blue_after = pair_after + (r + (g << 16)), blue_after + b
+        pair = _neighbours(pair_before, pair, pair_after)
+        blue = _neighbours(blue_before, blue, blue_after)
+    else:
+        for number in range(9):
+            u, v = _clamped(x + (number % 3 - 1), WIDTH), _clamped(y + (number // 3 - 1), HEIGHT)
+            r, g, b = _near(image, row, luts, u, v, valid, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+            pair, blue = pair + (r + (g << 16)), blue + b
+            if number == 4:
+                here = r + (g << 8) + (b << 16)
     red, green = pair & 0xFFFF, pair >> 16
     red_here, green_here, blue_here = here & 0xFF, (here >> 8) & 0xFF, here >> 16
     inner = (x > 0) & (x < WIDTH - 1) & (y > 0) & (y < HEIGHT - 1)
@@ -725,6 +759,45 @@ def _sharpened(
         _blend(tl.where(inner, _smooth(red, red_here), red_here), red_here, factor),
         _blend(tl.where(inner, _smooth(green, green_here), green_here), green_here, factor),
         _blend(tl.where(inner, _smooth(blue, blue_here), blue_here), blue_here, factor),
+    )
+
+
+@_kernel
+def _near(
+    image,
+    row,
+    luts,
+    x,
+    y,
+    valid,
+    WARP: tl.constexpr,
+    COLORS: tl.constexpr,
+    MAPPED: tl.constexpr,
+    COUNT: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Red, green and blue before the last column."""
+    LAST: tl.constexpr = COUNT - 1
+    red, green, blue = _pixel(image, row, luts, x, y, valid, LAST, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+    if (MAPPED >> LAST) & 1:
+        red, green, blue = _mapped(luts + LAST * 768, red, green, blue)
+    return red, green, blue
+
+
+@_kernel
+def _clamped(position, SIDE: tl.constexpr):
+    return tl.minimum(tl.maximum(position, 0), SIDE - 1)
+
+
+@_kernel
+def _neighbours(before, values, after):
+    """Sums of three neighbours along rows of [THREADS, 8], between those of the column before and the one after."""
+    v0, v1, v2, v3, v4, v5, v6, v7 = _eight(values, values.shape[0])
+    first, last = tl.reshape(before, [values.shape[0]]), tl.reshape(after, [values.shape[0]])
+    return _joined(
+        *(first + v0 + v1, v0 + v1 + v2, v1 + v2 + v3, v2 + v3 + v4),
+        *(v3 + v4 + v5, v4 + v5 + v6, v5 + v6 + v7, v6 + v7 + last),
     )
 
 

@@ -151,6 +151,62 @@ class TestInterpreted:
             check(plan, batch, policy)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("name", ["flips", "rotate", "jitter", "trivial"])
+    def test_rows_of_whole_words(self, name, dtype):
+        """Widths that are multiples of 8: values in memory order, mirrored and not; sharpness by columns."""
+        policy = POLICIES[name]
+        for seed, shape in enumerate([(24, 40), (1, 8), (3, 16), (2, 24)]):
+            batch = 24 if name == "trivial" else 4
+            plan = draw(policy, np.arange(batch), seed, 0)
+            check(plan, images(batch, *shape), policy, dtype)
+            check(plan, images(batch, *shape).contiguous(), policy, dtype)
+
+    @pytest.mark.parametrize("shape", [(520, 8), (66, 64), (65, 64), (66, 68)])
+    @pytest.mark.parametrize("flips", list(itertools.product((False, True), repeat=2)), ids=str)
+    def test_each_flip_over_several_programs(self, shape, flips):
+        """The last program's block is not whole."""
+        assert shape[0] * shape[1] > 8 * fused.THREADS
+        plan = draw(Policy(), np.arange(3), 0, 0)
+        chosen = (torch.tensor([False, True, True]) & flip for flip in flips)
+        plan = dataclasses.replace(plan, **dict(zip(("hflip", "vflip"), chosen, strict=True)))
+        check(plan, images(3, *shape))
+        check(plan, images(3, *shape), dtype=torch.uint8)
+
+    @pytest.mark.parametrize("op", Op)
+    def test_an_operation_on_rows_of_whole_words(self, op):
+        """Alone in its column, and as one of many: on images that are flipped and on rotated ones."""
+        column = [(op, magnitude) for magnitude in magnitudes(op) for _ in range(3)]
+        plan = plan_of_columns(column)
+        check(plan, images(len(column), 5, 16))
+        rotated = dataclasses.replace(plan, angle=torch.arange(len(column), dtype=torch.float64) % 2 * 10)
+        check(rotated, images(len(column), 5, 16))
+        check(plan_of_columns([(Op.SOLARIZE, 99.0)] * len(column), column), images(len(column), 5, 16))
+
+    def test_strides_of_rows_of_whole_words(self):
+        whole = images(9, 20, 32)
+        for name in ("flips", "trivial"):
+            policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(4), 3, 0)
+            for batch in (
+                whole[1::2],
+                whole[:4, :, 2:18, 8:24],
+                whole[:4, :, ::2, ::2],
+                whole[:4].flip(1),
+                whole[:1].expand(4, -1, -1, -1),
+                torch.cat([whole[:4], whole[4:8]], dim=1)[:, 1::2],
+            ):
+                check(plan, batch, policy)
+            moved = torch.zeros(4 * 20 * 32 * 3 + 1, dtype=torch.uint8)[1:].view(4, 20, 32, 3)  # at an odd address
+            check(plan, moved.copy_(whole[:4].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
+
+    def test_the_path_of_each_image(self):
+        """Images in memory order beside rotated, coloured, sharpened and erased ones in one batch."""
+        policy = dataclasses.replace(POLICIES["jitter, trivial"], saturation=(1.0, 1.0), rotate=0)
+        plan = draw(policy, np.arange(40), 0, 0)
+        words = fused._words(plan, plan.sized(16, 16), [], fused._columns(plan))[:, -1]
+        assert set(words.tolist()) == {0, 1, 2, 3}
+        check(plan, images(40, 16, 16), policy)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_evaluation(self, dtype):
         for shape in ((37, 53), (65, 64), (1, 1)):
             check(None, images(3, *shape), None, dtype)
@@ -165,6 +221,28 @@ class TestInterpreted:
         out = torch.empty(4, 13, 9, 3, dtype=torch.float16).permute(0, 3, 1, 2)
         assert fused.fused(plan, batch, table, torch.float16, out) is out
         assert torch.equal(out, augment(plan, batch, table))
+
+    def test_a_result_that_is_given_for_rows_of_whole_words(self):
+        policy = Policy(hflip=0.5, vflip=0.5)
+        plan, table, batch = (
+            draw(policy, np.arange(4), 0, 0),
+            normalisation_table(policy, torch.bfloat16),
+            images(4, 6, 16),
+        )
+        around = torch.full((6, 6, 16, 3), 7.0, dtype=torch.bfloat16)
+        out = around[1:5].permute(0, 3, 1, 2)
+        assert fused.fused(plan, batch, table, torch.bfloat16, out, line_of(policy, torch.bfloat16)) is out
+        assert torch.equal(out, augment(plan, batch, table))
+        assert (around[0] == 7.0).all() and (around[5] == 7.0).all()
+
+    def test_the_line_is_used(self):
+        """Another line gives other values, so it is not the table that was looked up."""
+        line, table = Line((1.0, 2.0, 4.0), (0.0, 0.5, -1.0)), normalisation_table(Policy(), torch.float32)
+        for shape in ((4, 8), (3, 5)):
+            batch = images(2, *shape)
+            got = fused.fused(None, batch, table, torch.float32, None, line)
+            scales, biases = (torch.tensor(three).view(3, 1, 1) for three in (line.scales, line.biases))
+            assert torch.equal(got, batch * scales + biases)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
