@@ -80,7 +80,7 @@ class Plan:
     @functools.cached_property
     def columns(self) -> tuple[frozenset[Op], ...]:
         """The operations in each of the K columns."""
-        return tuple(frozenset(map(Op, np.flatnonzero(np.bincount(column)))) for column in self.ops.numpy().T)
+        return tuple(frozenset(map(Op, np.flatnonzero(np.bincount(column)).tolist())) for column in self.ops.numpy().T)
 
     @property
     def passes(self) -> int:
@@ -353,4 +353,4 @@ def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, cou
         key = _mixed(key ^ (part & _WORD))
     base = _mix(np.uint64(key) ^ ids.astype(np.uint64))
     bits = _mix(base[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))
-    return (bits >> np.uint64(11)) * 2.0**-53
+    return np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
