@@ -245,7 +245,7 @@ def kinds_of(launch: Launch, words: np.ndarray) -> np.ndarray:
 def path_of(launch: Launch, kind: Sequence[bool]) -> float:
     """Instructions on the path of one kind of image, counted in a kernel that has no other one beside it."""
     runs, mirrored, looked, color, sharp = kind
-    values = dict(launch.values)
+    values, table = dict(launch.values), launch.values.get("ENDING", 0) == 0
     if "PATHS" in values:
         values["PATHS"] = 1 if runs else 2
     compiled = assemble(Launch(launch.kernel, launch.programs, values, launch.options))
@@ -255,15 +255,14 @@ def path_of(launch: Launch, kind: Sequence[bool]) -> float:
 
     def fits(ops: Mapping[str, float]) -> bool:
         if runs:
-            wide = any(name.startswith("LDG.E") and name not in ("LDG.E", "LDG.E.U8", "LDG.E.U16") for name in ops)
-            narrow = ops["LDG.E.U8"] >= 24
-            return mirrored != wide and (looked == (ops["LDG.E.U8"] >= 48) if mirrored else looked == narrow)
+            wide = ops["LDG.E.64"] + ops["LDG.E.128"] > 0
+            return ops["LDG.E.U8"] == 24 * (mirrored + looked) and (table or mirrored != wide)
         blended = ops["FMUL"] > 0
         if loops and (ops["loop"] > 0) != sharp:
             return False
         if not sharp and blended != color and len(products) > 1:
             return False
-        return sharp or looked == (ops["LDG.E.U8"] >= 48) or values.get("ENDING", 0) == 0
+        return sharp or table or looked == (ops["LDG.E.U8"] >= 48)
 
     return fewest(compiled, fits)
 
