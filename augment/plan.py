@@ -353,4 +353,4 @@ def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, cou
         key = _mixed(key ^ (part & _WORD))
     base = _mix(np.uint64(key) ^ ids.astype(np.uint64))
     bits = _mix(base[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))
-    return np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
