@@ -1,21 +1,26 @@
 """Plans on a GPU: `reference.augment` in Triton, bit for bit; pixels are read once and written once.
 
-Pointwise operations become look-up tables [3, 256] per image, built on the device and composed up to the next colour or
-sharpness; those after the last of these are composed with the normalisation. So the pass over the pixels warps, blends
-if an image drew colour or sharpness, and looks up once. Before it, one statistics pass for each column that needs one
-(a policy draws at most 2, see `Plan.passes`) reads only the images that drew contrast, autocontrast or equalize,
-through the same warp and operations. There is no synchronisation: the plan is one small tensor, sent once. Temporary
-memory, from PyTorch's allocator: per image 768 bytes for each column, 771 values of the result's type, and 6.2 kB for
-each statistics pass.
+Look-ups, [3, 256] per image, are built on the device and composed up to the next colour or sharpness. A level becomes
+a value by one fused multiply-add and one rounding where that gives the table's bits in all 768 entries (`lines`: bf16
+and fp16 as a rule), and by the table, composed with the last look-up, where not. An image takes one of two paths, which
+the host writes beside its plan. One that is at most flipped and looked up, in a batch that is channels-last with rows
+of whole words, is a run of values: a thread takes 8 consecutive ones three times, reads 8 bytes (bytes one by one where
+mirrored) and stores 16. Loads of 16 bytes would need stores with gaps or an exchange between threads. Any other image
+(warped, coloured, sharpened, erased, strided) goes pixel by pixel, 8 consecutive ones a thread. Before this pass, one
+statistics pass for each column that needs one (a policy draws at most 2, see `Plan.passes`) reads only the images that
+drew contrast, autocontrast or equalize, through the same warp and operations. There is no synchronisation: the plan is
+one small tensor, sent once. Temporary memory, from PyTorch's allocator: per image 768 bytes for each column and once
+more, 771 values of the result's type where there is no line, and 6.2 kB for each statistics pass.
 
-Everything is integer arithmetic except blends (float32) and autocontrast (float64): one multiplication and one
-addition, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference under
-Triton's interpreter on the CPU, for every operation, type and odd size; compiles the launched kernels for an H200
-(sm_90), without spills or fused multiplications; and, with `-m gpu`, compares on a device, which has not been done yet.
+Everything is integer arithmetic except the line, blends (float32) and autocontrast (float64): one multiplication and
+one addition, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference
+under Triton's interpreter on the CPU, for every operation, type and odd size; compiles the launched kernels for an H200
+(sm_90), and looks at accesses and roundings there; and, with `-m gpu`, compares on a device, which has not been done.
 
-Not measured. The floor of 1024 x 3 x 224 x 224, uint8 to bfloat16, is 462 MB: 0.108 ms at 4.3 TB/s. By the machine code
-of the pass over the pixels (Triton 3.9), a value takes 21 instructions with flips and 27 with warps: 0.11 and 0.14 ms
-at the issue rate of an H200 (132 SMs x 4 at 1.75 GHz). Statistics of all images would read 154 MB more.
+Not measured: predicted from machine code (`benchmarks/kernels.py`, `results/kernels.jsonl`, Triton 3.9) for 1024 x 3 x
+224 x 224, uint8 to bfloat16, on an H200. The floor is 462 MB: 0.108 ms at 4.3 TB/s. Flips: 8.1 instructions a value
+instead of 20.4, so 0.042 ms at the issue rate: 0.107 to 0.150 ms, from perfect overlap to none. TrivialAugment: 15.7
+instead of 38.0, and with statistics and tables 0.131 to 0.220 ms instead of 0.222 to 0.337.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -88,8 +93,8 @@ def fused(
 ) -> torch.Tensor:
     """uint8 images [B, 3, H, W] with any strides -> [B, 3, H, W], channels-last: the same bits as `reference.augment`.
 
-    With `plan` None images are only normalised. `table` is `normalisation_table` in `dtype`, on the images' device; the
-    result is written to `out` if given. Raises ValueError for images that are not on a GPU, unless Triton's interpreter
+    With `plan` None images are only normalised. `table` is `normalisation_table` in `dtype`, on the images' device,
+    and `line` gives the same values, if there is such a line (`lines.line_of`). The result is written to `out` if given. Raises ValueError for images that are not on a GPU, unless Triton's interpreter
     is on.
     """
     if not (images.is_cuda or _INTERPRETED):
@@ -270,10 +275,10 @@ def _tables(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Look-up tables for columns START to STOP of one image: luts [B, COUNT, 768] and, at the end, final [B, 771].
+    """Look-up tables for columns START to STOP of one image: luts [B, COUNT + 1, 768] and final [B, 771].
 
-    `luts` a column: the look-ups composed since the last colour, sharpness or the warp. `final`: the same after the
-    last column, normalised. If COUNTED, counts [B, 770] holds the statistics for column START.
+    `luts` before a column, and after the last: the look-ups composed since the last colour, sharpness or the warp.
+    `final`, where a table ends the pass: the same after the last column, normalised. If COUNTED, counts [B, 770] holds the statistics for column START.
     """
     b = tl.program_id(0)
     row, luts, final = words + b * WORDS, luts + b * ((COUNT + 1) * 768), final + b * ENTRIES
