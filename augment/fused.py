@@ -94,8 +94,8 @@ def fused(
     """uint8 images [B, 3, H, W] with any strides -> [B, 3, H, W], channels-last: the same bits as `reference.augment`.
 
     With `plan` None images are only normalised. `table` is `normalisation_table` in `dtype`, on the images' device,
-    and `line` gives the same values, if there is such a line (`lines.line_of`). The result is written to `out` if given. Raises ValueError for images that are not on a GPU, unless Triton's interpreter
-    is on.
+    and `line` gives the same values, if there is such a line (`lines.line_of`). The result is written to `out` if
+    given. Raises ValueError for images that are not on a GPU, unless Triton's interpreter is on.
     """
     if not (images.is_cuda or _INTERPRETED):
         raise ValueError(f"the fused backend needs images on a GPU; they are on {images.device}: leave backend out")
@@ -278,7 +278,8 @@ def _tables(
     """Look-up tables for columns START to STOP of one image: luts [B, COUNT + 1, 768] and final [B, 771].
 
     `luts` before a column, and after the last: the look-ups composed since the last colour, sharpness or the warp.
-    `final`, where a table ends the pass: the same after the last column, normalised. If COUNTED, counts [B, 770] holds the statistics for column START.
+    `final`, where a table ends the pass: the same after the last column, normalised. If COUNTED, counts [B, 770]
+    holds the statistics for column START.
     """
     b = tl.program_id(0)
     row, luts, final = words + b * WORDS, luts + b * ((COUNT + 1) * 768), final + b * ENTRIES
