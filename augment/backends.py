@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from . import reference
+from . import lines, reference
 from .plan import Plan
 from .policy import Policy
 
@@ -15,7 +15,9 @@ Backend = Literal["reference", "cpu", "fused"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
-_Fused = Callable[[Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None], torch.Tensor]
+_Fused = Callable[
+    [Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None, lines.Line | None], torch.Tensor
+]
 
 
 def apply(
@@ -65,7 +67,7 @@ def apply(
 
             return cpu.augment(plan, images, table, out)
         case "fused" if (fused := _fused()) is not None:
-            return fused(plan, images, table, dtype, out)
+            return fused(plan, images, table, dtype, out, lines.line_of(policy, dtype))
         case "reference":
             result = reference.augment(plan, images, table)
             return result if out is None else out.copy_(result)

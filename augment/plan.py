@@ -77,10 +77,10 @@ class Plan:
         """Whether any image is flipped."""
         return bool(self.hflip.any() or self.vflip.any())
 
-    @property
+    @functools.cached_property
     def columns(self) -> tuple[frozenset[Op], ...]:
         """The operations in each of the K columns."""
-        return tuple(frozenset(map(Op, np.unique(column))) for column in self.ops.numpy().T)
+        return tuple(frozenset(map(Op, np.flatnonzero(np.bincount(column)).tolist())) for column in self.ops.numpy().T)
 
     @property
     def passes(self) -> int:
@@ -107,25 +107,10 @@ class Plan:
         As in Pillow's `affine_fixed`, the source of pixel (x, y) is
         ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
         """
-        table = trivial_table()
-        rows = self.trivial.numpy()
-        centre = (width / 2, height / 2)
-        linear = table.linear[rows]
-        centred = table.centred[rows]
-        shift = np.where(centred[:, None], _about(centre, linear), table.shift[rows])
-        angle = self.angle.numpy()
-        if angle.any():
-            turned = rotation(angle)
-            linear, shift = _composed(turned, _about(centre, turned), linear, shift)
-        a, b, d, e = linear.T
-        c, f = shift.T
-        fixed = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)
-        affine = np.floor(fixed * 65536.0 + 0.5).astype(np.int64)
-        for flipped, row, side in ((self.hflip, 0, width), (self.vflip, 3, height)):
-            mirrored = -affine[:, row : row + 3]
-            mirrored[:, 2] += side * 65536 - 1  # exactly the mirrored pixel: side - 1 - (position >> 16)
-            affine[:, row : row + 3] = np.where(flipped.numpy()[:, None], mirrored, affine[:, row : row + 3])
-        return affine.astype(np.int32)
+        rows, hflip, vflip, angle = (t.numpy() for t in (self.trivial, self.hflip, self.vflip, self.angle))
+        if not angle.any():  # then there are few different ones
+            return _affines(height, width).take(rows * 4 + (2 * hflip.view(np.uint8) + vflip.view(np.uint8)), axis=0)
+        return _fixed(rows, hflip, vflip, angle, height, width)
 
 
 @dataclass(frozen=True)
@@ -210,6 +195,40 @@ def _trivial_rows(chances: Doubles) -> npt.NDArray[np.int64]:
     numbers = (chances * (len(TRIVIAL), BINS, 2)).astype(np.int64)
     rows: npt.NDArray[np.int64] = (numbers[:, 0] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
     return rows
+
+
+@functools.lru_cache(maxsize=8)
+def _affines(height: int, width: int) -> npt.NDArray[np.int32]:
+    """Affines [868 * 2 * 2, 6] of images that are not rotated: by row of TrivialAugment's table, hflip and vflip."""
+    rows, hflip, vflip = np.meshgrid(np.arange(len(trivial_table().ops)), (False, True), (False, True), indexing="ij")
+    return _fixed(rows.ravel(), hflip.ravel(), vflip.ravel(), np.zeros(rows.size), height, width)
+
+
+def _fixed(
+    rows: npt.NDArray[np.int64],
+    hflip: npt.NDArray[np.bool_],
+    vflip: npt.NDArray[np.bool_],
+    angle: Doubles,
+    height: int,
+    width: int,
+) -> npt.NDArray[np.int32]:
+    """`Plan._affine`, computed."""
+    table = trivial_table()
+    centre = (width / 2, height / 2)
+    linear = table.linear[rows]
+    shift = np.where(table.centred[rows, None], _about(centre, linear), table.shift[rows])
+    if angle.any():
+        turned = rotation(angle)
+        linear, shift = _composed(turned, _about(centre, turned), linear, shift)
+    a, b, d, e = linear.T
+    c, f = shift.T
+    fixed = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)
+    affine = np.floor(fixed * 65536.0 + 0.5).astype(np.int64)
+    for flipped, row, side in ((hflip, 0, width), (vflip, 3, height)):
+        mirrored = -affine[:, row : row + 3]
+        mirrored[:, 2] += side * 65536 - 1  # exactly the mirrored pixel: side - 1 - (position >> 16)
+        affine[:, row : row + 3] = np.where(flipped[:, None], mirrored, affine[:, row : row + 3])
+    return affine.astype(np.int32)
 
 
 def _about(centre: tuple[float, float], linear: Doubles) -> Doubles:
@@ -304,18 +323,34 @@ def _half_beta(alpha: float) -> tuple[Doubles, Doubles, float]:
     return w, cumulative * (0.5 / cumulative[-1]), power
 
 
+_WORD = 0xFFFFFFFFFFFFFFFF
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """SplitMix64's next number; x is overwritten, since new arrays take longer than the arithmetic."""
+    x += np.uint64(_GOLDEN)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_FIRST)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_SECOND)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _mixed(x: int) -> int:
+    """`_mix` of one number: a tenth of what it takes with arrays of one."""
+    x = (x + _GOLDEN) & _WORD
+    x = ((x ^ (x >> 30)) * _FIRST) & _WORD
+    x = ((x ^ (x >> 27)) * _SECOND) & _WORD
+    return x ^ (x >> 31)
 
 
 def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
     """Uniform numbers in [0, 1), [B, count]."""
-    key = np.zeros(1, np.uint64)
+    key = 0
     for part in (seed, epoch, stage):
-        key = _mix(key ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF))
-    base = _mix(key ^ ids.astype(np.uint64))
-    bits = _mix(base[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        key = _mixed(key ^ (part & _WORD))
+    base = _mix(np.uint64(key) ^ ids.astype(np.uint64))
+    bits = _mix(base[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -4,14 +4,18 @@
     python benchmarks/augment.py --device cuda      # on a GPU: 1024 x 224 x 224, uint8 -> bfloat16
 
 Each variant draws and applies, from uint8 images in memory to normalised ones. What an image draws decides its cost, so
-every repeat is a new epoch. Thread modes: fastimg uses --threads threads of its own; torchvision transforms image by
-image, once in a loop with --threads threads inside each operation, and once in --threads Python threads with one each;
-Kornia, which draws one operation for the whole batch, has --threads inside each operation. fastimg and torchvision draw
-from the same distribution; on tensors torchvision's pixels differ from Pillow's, on Pillow images they are ours.
+every repeat is a new epoch. On a GPU fastimg and the floor are timed twice: what the device alone needs, between events
+behind a long wait, in which all launches are enqueued; and how long the host is busy (`host`). Peers, which may wait
+for the device in the middle, are timed between events with whatever the host lets pass. Thread modes: fastimg uses
+--threads threads of its own; torchvision transforms image by image, once in a loop with --threads threads inside each
+operation, and once in --threads Python threads with one each; Kornia, which draws one operation for the whole batch,
+has --threads inside each operation. fastimg and torchvision draw from the same distribution; on tensors torchvision's
+pixels differ from Pillow's, on Pillow images they are ours.
 """
 
 import argparse
 import itertools
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,9 +55,38 @@ def main() -> None:
     calls = on_gpu(images) if gpu else on_cpu(images, args.threads)
     with torch.inference_mode():
         variants = {name: lambda c=call: 1000 * measure.seconds(c, args.device) for name, call in calls.items()}
+        if gpu:
+            ours = {name: call for name, call in calls.items() if name.startswith(("fastimg", "floor"))}
+            variants |= {name: lambda c=call: 1000 * device_seconds(c) for name, call in ours.items()}
+            variants |= {f"host: {name}": lambda c=call: 1000 * host_seconds(c) for name, call in ours.items()}
         times = measure.interleaved(variants, args.repeats, warmups=2)
     title = f"{batch} x 3 x {args.size} x {args.size} uint8 -> {'bfloat16' if gpu else 'float32'} on {args.device}"
     report(args.out, title, times, {"batch_size": batch, "size": args.size, "threads": args.threads})
+
+
+def device_seconds(call: Call, milliseconds: float = 20.0) -> float:
+    """What a CUDA device alone takes for one call, which must not wait for it.
+
+    The device first waits for `milliseconds`, in which the host enqueues the whole call: between the events it is never
+    idle. Raises RuntimeError if the host took longer, since its gaps would be counted.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(int(milliseconds * 2e6))  # cycles, at no more than 2 GHz
+    start.record()
+    call()
+    end.record()
+    if start.query():
+        raise RuntimeError(f"the host took more than {milliseconds} ms to enqueue the call, or the call waits")
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def host_seconds(call: Call) -> float:
+    """How long the host is busy with one call on a device that is idle before."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def pictures(batch: int, size: int) -> torch.Tensor:

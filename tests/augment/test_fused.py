@@ -3,6 +3,7 @@
 Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
 """
 
+import collections
 import dataclasses
 import importlib
 import itertools
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from fastimg.augment import Policy, draw
+from fastimg.augment.lines import Line, line_of
 from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
@@ -48,11 +50,14 @@ def images(batch, height, width, seed=0):
 
 
 def check(plan, batch, policy=None, dtype=torch.bfloat16):
+    """As a line where the policy's table is one, and by the table."""
     table = normalisation_table(policy or Policy(), dtype).to(batch.device)
-    before = batch.clone()
-    got = fused.fused(plan, batch, table, dtype)
-    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(got, augment(plan, batch, table)) and torch.equal(batch, before)
+    before, expected, line = batch.clone(), augment(plan, batch, table), line_of(policy or Policy(), dtype)
+    assert (line is None) == (dtype in (torch.float32, torch.uint8))
+    for how in (line, None) if line else (None,):
+        got = fused.fused(plan, batch, table, dtype, None, how)
+        assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(got, expected) and torch.equal(batch, before)
 
 
 def plan_of_columns(*columns):
@@ -147,6 +152,61 @@ class TestInterpreted:
             check(plan, batch, policy)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("name", ["flips", "rotate", "jitter", "trivial"])
+    def test_rows_of_whole_words(self, name, dtype):
+        """Widths that are multiples of 8: values in memory order, mirrored and not; sharpness by columns."""
+        policy = POLICIES[name]
+        for seed, shape in enumerate([(24, 40), (1, 8)]):
+            batch = 20 if name == "trivial" else 3
+            plan = draw(policy, np.arange(batch), seed, 0)
+            check(plan, images(batch, *shape), policy, dtype)
+
+    @pytest.mark.parametrize("shape", [(520, 8), (65, 64), (66, 68)])
+    @pytest.mark.parametrize("flips", list(itertools.product((False, True), repeat=2)), ids=str)
+    def test_each_flip_over_several_programs(self, shape, flips):
+        """The last program's block is not whole."""
+        assert shape[0] * shape[1] > 8 * fused.THREADS
+        plan = draw(Policy(), np.arange(3), 0, 0)
+        chosen = (torch.tensor([False, True, True]) & flip for flip in flips)
+        plan = dataclasses.replace(plan, **dict(zip(("hflip", "vflip"), chosen, strict=True)))
+        check(plan, images(3, *shape))
+        check(plan, images(3, *shape), dtype=torch.uint8)
+
+    @pytest.mark.parametrize("op", Op)
+    def test_an_operation_on_rows_of_whole_words(self, op):
+        """Alone in its column, and as one of many: on images that are flipped and on rotated ones."""
+        column = [(op, magnitude) for magnitude in magnitudes(op)[:4] for _ in range(2)]
+        plan = plan_of_columns(column)
+        check(plan, images(len(column), 5, 16))
+        rotated = dataclasses.replace(plan, angle=torch.arange(len(column), dtype=torch.float64) % 2 * 10)
+        check(rotated, images(len(column), 5, 16))
+        check(plan_of_columns([(Op.SOLARIZE, 99.0)] * len(column), column), images(len(column), 5, 16))
+
+    def test_strides_of_rows_of_whole_words(self):
+        whole = images(9, 20, 32)
+        for name in ("flips", "trivial"):
+            policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(4), 3, 0)
+            for batch in (
+                whole[1::2],
+                whole[:4, :, 2:18, 8:24],
+                whole[:4, :, ::2, ::2],
+                whole[:4].flip(1),
+                whole[:1].expand(4, -1, -1, -1),
+                torch.cat([whole[:4], whole[4:8]], dim=1)[:, 1::2],
+            ):
+                check(plan, batch, policy)
+            moved = torch.zeros(4 * 20 * 32 * 3 + 1, dtype=torch.uint8)[1:].view(4, 20, 32, 3)  # at an odd address
+            check(plan, moved.copy_(whole[:4].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
+
+    def test_the_path_of_each_image(self):
+        """Images in memory order beside rotated, coloured, sharpened and erased ones in one batch."""
+        policy = POLICIES["trivial"]
+        plan = draw(policy, np.arange(40), 0, 0)
+        words = fused._words(plan, plan.sized(16, 16), [], fused._columns(plan))[:, -1]
+        assert set(words.tolist()) == {0, 1, 2, 3}
+        check(plan, images(40, 16, 16), policy)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_evaluation(self, dtype):
         for shape in ((37, 53), (65, 64), (1, 1)):
             check(None, images(3, *shape), None, dtype)
@@ -161,6 +221,28 @@ class TestInterpreted:
         out = torch.empty(4, 13, 9, 3, dtype=torch.float16).permute(0, 3, 1, 2)
         assert fused.fused(plan, batch, table, torch.float16, out) is out
         assert torch.equal(out, augment(plan, batch, table))
+
+    def test_a_result_that_is_given_for_rows_of_whole_words(self):
+        policy = Policy(hflip=0.5, vflip=0.5)
+        plan, table, batch = (
+            draw(policy, np.arange(4), 0, 0),
+            normalisation_table(policy, torch.bfloat16),
+            images(4, 6, 16),
+        )
+        around = torch.full((6, 6, 16, 3), 7.0, dtype=torch.bfloat16)
+        out = around[1:5].permute(0, 3, 1, 2)
+        assert fused.fused(plan, batch, table, torch.bfloat16, out, line_of(policy, torch.bfloat16)) is out
+        assert torch.equal(out, augment(plan, batch, table))
+        assert (around[0] == 7.0).all() and (around[5] == 7.0).all()
+
+    def test_the_line_is_used(self):
+        """Another line gives other values, so it is not the table that was looked up."""
+        line, table = Line((1.0, 2.0, 4.0), (0.0, 0.5, -1.0)), normalisation_table(Policy(), torch.float32)
+        for shape in ((4, 8), (3, 5)):
+            batch = images(2, *shape)
+            got = fused.fused(None, batch, table, torch.float32, None, line)
+            scales, biases = (torch.tensor(three).view(3, 1, 1) for three in (line.scales, line.biases))
+            assert torch.equal(got, batch * scales + biases)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
@@ -187,7 +269,8 @@ def launches(monkeypatch):
         def __getitem__(self, grid):
             def launch(*arguments, **named):
                 options = {name: named.pop(name) for name in fused.OPTIONS}
-                assert options == fused.OPTIONS
+                pixels = self.kernel.fn.__name__ == "_pixels"
+                assert options == (fused.PIXEL_OPTIONS if pixels else fused.OPTIONS)
                 values = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
                 assert set(values) == set(self.kernel.arg_names)
                 found.append((self.kernel, grid, {name: values[name] for name in self.kernel.arg_names}))
@@ -199,43 +282,96 @@ def launches(monkeypatch):
     return found
 
 
-def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0):
+def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0, lines=True):
     launches.clear()
     plan = draw(policy, ids, seed, 0) if policy else None
-    fused.fused(plan, images(len(ids), *shape), normalisation_table(policy or Policy(), dtype), dtype)
+    policy = policy or Policy()
+    line = line_of(policy, dtype) if lines else None
+    fused.fused(plan, images(len(ids), *shape), normalisation_table(policy, dtype), dtype, None, line)
     return plan, [(kernel.fn.__name__, grid[0], values) for kernel, grid, values in launches]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8], ids=str)
-def test_kernels_compile_for_an_h200(launches, dtype, tmp_path, monkeypatch):
-    """Without a device. Nothing is spilled, and multiplications and additions stay apart."""
+@pytest.fixture
+def compiled(launches, tmp_path, monkeypatch):
+    """`compiled(policy, dtype, shape, lines)`: launches, compiled for an H200: [(name, values, {kind: text})]."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kinds = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
-    compiled = {}
-    for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), [(224, 224), (37, 53)]):
-        launch(launches, POLICIES.get(name), np.arange(16), dtype, shape)
+    done = {}
+
+    def compiled(policy, dtype, shape, lines=True):
+        launch(launches, policy, np.arange(16), dtype, shape, lines=lines)
+        results = []
         for kernel, _, values in launches:
             constants, signature, aligned = {}, {}, {}
             for position, (name, value) in enumerate(values.items()):
                 if isinstance(value, torch.Tensor):
                     signature[name], aligned[(position,)] = kinds[value.dtype], [["tt.divisibility", 16]]
-                elif kernel.params[position].is_constexpr or value == 1:
+                elif kernel.params[position].is_constexpr or (isinstance(value, int) and value == 1):
                     signature[name], constants[(position,)] = "constexpr", value
                 else:
-                    signature[name] = "i32"
-            key = kernel.fn.__name__, str(signature), str(constants)
-            if key not in compiled:
+                    signature[name] = "fp32" if isinstance(value, float) else "i32"
+                    if signature[name] == "i32" and value % 16 == 0:
+                        aligned[(position,)] = [["tt.divisibility", 16]]
+            name = kernel.fn.__name__
+            key = name, str(signature), str(constants), str(aligned)
+            if key not in done:
                 source = compiler.ASTSource(kernel, signature, constants, aligned)
-                compiled[key] = triton.compile(source, target=target, options=fused.OPTIONS)
-    assert {name for name, _, _ in compiled} == {"_tables", "_statistics", "_pixels"}
-    for (name, _, constants), result in compiled.items():
-        assert not re.search(r"\bfma\.", result.asm["ptx"]), name
-        assert "st.local" not in result.asm["ptx"] and len(result.asm["cubin"]) > 1000
-        if name == "_pixels" and "224" in constants:  # 4 bytes at a time
-            assert set(re.findall(r"st\.global\.\w+", result.asm["ptx"])) == {"st.global.b32"}
+                options = fused.PIXEL_OPTIONS if name == "_pixels" else fused.OPTIONS
+                done[key] = triton.compile(source, target=target, options=options)
+            results.append((name, values, done[key].asm))
+        return results
+
+    return compiled
+
+
+def accesses(ptx, kind):
+    """How many accesses to device memory of each width, such as {'v4.b32': 3}."""
+    return collections.Counter(re.findall(rf"\b{kind}\.global(?:\.L\w+)*\.((?:v\d\.)?b\d+)", ptx))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_compile_for_an_h200(compiled, dtype):
+    """Without a device. Nothing is spilled, and no multiplication is fused with an addition but the line's."""
+    names = set()
+    for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), [(224, 224), (37, 53)]):
+        for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
+            names.add(kernel)
+            fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])
+            lined = kernel == "_pixels" and values["ENDING"] == fused.LINE.value
+            assert set(fused_) == ({"fma.rn.f32"} if lined else set()), name
+            assert lined == (kernel == "_pixels" and dtype in (torch.bfloat16, torch.float16))
+            assert "st.local" not in asm["ptx"] and len(asm["cubin"]) > 1000
+    assert names == {"_tables", "_statistics", "_pixels"}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
+    """No table, no shared memory: 8 bytes read and 16 written at a time, and two values rounded by one instruction."""
+    [(_, _, asm)] = compiled(None, dtype, (224, 224))
+    ptx = asm["ptx"]
+    assert accesses(ptx, "ld") == {"v2.b32": 3} and accesses(ptx, "st") == {"v4.b32": 3}
+    assert ptx.count("fma.rn.f32") == 24 and "shared" not in ptx.replace(".extern .shared", "") and "shfl" not in ptx
+    assert len(re.findall(rf"cvt\.rn\.{'bf16' if dtype == torch.bfloat16 else 'f16'}x2\.f32", ptx)) == 12
+    [(_, _, asm)] = compiled(POLICIES["flips"], dtype, (224, 224))  # mirrored ones are gathered, and stored alike
+    found = accesses(asm["ptx"], "ld")
+    assert found["v2.b32"] == 3 and found["b8"] == 24 and accesses(asm["ptx"], "st") == {"v4.b32": 6}
+    for policy in (None, POLICIES["flips"], POLICIES["trivial"]):
+        asm = compiled(policy, dtype, (224, 224))[-1][2]
+        assert not re.search(r"\b(ld|st)\.shared|shfl|bar\.sync", asm["ptx"])
+        assert set(accesses(asm["ptx"], "st")) == {"v4.b32"}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+def test_a_table_is_looked_up_where_no_line_gives_its_bits(compiled):
+    for dtype, lines in ((torch.bfloat16, False), (torch.float32, True)):
+        [(_, values, asm)] = compiled(None, dtype, (224, 224), lines)
+        assert values["ENDING"] == fused.TABLE.value and "fma" not in asm["ptx"]
+        looked = accesses(asm["ptx"], "ld")["b32" if dtype == torch.float32 else "b16"]
+        assert looked >= 24 and set(accesses(asm["ptx"], "st")) == {"v4.b32"}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="counts launches")

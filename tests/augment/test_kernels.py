@@ -1,0 +1,86 @@
+"""The machine code that benchmarks/kernels.py reads, and the device's own time in benchmarks/augment.py."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("compiles")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("kernels")
+
+
+def test_the_quick_form(tmp_path):
+    out = tmp_path / "kernels.jsonl"
+    command = [sys.executable, str(BENCHMARKS / "kernels.py"), "--quick", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    pixels, whole = map(json.loads, out.read_text().splitlines())
+    assert (pixels["kernel"], whole["kernel"], pixels["policy"], pixels["dtype"]) == ("_pixels", "all", "flips", "bf16")
+    assert pixels["spills"] == pixels["shared_bytes"] == pixels["shuffles"] == 0 and pixels["registers"] <= 64
+    assert pixels["stores"] == "128 x 6" and pixels["loads"].startswith("64 x 3") and "8 x 24" in pixels["loads"]
+    assert pixels["bytes_ms"] == 0.1075 and 4 < pixels["instructions_per_value"] < 12
+    assert whole["low_ms"] == max(pixels["bytes_ms"], pixels["issue_ms"]) < whole["high_ms"]
+    assert "flips" in done.stdout and str(tmp_path) not in out.read_text()
+
+
+def test_instructions_are_counted_along_paths(kernels):
+    """A branch around a load, then a loop of nine iterations, then an exit; what is behind it is not reached."""
+    lines = [
+        "S2R R0",
+        "@P0 BRA 0x40",
+        "LDG.E.U8 R1",
+        "NOP.X",
+        "FADD R2",
+        "@!P1 BRA 0x40",
+        "STG.E.128 R3",
+        "EXIT",
+        "BRA 0x80",
+    ]
+    code = tuple((16 * number, text) for number, text in enumerate(lines))
+    found = {kernels.total(path): path for path in kernels.paths(kernels.Compiled(code, 32, 0, 9))}
+    assert set(found) == {2 + 9 * 2 + 2, 4 + 9 * 2 + 2}
+    assert found[24]["LDG.E.U8"] == 1 and found[22]["LDG.E.U8"] == 0 and found[22]["FADD"] == 9
+    assert kernels.widths(code, "LDG") == "8 x 1" and kernels.widths(code, "STG") == "128 x 1"
+
+
+def test_the_device_is_timed_behind_a_wait(monkeypatch):
+    """With a device that only notes what is enqueued."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    augment = importlib.import_module("augment")
+    noted, late = [], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            noted.append("event")
+
+        def query(self):
+            return bool(late)
+
+        def synchronize(self):
+            noted.append("wait")
+
+        def elapsed_time(self, other):
+            return 0.25
+
+    monkeypatch.setattr(augment.torch.cuda, "Event", Event)
+    monkeypatch.setattr(augment.torch.cuda, "_sleep", lambda cycles: noted.append(cycles))
+    assert augment.device_seconds(lambda: noted.append("call")) == 0.25e-3
+    assert noted == [40_000_000, "event", "call", "event", "wait"]
+    late.append(True)
+    with pytest.raises(RuntimeError, match="the host took more than 20"):
+        augment.device_seconds(lambda: None)
