@@ -142,6 +142,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     searched = config.batch_size == "auto"
     if opened.resuming:
         config = _resumed_batch(config, opened.directory, ranks, console)
+        refusals.check_resumed(config)
     choice, why_not = caching.choose(config, model, preprocessing)
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None
