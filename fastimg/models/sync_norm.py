@@ -34,7 +34,8 @@ def share_statistics(module: nn.Module, ranks: Ranks) -> int:
     for name, norm in norms:
         if type(norm) not in shared:
             raise UsageError(
-                f"--sync-bn: the norm {name} is a {type(norm).__name__}, whose statistics cannot be shared; leave it out"
+                f"--sync-bn: the norm {name} is a {type(norm).__name__}, whose statistics cannot be shared; leave "
+                "--sync-bn out"
             )
     if ranks.device.type == "cuda":
         convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]

@@ -125,7 +125,8 @@ def answer(model: nn.Module, images: torch.Tensor, tta: bool = False) -> torch.T
     if not tta:
         return logits
     own = logits.clone()  # the next call of a model with CUDA graphs writes to the same memory
-    return (own + model(images.flip(3)).float()) / 2
+    mirrored: torch.Tensor = model(images.flip(3)).float()
+    return (own + mirrored) / 2
 
 
 def evaluate(

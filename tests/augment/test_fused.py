@@ -295,17 +295,14 @@ class TestOnAGPU:
             check(plan, images(batch, *shape).contiguous().cuda(), POLICIES[name], dtype)
 
     @pytest.mark.parametrize("name", POLICIES)
-    def test_nothing_waits_for_the_device(self, name):
+    def test_nothing_waits_for_the_device(self, name, sync_debug_mode):
         policy, batch = POLICIES[name], images(32, 224, 224).cuda()
         table = normalisation_table(policy, torch.bfloat16).cuda()
         expected = []
         for seed in range(3):  # the last in the steady state
             plan = draw(policy, np.arange(32), seed, 0)
             torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error" if seed == 2 else "default")
-            try:
+            with sync_debug_mode("error" if seed == 2 else "default"):
                 got = fused.fused(plan, batch, table, torch.bfloat16)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             expected.append(torch.equal(got, augment(plan, batch, table)))
         assert all(expected)

@@ -121,7 +121,9 @@ def test_what_only_cuda_devices_do(device):
     [({"grad_accum_steps": 4}, "memory holds the gradients: .* --grad-accum-steps 4"), ({"strategy": "fsdp"}, "moves")],
 )
 def test_what_cuda_graphs_do_not_go_with(mode, settings, reason):
-    with pytest.raises(UsageError, match=rf"^--compile {mode}: .*{reason}.*; use --compile max-autotune-no-cudagraphs$"):
+    with pytest.raises(
+        UsageError, match=rf"^--compile {mode}: .*{reason}.*; use --compile max-autotune-no-cudagraphs$"
+    ):
         refuse(Train(compile=mode, **settings), TRAIN)
     refuse(Train(compile=mode), TRAIN)
     for other in {*COMPILE_MODES, None} - {*CUDA_GRAPH_MODES}:

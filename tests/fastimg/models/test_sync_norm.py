@@ -204,7 +204,9 @@ def test_a_norm_with_a_forward_pass_of_its_own_is_refused(two: Ranks) -> None:
             return 2 * super().forward(input)
 
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Sequential(Doubled(3)))
-    with pytest.raises(UsageError, match=r"--sync-bn: the norm 1\.0 is a Doubled, whose statistics.*leave it out"):
+    with pytest.raises(
+        UsageError, match=r"--sync-bn: the norm 1\.0 is a Doubled, whose statistics.*leave --sync-bn out"
+    ):
         share_statistics(model, two)
     assert type(model[0]) is nn.BatchNorm2d  # nothing was changed
 
