@@ -15,7 +15,14 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import check_backend, check_classes, check_readable, chosen_backend, worker_count
+from fastimg.data.datasets import (
+    check_backend,
+    check_classes,
+    check_labels,
+    check_readable,
+    chosen_backend,
+    worker_count,
+)
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, Dataset
@@ -83,8 +90,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             say(err, with_flags(remark))
         inference.check_content(engine, dataset, config.data)
         _same_classes(engine.card.classes, dataset, config)
-        if (dataset.labels < 0).any():
-            raise UserError(f"{config.data}: has samples without labels; convert it again with labels")
+        check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
         check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
         loader = engine.loader(
