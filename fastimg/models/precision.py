@@ -1,5 +1,6 @@
 """Precision: torch's switches for float32 and kernels, and mixed precision: the choice of a type, with its reason."""
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ def set_backends(device: torch.device, deterministic: bool = False) -> None:
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = not deterministic
         torch.set_float32_matmul_precision("high")
+    if device.type == "cuda" and deterministic:  # without it torch refuses cuBLAS; it is read at the first call
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
 
 
