@@ -36,6 +36,7 @@ _WORDS = (
     "cuda failure 'out of memory'",  # NCCL; since 2.18 with the number
     "cuda failure 2 'out of memory'",
     "failed to cuda calloc",
+    "failed to cuda malloc",
     "failed to cuda host alloc",
 )
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import os
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -281,6 +282,20 @@ def test_a_policy_compiles_little(launches, name):
             constants = {key: value for key, value in values.items() if key.isupper()}
             found.add((kernel, str(constants)))
     assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
+
+
+def test_that_torchs_debug_mode_is_a_prototype_is_no_error(sync_debug_mode, monkeypatch):
+    said = []
+
+    def choose(mode):
+        said.append(mode)
+        text = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", choose)
+    with pytest.raises(RuntimeError, match="called a synchronizing"), sync_debug_mode("error"):
+        raise RuntimeError("called a synchronizing CUDA operation")
+    assert said == ["error", "default"]
 
 
 @pytest.mark.gpu

@@ -45,6 +45,7 @@ MEANING_SO = {
         "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
         "Last error:\nCuda failure 2 'out of memory'"
     ),
+    "NCCL, older": dist.DistBackendError("NCCL error in: x.cpp:1\nLast error:\nFailed to CUDA malloc 6291456 bytes"),
     "NCCL, allocating": dist.DistBackendError(
         "NCCL error in: x.cpp:1\nLast error:\nFailed to CUDA calloc 6291456 bytes"
     ),
