@@ -31,18 +31,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32:UserWarning"),
 ]
 
-# Without augmentation, in float32 but for TF32, whose products have 11 bits.
-PLAIN = ("--no-aug", "--no-amp", "--opt", "sgd", "--lr", "0.01")
-# What is computed twice on a GPU, by other kernels: relative to losses of about 1.
-CLOSE = 0.03
+# Without augmentation, in float32 but for TF32, whose products have 11 bits; in small steps, so that rounding stays so.
+PLAIN = ("--no-aug", "--no-amp", "--opt", "sgd", "--lr", "1e-3")
+CLOSE = 0.03  # relative: what other kernels may make of the same loss
 
 
 @pytest.fixture(scope="module")
 def data(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 27 images to train on and 9 to validate, of three colours."""
+    """Shards of 24 images to train on, three full batches, and 12 to validate, of three colours."""
     root = tmp_path_factory.mktemp("gpu")
     images = write_images(root / "images")
-    assert command_line.run(["convert", str(images), str(root / "shards"), "--val-fraction", "0.25"]) == 0
+    assert command_line.run(["convert", str(images), str(root / "shards"), "--val-fraction", "0.34"]) == 0
     return root / "shards"
 
 
@@ -67,6 +66,12 @@ def losses(run: Path, kind: str = "train") -> list[float]:
     return [record["loss"] for record in rundir.read_log(run) if record["kind"] == kind]
 
 
+def momentum(run: Path) -> torch.Tensor:
+    """SGD's sums of gradients, of all weights."""
+    training = torch.load(run / "last/training.pt", map_location="cpu", weights_only=True)
+    return torch.cat([state["momentum_buffer"].flatten().float() for state in training["optimizer"]["state"].values()])
+
+
 @pytest.fixture
 def train(data: Path, tmp_path: Path, cli: Callable[..., Any]) -> Callable[..., tuple[Path, str]]:
     """`train(name, flags...)`: (the run, what it said)."""
@@ -80,17 +85,16 @@ def train(data: Path, tmp_path: Path, cli: Callable[..., Any]) -> Callable[..., 
 
 
 def test_it_trains_like_a_cpu(train: Callable[..., tuple[Path, str]]) -> None:
-    """The same order, crops, weights and arithmetic, up to TF32: losses, and the weights at the end."""
+    """The same order, crops, weights and arithmetic, up to TF32: losses, and the last steps' direction."""
     (gpu, said), (cpu, _) = train("gpu", *PLAIN), train("cpu", *PLAIN, device="cpu")
     assert "float32 (--no-amp)" in said
-    assert len(losses(gpu)) == 2 * 4 and len(losses(gpu, "val")) == 2
-    np.testing.assert_allclose(losses(gpu), losses(cpu), atol=CLOSE)
-    np.testing.assert_allclose(losses(gpu, "val"), losses(cpu, "val"), atol=2 * CLOSE)
+    assert len(losses(gpu)) == 2 * 3 and len(losses(gpu, "val")) == 2
+    np.testing.assert_allclose(losses(gpu), losses(cpu), rtol=CLOSE)
+    np.testing.assert_allclose(losses(gpu, "val"), losses(cpu, "val"), rtol=2 * CLOSE)
     one, two = (load_file(run / "last/model.safetensors") for run in (gpu, cpu))
-    assert one.keys() == two.keys()
-    for name, weights in one.items():
-        assert weights.device.type == "cpu" and bool(weights.isfinite().all()), name
-        torch.testing.assert_close(weights, two[name], atol=0.05, rtol=0.05, msg=name)
+    assert one.keys() == two.keys() and all(bool(weights.isfinite().all()) for weights in one.values())
+    first, second = (momentum(run) for run in (gpu, cpu))
+    assert float(torch.nn.functional.cosine_similarity(first, second, dim=0)) > 0.9
 
 
 def test_it_learns_with_everything_on(train: Callable[..., tuple[Path, str]]) -> None:
@@ -111,7 +115,7 @@ def test_mixed_precision_and_the_scaler(dtype: str, train: Callable[..., tuple[P
         dtype, *(flag for flag in PLAIN if flag != "--no-amp"), "--amp-dtype", dtype, "--clip-grad", "100"
     )
     assert f"{dtype} autocast" in said
-    np.testing.assert_allclose(losses(run)[:4], losses(plain)[:4], atol=2 * CLOSE)
+    np.testing.assert_allclose(losses(run), losses(plain), rtol=0.15)
     scaler = torch.load(run / "last/training.pt", map_location="cpu", weights_only=True)["scaler"]
     assert (scaler["scale"] >= 1.0) if dtype == "fp16" else scaler == {}
     assert all(tensor.dtype != torch.float16 for tensor in load_file(run / "last/model.safetensors").values())
@@ -126,7 +130,7 @@ from fastimg.train import step
 average = step.average_gradients
 
 def dying(run, *rest):
-    if run.progress.step == 5:
+    if run.progress.step == 4:
         os._exit(9)
     return average(run, *rest)
 
@@ -149,7 +153,7 @@ def process(script: Path, *command: object) -> subprocess.CompletedProcess[str]:
     [
         (("--deterministic",), 0.0),  # the same bits
         (("--deterministic", "--amp-dtype", "fp16", "--aa", "trivial", "--mixup", "0.2", "--model-ema"), 0.0),
-        (("--no-amp", "--opt", "sgd", "--lr", "0.01"), 0.05),  # atomic sums and cuDNN's choice differ between processes
+        (("--no-amp", "--opt", "sgd", "--lr", "1e-3"), 0.05),  # atomic sums and cuDNN's choice differ between processes
     ],
     ids=["float and bf16", "everything", "not deterministic"],
 )
@@ -167,7 +171,7 @@ def test_a_run_that_is_killed_goes_on(flags: Sequence[str], bound: float, data: 
     one, two = (load_file(tmp_path / name / "run/last/model.safetensors") for name in ("whole", "halves"))
     for name, weights in one.items():
         torch.testing.assert_close(two[name], weights, atol=bound, rtol=bound, msg=name)
-    np.testing.assert_allclose(losses(tmp_path / "halves/run"), losses(tmp_path / "whole/run"), atol=bound, rtol=0)
+    np.testing.assert_allclose(losses(tmp_path / "halves/run"), losses(tmp_path / "whole/run"), rtol=bound, atol=0)
     first, second = (
         torch.load(tmp_path / name / "run/last/training.pt", map_location="cpu", weights_only=True)["optimizer"][
             "state"
@@ -191,11 +195,11 @@ def test_a_checkpoint_goes_on_and_evaluates_anywhere(
     for device in (DEVICE, "cpu"):
         told = cli("eval", run / "last", data, "--no-amp", "--device", device, "--plot", tmp_path / "p.png", "--json")
         assert told.code == 0, told.err
-        assert json.loads(told.out)["loss"] == pytest.approx(losses(run, "val")[-1], abs=CLOSE)
+        assert json.loads(told.out)["loss"] == pytest.approx(losses(run, "val")[-1], rel=CLOSE)
     # Whether it is the last or not, a checkpoint of one device is restored on the other.
     for device in ("cpu", DEVICE):
         ran = cli(*arguments(data, tmp_path / "runs", *PLAIN, "--resume", "auto", device=device))
-        assert ran.code == 0 and "after step 8 of 8" in ran.out, ran.err
+        assert ran.code == 0 and "after step 6 of 6" in ran.out, ran.err
 
 
 @pytest.mark.filterwarnings("default")  # compilers warn about themselves
@@ -212,8 +216,8 @@ def test_a_compiled_run_trains_like_a_plain_one(
     run, said = train("compiled", *PLAIN, *flags, "--compile", mode)
     torch._dynamo.reset()
     assert f"compiled    {mode}: " in said and set(re.findall(r"recompiled (\d+) time", said)) == {"0"}
-    np.testing.assert_allclose(losses(run), losses(plain), atol=2 * CLOSE)
-    np.testing.assert_allclose(losses(run, "val"), losses(plain, "val"), atol=2 * CLOSE)
+    np.testing.assert_allclose(losses(run), losses(plain), rtol=2 * CLOSE)
+    np.testing.assert_allclose(losses(run, "val"), losses(plain, "val"), rtol=2 * CLOSE)
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +237,9 @@ def test_eval_is_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli:
         assert ran.code == 0, ran.err
         told[device] = json.loads(ran.out)
     gpu, cpu = told[DEVICE], told["cpu"]
-    assert gpu["images"] == cpu["images"] == 27 and gpu["top1"] == pytest.approx(cpu["top1"], abs=1.1 / 27)
-    assert gpu["loss"] == pytest.approx(cpu["loss"], abs=CLOSE)
-    assert [sum(row) for row in gpu["confusion"]] == [sum(row) for row in cpu["confusion"]] == [9, 9, 9]
+    assert gpu["images"] == cpu["images"] == 24 and gpu["top1"] == pytest.approx(cpu["top1"], abs=1.1 / 24)
+    assert gpu["loss"] == pytest.approx(cpu["loss"], rel=CLOSE, abs=CLOSE)
+    assert [sum(row) for row in gpu["confusion"]] == [sum(row) for row in cpu["confusion"]] == [8, 8, 8]
 
 
 def test_predict_is_the_cpus(
@@ -266,7 +270,7 @@ def test_embed_is_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli
         assert ran.code == 0, ran.err
         found[device] = np.load(tmp_path / device / "train.npy")
     gpu, cpu = found[DEVICE], found["cpu"]
-    assert gpu.shape == cpu.shape and len(gpu) == 27 and np.isfinite(gpu).all()
+    assert gpu.shape == cpu.shape and len(gpu) == 24 and np.isfinite(gpu).all()
     norms = np.linalg.norm(gpu, axis=1) * np.linalg.norm(cpu, axis=1)
     assert ((gpu * cpu).sum(axis=1) / np.maximum(norms, 1e-12) > 0.999).all()
 
@@ -295,7 +299,7 @@ def test_one_rank_of_nccl_trains_like_one_process(
     done = torchrun(1, *arguments(data, tmp_path / "ranks", *flags))
     assert done.returncode == 0, done.stderr
     assert "destroy_process_group" not in done.stderr  # torch's complaint of a group that is left
-    np.testing.assert_allclose(losses(tmp_path / "ranks/run"), losses(plain), atol=CLOSE)
+    np.testing.assert_allclose(losses(tmp_path / "ranks/run"), losses(plain), rtol=CLOSE)
 
 
 @pytest.mark.slow
@@ -317,7 +321,7 @@ def test_two_ranks_of_nccl_train_like_one_process(
     plain, _ = train("plain", *PLAIN, *alone)
     done = torchrun(2, *arguments(data, tmp_path / "ranks", *PLAIN, *flags, "-b", "4"))
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(losses(tmp_path / "ranks/run"), losses(plain), atol=2 * CLOSE)
+    np.testing.assert_allclose(losses(tmp_path / "ranks/run"), losses(plain), rtol=2 * CLOSE)
 
 
 @pytest.mark.slow
