@@ -14,8 +14,8 @@ from .rank_failures import LostRankError, connection, prefixed
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-BEAT = 5.0  # seconds between two signs of life
-PATIENCE = 120.0  # seconds without one, of which a rank that is alive needs none: a thread of its own gives them
+BEAT = 2.0  # seconds between two signs of life
+PATIENCE = 60.0  # seconds without one, where a rank that lives needs few: a thread of its own gives them
 _FIRST_LOOK = 0.001  # seconds
 _LAST_LOOK = 0.1  # seconds; between looks for a key, which become rarer
 
