@@ -53,6 +53,8 @@ _ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # The same for numbers: whatever is none, and not `off`, is the next argument.
 _NUMBERS = {"--cache-embeddings": "1", "--knn": "20"}
+# Flags whose values add up where they are given several times.
+_LISTS = ("--text", "--model-kwargs")
 
 
 def main() -> None:
@@ -206,6 +208,8 @@ def _refuse(command: str, settings: Any) -> None:
         refuse(settings, rules[command])
     elif command in rules:  # weights may state further settings, on which other rules depend
         refuse(settings, [rule for rule in rules[command] if isinstance(rule, Range | Excludes)])
+    if command == "export":
+        _ = settings.chosen_format  # refused where nothing names one
     if command in ("eval", "predict", "export"):
         from .train.checkpoints.model_files import find
 
@@ -229,6 +233,8 @@ def _parse(command: str, arguments: list[str]) -> Any:
     flags.check(command, kind, arguments, _COMMANDS)
     for flag, meaning in _NUMBERS.items():
         arguments = _with_number(arguments, flag, meaning)
+    for flag in _LISTS:
+        arguments = _together(arguments, flag)
     if kind is not config.Train:
         return _parsed(kind, arguments, **options)
     for flag, (meaning, words) in _ALONE.items():
@@ -269,6 +275,27 @@ def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection
             f"{nearest(arguments[at], words) or f'; where DATA follows, write {flag}={meaning}'}"
         )
     return arguments
+
+
+def _together(arguments: list[str], flag: str) -> list[str]:
+    """Give `flag` once, last, with the values of every time it was given: tyro would take the last ones alone."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if sum(argument.partition("=")[0] == flag for argument in arguments[:end]) < 2:
+        return arguments
+    rest: list[str] = []
+    values: list[str] = []
+    follows = False  # whether the argument belongs to the flag
+    for argument in arguments[:end]:
+        name, equals, value = argument.partition("=")
+        if name == flag:
+            values += [value] if equals else []
+            follows = not equals
+        elif follows and not argument.startswith("-"):
+            values.append(argument)
+        else:
+            follows = False
+            rest.append(argument)
+    return [*rest, flag, *values, *arguments[end:]]
 
 
 def _with_number(arguments: list[str], flag: str, meaning: str) -> list[str]:

@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +148,29 @@ def watchdog() -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def sync_debug_mode() -> Callable[[str], AbstractContextManager[None]]:
+    """`with sync_debug_mode("error"):` what waits for a CUDA device raises.
+
+    torch warns, once in a process, that this is a prototype: a warning that is no error here.
+    """
+
+    def choose(mode: str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature", UserWarning)
+            torch.cuda.set_sync_debug_mode(mode)
+
+    @contextmanager
+    def within(mode: str) -> Iterator[None]:
+        choose(mode)
+        try:
+            yield
+        finally:
+            choose("default")
+
+    return within
 
 
 def left_running() -> list[str]:

@@ -17,10 +17,11 @@ from fastimg.data.datasets import DatasetPart
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
 from fastimg.models.precision import choose as choose_precision
+from fastimg.models.precision import set_backends
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import train_mode
 from fastimg.system.measurement import seconds, synchronise
-from fastimg.train.assembly import Blueprint, assemble, set_backends
+from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import resolution as effective
 from fastimg.train.choices.batch_size import batches
@@ -64,7 +65,7 @@ class Rig:
 
 def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks: Ranks) -> Rig:
     """A rig over samples, which may repeat. Raises UsageError for impossible settings, a text model included."""
-    set_backends(config, ranks)
+    set_backends(ranks.device, config.deterministic)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     classes = dataset.classes or ("one", "two")
     model, preprocessing = build_model(replace(config, num_classes=max(2, len(classes))), ranks, classes)

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from fastimg.errors import UsageError
+
 from . import flag_types as flagtypes
 from .training import Augmenting, Inputs, Train
 
@@ -176,7 +178,7 @@ class Predict:
     sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]", help_behavior_hint="")]] = ()
     """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files."""
     text: tuple[str, ...] = ()
-    """Texts to classify, each of them quoted."""
+    """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
     """Number of classes to show for each image."""
     batch_size: Annotated[int, arg(aliases=["-b"])] = 64
@@ -203,8 +205,11 @@ class Export:
 
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
-    format: Literal["safetensors", "onnx", "pt2"]
-    """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata."""
+    format: Annotated[
+        Literal["safetensors", "onnx", "pt2"] | None, arg(metavar="{safetensors,onnx,pt2}", help_behavior_hint="")
+    ] = None
+    """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata.
+    Default: the one that ends the name of --output."""
     output: Annotated[Path | None, arg(aliases=["-o"], metavar="FILE|FOLDER", help_behavior_hint="")] = None
     """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the directory of the run, or beside the checkpoint."""
     with_preprocessing: bool = False
@@ -217,6 +222,24 @@ class Export:
     """Replace the file."""
     json: bool = False
     """Print the result as JSON."""
+
+    @property
+    def chosen_format(self) -> Literal["safetensors", "onnx", "pt2"]:
+        """The format, as --format or the name of --output says. Raises UsageError where neither does."""
+        if self.format is not None:
+            return self.format
+        suffix = "" if self.output is None else self.output.suffix
+        match suffix:
+            case ".safetensors":
+                return "safetensors"
+            case ".onnx":
+                return "onnx"
+            case ".pt2":
+                return "pt2"
+        raise UsageError(
+            "export: which format? give --format onnx, pt2 or safetensors, or an --output that ends in one of them, "
+            "such as model.onnx"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

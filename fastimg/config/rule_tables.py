@@ -15,7 +15,7 @@ from . import augmentation, durations
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
 from .intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, Train
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -99,6 +99,21 @@ def _batch_search(config: Train) -> str | None:
     if config.batch_size != "auto" or config.strategy != "fsdp":
         return None
     return "is found by one process for itself, and --strategy fsdp shares the model; give a number"
+
+
+def _cuda_graphs(config: Train) -> str | None:
+    """What does not go with memory that a graph writes to again whenever it is replayed."""
+    if config.compile not in CUDA_GRAPH_MODES:
+        return None
+    remedy = "use --compile max-autotune-no-cudagraphs"
+    if config.grad_accum_steps > 1:  # pytorch issue 169545
+        return (
+            "replays CUDA graphs, whose memory holds the gradients: each of the batches that --grad-accum-steps "
+            f"{config.grad_accum_steps} adds up would overwrite those before it; {remedy}"
+        )
+    if config.strategy == "fsdp":  # pytorch issue 127225
+        return f"replays CUDA graphs, which read weights at fixed addresses, and --strategy fsdp moves them; {remedy}"
+    return None
 
 
 def _views(config: Train) -> str | None:
@@ -216,6 +231,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("profile", lambda c: c.loader not in ("auto", "native"), lambda c: f"with --loader {c.loader}"),
 )
 
+CUDA_GRAPHS: tuple[Rule, ...] = (Check("compile", _cuda_graphs),)
+
 _VALUES: tuple[Rule, ...] = (
     Range("batch_size", lambda size: size == "auto" or size >= 1, "1 or more, or auto"),
     Range("grad_accum_steps", _at_least(1), "1 or more"),
@@ -230,6 +247,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("norm_weight_decay", _at_least(0), "0 or more"),
     Range("model_ema_decay", _is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("compile", lambda mode: mode in COMPILE_MODES, f"one of {', '.join(COMPILE_MODES)}"),
+    *CUDA_GRAPHS,
     Range("seed", _at_least(0), "0 or more"),
     Range("prefetch", _at_least(2), "2 or more"),
     Check("order_window", _order_window),

@@ -13,6 +13,7 @@ from . import flag_types as flagtypes
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +257,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Use the channels-last memory format for convolutional models."""
     compile: Annotated[str | None, arg(metavar="[MODE]", help_behavior_hint="")] = None
     """Compile the model with torch.compile before the first step, for every input size of the run: default,
-    reduce-overhead, max-autotune or max-autotune-no-cudagraphs. --compile alone means default."""
+    max-autotune-no-cudagraphs, or, with CUDA graphs, which need --grad-accum-steps 1 and no --strategy fsdp,
+    reduce-overhead or max-autotune. --compile alone means default."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.config.flag_types import parse_workers
-from fastimg.errors import UsageError, UserError
+from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, Dataset, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS, Backend
@@ -63,24 +63,35 @@ def open_parts(
     seed: int,
     classes: Level | None = None,
 ) -> tuple[DatasetPart, DatasetPart | None]:
-    """The training and the validation part of DATA. Raises UsageError for flags that would have no effect."""
+    """The training and the validation part of DATA, all of whose samples have labels.
+
+    Raises UsageError for flags that would have no effect, and UserError for samples without a label. A test split that
+    nobody named and that has no labels is not read where `val_fraction` is given.
+    """
     check_classes(path, classes)
     splits = list_splits(path, classes)
+    named = val_split is not None
     if val_split is None:
         val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
     train = open_dataset(path, train_split, classes)
-    if (train.labels < 0).any():
-        raise UserError(
-            f"{path}: {plural(int((train.labels < 0).sum()), 'sample', 'has')} no label; convert it again with labels"
-        )
+    check_labels(path, train_split, train, len(train.classes))
     if val_split is not None:
-        if val_fraction is not None:
-            raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
         val = open_dataset(path, val_split, classes)
+        unlabelled = bool((val.labels < 0).any())
+        if val_fraction is not None and not (unlabelled and not named):
+            raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
+        if val_fraction is not None:
+            val.close()
+            val_split = None
+    if val_split is not None:
         if val.classes != train.classes[: len(val.classes)]:  # fewer where nobody named them and the last have none
             raise UserError(
                 f"{path}: the {val_split} split has other classes than the {train_split} split; convert it again"
             )
+        others = "name another split with --val-split"
+        if not named:
+            others += f", or hold some of {train_split} out with --val-fraction 0.1"
+        check_labels(path, val_split, val, len(train.classes), others)
         return DatasetPart(train, None, train_split), DatasetPart(val, None, f"the {val_split} split", split=val_split)
     fraction = 0.1 if val_fraction is None else val_fraction
     if fraction == 0.0:
@@ -91,6 +102,28 @@ def open_parts(
     share = share_of_split(len(held_out), len(train), singular(train.content), train_split)
     origin = f"{share}, held out by seed {seed}"
     return DatasetPart(train, kept, train_split), DatasetPart(train, held_out, origin, held_out=fraction)
+
+
+def check_labels(
+    path: Path, split: str, dataset: Dataset, classes: int, other: str = "name another split with --train-split"
+) -> None:
+    """Raises UserError unless every sample of a split has a label below `classes`: a model is never given another.
+
+    Whichever loader reads it: on a GPU such a label would end the process with a device-side assert. The whole split is
+    checked, since any sample of it may fill a batch. `other` is what to do instead of labelling.
+    """
+    wrong = np.flatnonzero((dataset.labels < 0) | (dataset.labels >= classes))
+    if not len(wrong):
+        return
+    first = int(wrong[0])
+    label = int(dataset.labels[first])
+    name = printable(dataset.sample_name(first))
+    what = "has no label" if label < 0 else f"has the label {label}, and there are {plural(classes, 'class')}"
+    more = f" (and so it is with {len(wrong) - 1:,} more)"
+    raise UserError(
+        f"{path}: the sample {name} of the {split} split {what}{more if len(wrong) > 1 else ''}; convert it again with "
+        f"labels, or {other}"
+    )
 
 
 def check_classes(path: Path, classes: Level | None) -> None:

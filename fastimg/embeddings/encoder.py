@@ -7,7 +7,7 @@ evaluation mode, so the model is never split: a checkpoint holds the loaded mode
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fastimg.convert.journal import CACHE
+from fastimg.data.read_back import read_back
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.loaders.runtime.cache import cache_folder
@@ -134,15 +135,12 @@ class Encoder:
         was_training = module.training
         module.eval()
         try:
-            for batch in loader:
-                with torch.inference_mode(), captured(self.model) as embeddings, self.autocast():
-                    module(self.feed(batch))
+            for ids, (found, weights) in read_back(self._embeddings(loader)):
                 with np.errstate(over="ignore"):  # reported below
-                    arrays = embeddings[0].float().cpu().numpy().astype(self.dtype)
-                weights = batch.weight.tolist()
+                    arrays = found.astype(self.dtype)
                 real = min(len(weights), remaining)  # the rest of the last batch is padding
                 remaining -= real
-                for row, index in enumerate(batch.ids.tolist()[:real]):
+                for row, index in enumerate(ids[:real]):
                     if weights[row] == 0:
                         yield loader.unreadable.get(index, "it cannot be read")
                         continue
@@ -155,6 +153,14 @@ class Encoder:
                 tick(real)
         finally:
             module.train(was_training)
+
+    def _embeddings(self, loader: BatchSource) -> Iterator[tuple[list[int], Sequence[torch.Tensor]]]:
+        """Ids, and on the device embeddings in float32 [B, ...] and weights [B]."""
+        for batch in loader:
+            with torch.inference_mode(), captured(self.model) as embeddings, self.autocast():
+                self.model.module(self.feed(batch))
+                found = embeddings[0].float()
+            yield batch.ids.tolist(), (found, batch.weight)
 
 
 def shape_of(model: Model, example: torch.Tensor) -> tuple[int, ...]:

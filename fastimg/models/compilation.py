@@ -39,7 +39,12 @@ class Compilation:
 
 
 def compile_modules(modules: Iterable[nn.Module], mode: str) -> Compilation:
-    """Mark each module for compilation, in place; names and weights stay. Nothing is compiled yet."""
+    """Mark each module for compilation, in place; names and weights stay. Nothing is compiled yet.
+
+    With CUDA graphs, torch takes each call that follows a backward pass, or needs none, for a new step, whose outputs
+    may overwrite those of the call before: so it is here. Once `cudagraph_mark_step_begin` is called, torch would rely
+    on it for every call, validation's too, so it is not called.
+    """
     import torch._dynamo as dynamo
 
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, _MAX_GRAPHS)

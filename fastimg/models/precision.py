@@ -1,5 +1,6 @@
-"""Mixed precision: the choice of a type, with its reason."""
+"""Precision: torch's switches for float32 and kernels, and mixed precision: the choice of a type, with its reason."""
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -28,6 +29,20 @@ class Precision:
     def scaler(self) -> torch.amp.GradScaler:
         """A gradient scaler for fp16; it does nothing for other types."""
         return torch.amp.GradScaler(self.device_type, enabled=self.dtype == torch.float16)
+
+
+def set_backends(device: torch.device, deterministic: bool = False) -> None:
+    """Set torch's global switches, for training as for everything that runs a model later.
+
+    On a GPU: TF32 for what is left in float32, and the fastest of cuDNN's algorithms, which it measures, as batches
+    have one shape; with `deterministic`, only algorithms that always give the same bits.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = not deterministic
+        torch.set_float32_matmul_precision("high")
+    if device.type == "cuda" and deterministic:  # without it torch refuses cuBLAS; it is read at the first call
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
 
 
 def choose(device: torch.device, amp: bool, amp_dtype: str) -> Precision:

@@ -4,7 +4,7 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastimg.errors import UsageError
 from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.system import rank_exchange
 from fastimg.system.memory import keep_freed
+from fastimg.system.rank_exchange import RankExchange
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Ranks:
     local_world_size: int
     device: torch.device
     backend: str | None
+    exchange: RankExchange | None = field(default=None, compare=False, repr=False)  # None for one process
 
     @property
     def first(self) -> bool:
@@ -49,25 +52,19 @@ class Ranks:
         return tensor
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.world_size > 1:
-            dist.barrier()
+        """Wait for all ranks on the host, for hours if need be: see `RankExchange`. It does not wait for the device."""
+        self.gather("")
 
     def broadcast(self, value: str) -> str:
-        """Rank 0's value, on every rank."""
-        if self.world_size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, device=self.device)
-        return values[0]
+        """Rank 0's value, on every rank; it waits as `barrier` does."""
+        return self.gather(value if self.first else "")[0]
 
     def gather(self, value: str) -> list[str]:
-        """Every rank's value, on every rank."""
+        """Every rank's value, on every rank; it waits as `barrier` does."""
         if self.world_size == 1:
             return [value]
-        values = [""] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+        assert self.exchange is not None
+        return self.exchange.gather(value)
 
     def agree(self, fact: bool) -> bool:
         """Whether `fact` is true on every rank."""
@@ -75,16 +72,20 @@ class Ranks:
 
     def alone(self) -> "Ranks":
         """This process by itself, on the same device and cores: nothing is exchanged."""
-        return replace(self, rank=0, world_size=1, backend=None)
+        return replace(self, rank=0, world_size=1, backend=None, exchange=None)
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """Run the block on rank 0 before the other ranks, so that it can fill caches and download for all."""
+        """Run the block on rank 0 before the other ranks, so that it can fill caches and download for all.
+
+        Either may take hours. At the end all ranks meet, so that no collective has to wait for the slowest.
+        """
         if not self.first:
             self.barrier()
         yield
         if self.first:
             self.barrier()
+        self.barrier()
 
 
 _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torchrun, even for a single rank
@@ -110,19 +111,22 @@ def start(device: str) -> Iterator[Ranks]:
         torch.set_num_threads(ranks.cpus)
         keep_freed()
     if backend is not None:
-        _join(ranks, backend)
+        ranks = replace(ranks, exchange=_join(ranks, backend))
     try:
         yield ranks
     except BaseException:
         if backend is not None and world_size == 1:
             dist.destroy_process_group()
         raise
+    finally:
+        if ranks.exchange is not None:
+            ranks.exchange.close()
     if backend is not None:
         dist.destroy_process_group()
 
 
-def _join(ranks: Ranks, backend: str) -> None:
-    """Join the process group.
+def _join(ranks: Ranks, backend: str) -> RankExchange | None:
+    """Join the process group, and where there are other ranks the exchange beside it.
 
     When torchrun restarts ranks, it keeps their store, with the old addresses (pytorch issue 135712). On one node,
     where all ranks count restarts alike, each restart gets a prefix of its own; on several nodes, set
@@ -130,12 +134,14 @@ def _join(ranks: Ranks, backend: str) -> None:
     """
     device = ranks.device if ranks.device.type == "cuda" else None
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if restarts == "0" or ranks.local_world_size != ranks.world_size:
+    generation = restarts if ranks.local_world_size == ranks.world_size else "0"
+    if generation == "0":
         dist.init_process_group(backend, device_id=device)
-        return
-    store, rank, world_size = next(rendezvous("env://"))
-    store = PrefixStore(f"restart {restarts}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
+    else:
+        store, rank, world_size = next(rendezvous("env://"))
+        store = PrefixStore(f"restart {restarts}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
+    return None if ranks.world_size == 1 else rank_exchange.join(ranks.rank, ranks.world_size, generation)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

@@ -12,25 +12,36 @@ from timm.layers.norm_act import BatchNormAct2d, convert_sync_batchnorm
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fastimg.errors import UsageError
+
 from .ranks import Ranks
 
 
 def share_statistics(module: nn.Module, ranks: Ranks) -> int:
     """Make batch norms, in training, use the statistics over all ranks, in place. Returns the number that changed.
 
-    Evaluation, parameters and the state dict stay the same.
+    Evaluation, parameters and the state dict stay the same. Raises UsageError for a batch norm with a forward pass of
+    its own, which the exchange would replace. Afterwards a training pass needs all ranks: what runs on one rank alone,
+    such as the search for a batch size, comes first.
     """
-    if ranks.device.type == "cuda":
-        convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-        return sum(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules())
     shared = {
         nn.BatchNorm1d: _SharedNorm1d,
         nn.BatchNorm2d: _SharedNorm2d,
         nn.BatchNorm3d: _SharedNorm3d,
         BatchNormAct2d: _SharedNormAct2d,
     }
-    norms = [layer for layer in module.modules() if type(layer) in shared]
-    for norm in norms:
+    norms = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+    for name, norm in norms:
+        if type(norm) not in shared:
+            raise UsageError(
+                f"--sync-bn: the norm {name} is a {type(norm).__name__}, whose statistics cannot be shared; leave "
+                "--sync-bn out"
+            )
+    if ranks.device.type == "cuda":
+        convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        assert not any(type(layer) in shared for layer in module.modules())
+        return len(norms)
+    for _, norm in norms:
         norm.__class__ = shared[type(norm)]
         norm.ranks = ranks  # type: ignore[assignment]
     return len(norms)

@@ -32,7 +32,7 @@ from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.decoders.arrays import MULTIPLE, TokenDecoder
 from fastimg.models.input_size import check_input
-from fastimg.models.precision import Precision
+from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, start
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, parse_kwargs
@@ -55,6 +55,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
     _check(config)
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device))
+        set_backends(ranks.device)
         precision = choose_precision(ranks.device, config.amp, "auto")
         check_classes(config.data, config.classes)
         names = [config.split] if config.split else list(list_splits(config.data, config.classes))

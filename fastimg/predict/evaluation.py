@@ -1,11 +1,13 @@
 """`fastimg eval`: accuracy, precision and recall per class, and a confusion matrix."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -15,10 +17,17 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from fastimg.config.commands import Eval
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
-from fastimg.data.datasets import check_backend, check_classes, check_readable, chosen_backend, worker_count
+from fastimg.data.datasets import (
+    check_backend,
+    check_classes,
+    check_labels,
+    check_readable,
+    chosen_backend,
+    worker_count,
+)
 from fastimg.data.provenance import select
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import BatchSource, Dataset
+from fastimg.loaders import Batch, BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
@@ -83,8 +92,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             say(err, with_flags(remark))
         inference.check_content(engine, dataset, config.data)
         _same_classes(engine.card.classes, dataset, config)
-        if (dataset.labels < 0).any():
-            raise UserError(f"{config.data}: has samples without labels; convert it again with labels")
+        check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
         check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
         loader = engine.loader(
@@ -171,6 +179,21 @@ def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> N
     )
 
 
+def _scored(batch: Batch, probabilities: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Of each row [B], on the device: weight, true class, likeliest class, the place of the true class, its share.
+
+    Places count from 0. Of classes that are equally likely, the one with the lowest index comes first, as in a stable
+    sort; a model that gives NaN finds all of them equally likely.
+    """
+    targets = batch.targets
+    shares = probabilities.nan_to_num(nan=-1.0)
+    own = shares.gather(1, targets[:, None])
+    classes = torch.arange(shares.shape[1], device=shares.device)
+    ahead = (shares > own) | ((shares == own) & (classes < targets[:, None]))
+    share = probabilities.gather(1, targets[:, None])[:, 0]
+    return batch.weight, targets, shares.argmax(dim=1), ahead.sum(dim=1), share
+
+
 def _predictions(
     engine: inference.Inference, loader: BatchSource, err: Console
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
@@ -179,19 +202,14 @@ def _predictions(
     predicted: list[npt.NDArray[np.int64]] = []
     top5: list[npt.NDArray[np.bool_]] = []
     losses: list[npt.NDArray[np.float64]] = []
-    steps = track(
-        engine.answers(loader), "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal
-    )
-    for batch, probabilities in steps:
-        real = batch.weight.cpu().numpy() > 0
-        targets = batch.targets.cpu().numpy()[real]
-        probabilities = probabilities[real]
-        ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :5]
-        truth.append(targets)
-        predicted.append(ranked[:, 0])
-        top5.append((ranked == targets[:, None]).any(axis=1))
-        true_class = probabilities[np.arange(len(targets)), targets].astype(np.float64)
-        losses.append(-np.log(np.maximum(true_class, 1e-38)))
+    read = engine.read(loader, _scored)
+    steps = track(read, "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal)
+    for _, (weight, targets, first, place, share) in steps:
+        real = weight > 0
+        truth.append(targets[real])
+        predicted.append(first[real])
+        top5.append(place[real] < 5)
+        losses.append(-np.log(np.maximum(share[real].astype(np.float64), 1e-38)))
     return np.concatenate(truth), np.concatenate(predicted), np.concatenate(top5), np.concatenate(losses)
 
 

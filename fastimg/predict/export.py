@@ -52,7 +52,7 @@ def export(config: Export, out: Console) -> int:
     """
     if config.check_data is not None and not config.check:
         raise UsageError(f"--check-data {config.check_data}: has no effect without --check; add it")
-    if config.with_preprocessing and config.format == "safetensors":
+    if config.with_preprocessing and config.chosen_format == "safetensors":
         raise UsageError(
             "--with-preprocessing: --format safetensors holds only weights; leave it out, or use --format onnx or pt2"
         )
@@ -81,13 +81,13 @@ def export(config: Export, out: Console) -> int:
 
 def _check_packages(config: Export) -> None:
     """Raises UsageError, with the command to install them, if packages are missing."""
-    needed = _PACKAGES[config.format]
-    if config.format == "onnx" and config.check:
+    needed = _PACKAGES[config.chosen_format]
+    if config.chosen_format == "onnx" and config.check:
         needed = (*needed, "onnxruntime")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing)
-        what = f"--format {config.format}{' --check' if missing == ['onnxruntime'] else ''}"
+        what = f"--format {config.chosen_format}{' --check' if missing == ['onnxruntime'] else ''}"
         raise UsageError(
             f"{what}: needs {names}, which {agreeing(len(missing), 'is')} not installed; "
             "`pip install onnx onnxscript onnxruntime`, or `pip install '.[export]'` in a clone of fastimg"
@@ -96,7 +96,7 @@ def _check_packages(config: Export) -> None:
 
 def _file(config: Export, source: Path) -> Path:
     """The file to write. Raises UsageError and UserError if it cannot be written there, or exists."""
-    suffix = f".{config.format}"
+    suffix = f".{config.chosen_format}"
     output = config.output
     if output is None:
         file = _default(source, suffix)
@@ -138,18 +138,18 @@ def _default(source: Path, suffix: str) -> Path:
 
 def _write(config: Export, file: Path, source: Path, model: Model, subject: Subject) -> None:
     size = sum(tensor.nbytes for tensor in model.module.state_dict().values())
-    if config.format == "onnx" and size >= graph.ONNX_LIMIT:
+    if config.chosen_format == "onnx" and size >= graph.ONNX_LIMIT:
         raise UserError(
             f"{config.checkpoint}: has {size / 2**30:.1f} GiB of weights, too many for an ONNX file, which holds less "
             "than 2 GiB; use --format pt2 or safetensors"
         )
     try:
-        graph.write(config.format, file, source, subject)
+        graph.write(config.chosen_format, file, source, subject)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}; choose an --output that can be written") from error
     except Exception as error:
         raise UserError(
-            f"{config.checkpoint}: {model.arch} cannot be exported as {config.format} ({graph.reason(error)}); "
+            f"{config.checkpoint}: {model.arch} cannot be exported as {config.chosen_format} ({graph.reason(error)}); "
             "--format safetensors works for any model"
         ) from error
 
@@ -159,7 +159,7 @@ def _check(config: Export, file: Path, subject: Subject) -> Agreement:
     cpu = torch.device("cpu")
     engine = inference.load(config.checkpoint, cpu, choose_precision(cpu, False, "auto"))
     try:
-        match config.format:
+        match config.chosen_format:
             case "onnx":
                 run = graph.open_onnx(file, subject)
             case "pt2":
@@ -177,19 +177,19 @@ def _form(config: Export) -> Form:
     """The inputs for the check, and its tolerance."""
     if not config.with_preprocessing:
         return CUT
-    return WHOLE if config.format == "pt2" else WHOLE_ELSEWHERE
+    return WHOLE if config.chosen_format == "pt2" else WHOLE_ELSEWHERE
 
 
 def _result(
     config: Export, file: Path, source: Path, card: Card, subject: Subject, agreement: Agreement | None
 ) -> Exported:
-    graphed = config.format != "safetensors"
+    graphed = config.chosen_format != "safetensors"
     preprocessing = json.loads(subject.metadata["preprocessing"])
     if not graphed and "normalisation" in preprocessing:  # the file holds only weights
         preprocessing["normalisation"] = "by the caller"
     return Exported(
         file=str(file),
-        format=config.format,
+        format=config.chosen_format,
         bytes=file.stat().st_size,
         checkpoint=str(source),
         arch=card.arch,

@@ -77,7 +77,7 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
             else:
                 actual = _run(file, run, batch.inputs)[real]
             expected_logits = recorded.pop()[real]
-            expected = torch.from_numpy(expected_shares)[real]
+            expected = expected_shares[real]
             counted += len(actual)
             same += int((actual.argmax(1) == expected.argmax(1)).sum())
             logits = torch.maximum(logits, _largest(actual - expected_logits))

@@ -1,8 +1,9 @@
 """Inference: the probabilities for every sample of a dataset, through the loader that training uses."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,12 @@ import torch
 from fastimg.augment import Policy
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop
 from fastimg.data.model_input import model_input
+from fastimg.data.read_back import read_back
 from fastimg.embeddings.cache import array_loader
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
-from fastimg.models.precision import Precision
+from fastimg.models.precision import Precision, set_backends
 from fastimg.models.registry import Model
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.train.checkpoints.format import Card, load_model
@@ -56,15 +58,26 @@ class Inference:
         crop = center_crop(self.card.preprocessing)
         return build_loader(part, crop, settings, max_pixels, self.device, backend)
 
-    def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, npt.NDArray[np.float32]]]:
-        """Yield (batch, probabilities [B, C]) in order; C is the checkpoint's number of classes."""
+    def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Yield (batch, probabilities [B, C] on the device) in order; C is the checkpoint's number of classes."""
         with torch.inference_mode():
             for batch in loader:
                 inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
                 with self.precision.autocast():
                     logits = answer(self.model.module, inputs, self.tta)
                 scores = logits[:, : len(self.card.classes)]
-                yield batch, scores.softmax(dim=1).cpu().numpy()
+                yield batch, scores.softmax(dim=1)
+
+    def read(
+        self, loader: BatchSource, summarise: Callable[[Batch, torch.Tensor], Sequence[torch.Tensor]]
+    ) -> Iterator[tuple[list[int], list[npt.NDArray[Any]]]]:
+        """Yield (ids, what `summarise` makes of a batch and its probabilities) in order, from a GPU one batch late.
+
+        Probabilities stay on the device. Arrays are valid until the next ones.
+        """
+        return read_back(
+            (batch.ids.tolist(), summarise(batch, probabilities)) for batch, probabilities in self.answers(loader)
+        )
 
 
 def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:
@@ -78,7 +91,11 @@ def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:
 
 
 def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:
-    """Load a checkpoint's model onto a device. Raises UsageError and UserError."""
+    """Load a checkpoint's model onto a device, and set torch's switches as training does.
+
+    Raises UsageError and UserError.
+    """
+    set_backends(device)
     model, card = load_model(path)
     if tta and model.text is not None:
         raise UsageError("--tta: averages over mirror images, and the model reads texts; leave it out")

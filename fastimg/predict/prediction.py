@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -20,7 +21,7 @@ from fastimg.config.rule_tables import PREDICT
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.loaders import BatchSource, Dataset, FilesDataset
+from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.folders.formats import undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
@@ -173,17 +174,23 @@ def _answers(
     answers: list[Answer] = []
     classes = engine.card.classes
     remedies = undecodable_extensions() if engine.model.text is None else {}
-    for batch, probabilities in track(
-        engine.answers(loader), "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
+
+    def likeliest(_: Batch, probabilities: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Probabilities and classes [B, topk]; of equally likely classes, the lower index comes first."""
+        shares, ranked = probabilities.sort(dim=1, descending=True, stable=True)
+        return shares[:, :topk].contiguous(), ranked[:, :topk].contiguous()
+
+    read = engine.read(loader, likeliest)
+    for ids, (shares, ranked) in track(
+        read, "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3
     ):
-        for index, row in zip(batch.ids.tolist()[: len(names) - len(answers)], probabilities, strict=False):
+        for index, row, best in zip(ids[: len(names) - len(answers)], shares, ranked, strict=False):
             name = names[index]
             reason = loader.unreadable.get(index)
             if reason is not None:
                 answers.append(Answer(name, [], [], _reason(name, reason, remedies)))
                 continue
-            best = np.argsort(-row, kind="stable")[:topk]
-            answers.append(Answer(name, [classes[i] for i in best], [round(float(row[i]), 6) for i in best]))
+            answers.append(Answer(name, [classes[i] for i in best], [round(float(share), 6) for share in row]))
     return answers
 
 

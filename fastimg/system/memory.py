@@ -17,16 +17,49 @@ _MMAP_THRESHOLD = -3
 _KEPT = 2**31 - 1  # bytes
 _MAPPED = 2**30  # bytes
 
-_CPU_WORDS = ("can't allocate memory", "cannot allocate memory", "std::bad_alloc")
+# What torch's other errors say, in lower case, where the memory is not that of its own allocator for GPUs.
+_WORDS = (
+    "can't allocate memory",  # on the host: torch's allocator, the system, C++
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "cuda out of memory",  # an OutOfMemoryError that a compiler has wrapped
+    "cuda error: out of memory",  # the CUDA runtime, for pinned memory of the host too (cudaHostAlloc)
+    "cuda driver error: out of memory",
+    "triton error [cuda]: out of memory",
+    "cudnn_status_alloc_failed",
+    "cudnn_status_internal_error_host_allocation_failed",  # cuDNN 9
+    "cudnn_status_internal_error_device_allocation_failed",
+    "cublas_status_alloc_failed",
+    "cusparse_status_alloc_failed",
+    "cusolver_status_alloc_failed",
+    "cufft_alloc_failed",
+    "cuda failure 'out of memory'",  # NCCL; since 2.18 with the number
+    "cuda failure 2 'out of memory'",
+    "failed to cuda calloc",
+    "failed to cuda malloc",
+    "failed to cuda host alloc",
+)
+_CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or on the host."""
+    """Whether an error says that memory ran out, on a GPU or on the host.
+
+    Libraries beside torch's allocator have errors of their own: cuDNN for its workspace, cuBLAS for its handle, NCCL.
+    """
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _CPU_WORDS)
+    accelerator = getattr(torch, "AcceleratorError", None)  # a RuntimeError
+    if accelerator is not None and isinstance(error, accelerator):
+        return getattr(error, "error_code", None) == _CUDA_OUT_OF_MEMORY or _says_so(error)
+    return isinstance(error, RuntimeError) and _says_so(error)
+
+
+def _says_so(error: BaseException) -> bool:
+    text = str(error).lower()
+    return any(words in text for words in _WORDS)
 
 
 def keep_freed() -> None:

@@ -21,6 +21,10 @@ _CONNECTING = timedelta(seconds=30)  # torch's attempts take 5 seconds each, and
 _SAYING = timedelta(seconds=30)  # limit for the rank that failed first to print its message
 
 
+class LostRankError(Exception):
+    """Another rank, which this one waits for, has failed, was killed or cannot be reached. The message says which."""
+
+
 def several() -> bool:
     """Whether torchrun, or a launcher that sets the same variables, started more than one process."""
     return int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.keys() >= {"MASTER_ADDR", "MASTER_PORT"}
@@ -61,6 +65,8 @@ def lost_contact(error: BaseException) -> str | None:
     from torch import distributed
 
     text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, LostRankError):
+        return text
     if isinstance(error, distributed.DistNetworkError | distributed.DistStoreError | distributed.DistBackendError):
         return text.partition(". ")[0]
     if isinstance(error, RuntimeError) and "/gloo/" in text:
@@ -78,10 +84,9 @@ def leave(code: int) -> None:
     sys.exit(code)
 
 
-def _store() -> "Store | None":
-    """A separate connection to the store; None if there is no store."""
+def connection() -> "Store | None":
+    """A separate connection to the store of the launcher; None if there is no store."""
     from torch.distributed import DistError, TCPStore, is_initialized  # type: ignore[attr-defined]
-    from torch.distributed.distributed_c10d import PrefixStore
 
     launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not launcher_hosts and not is_initialized():
@@ -89,11 +94,23 @@ def _store() -> "Store | None":
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         socket.create_connection((host, port), _REACHING).close()  # torch would retry and print stack traces
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECTING)
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECTING)
     except (OSError, DistError):
         return None
+
+
+def prefixed(store: "Store", prefix: str | None = None) -> "Store":
+    """A part of the store: by default the one where failures are announced, which begins anew with each restart."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
     # torchrun keeps the store when it restarts ranks.
-    return PrefixStore(f"fastimg failure {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    own = f"fastimg failure {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return PrefixStore(own if prefix is None else prefix, store)
+
+
+def _store() -> "Store | None":
+    store = connection()
+    return None if store is None else prefixed(store)
 
 
 def _code_of_first(store: "Store", code: int) -> int:

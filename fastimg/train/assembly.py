@@ -46,14 +46,6 @@ class Blueprint:
     trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
 
 
-def set_backends(config: Train, ranks: Ranks) -> None:
-    """Set torch's global switches for a run."""
-    if ranks.device.type == "cuda":
-        torch.backends.cudnn.benchmark = not config.deterministic
-        torch.set_float32_matmul_precision("high")
-    torch.use_deterministic_algorithms(config.deterministic)
-
-
 def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     """A run on the device, before its first step. Raises UsageError for a flag that has no effect on this model.
 

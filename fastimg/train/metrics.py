@@ -122,7 +122,11 @@ def shows_top5(classes: int) -> bool:
 def answer(model: nn.Module, images: torch.Tensor, tta: bool = False) -> torch.Tensor:
     """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: the mean of each image's and its mirror image's."""
     logits: torch.Tensor = model(images).float()
-    return (logits + model(images.flip(3)).float()) / 2 if tta else logits
+    if not tta:
+        return logits
+    own = logits.clone()  # the next call of a model with CUDA graphs writes to the same memory
+    mirrored: torch.Tensor = model(images.flip(3)).float()
+    return (own + mirrored) / 2
 
 
 def evaluate(

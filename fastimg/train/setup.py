@@ -23,7 +23,7 @@ from fastimg.errors import printable
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.runtime.scratch import Scratch
-from fastimg.models.precision import Precision
+from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, check_strategy
 from fastimg.models.text_encoder import short_name
@@ -35,7 +35,7 @@ from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
-from .assembly import Blueprint, assemble, set_backends
+from .assembly import Blueprint, assemble
 from .checkpoints import changed_data
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
@@ -115,7 +115,7 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
 def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitStack) -> Opened:
     """Open the data, and choose the run's directory: a new one, or that of the run to resume."""
     config = checked.config
-    set_backends(config, ranks)
+    set_backends(ranks.device, config.deterministic)
     part, val_part, path = open_data(config, ranks, console, stack)
     check_content(config, path, part)
     base = f"{display_name(path)}-{short_name(intent.architecture(config))}"
@@ -142,6 +142,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     searched = config.batch_size == "auto"
     if opened.resuming:
         config = _resumed_batch(config, opened.directory, ranks, console)
+        refusals.check_resumed(config)
     choice, why_not = caching.choose(config, model, preprocessing)
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None

@@ -9,6 +9,7 @@ import importlib
 import itertools
 import os
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -419,6 +420,20 @@ def test_a_policy_compiles_little(launches, name):
     assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
 
 
+def test_that_torchs_debug_mode_is_a_prototype_is_no_error(sync_debug_mode, monkeypatch):
+    said = []
+
+    def choose(mode):
+        said.append(mode)
+        text = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", choose)
+    with pytest.raises(RuntimeError, match="called a synchronizing"), sync_debug_mode("error"):
+        raise RuntimeError("called a synchronizing CUDA operation")
+    assert said == ["error", "default"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGPU:
@@ -431,17 +446,14 @@ class TestOnAGPU:
             check(plan, images(batch, *shape).contiguous().cuda(), POLICIES[name], dtype)
 
     @pytest.mark.parametrize("name", POLICIES)
-    def test_nothing_waits_for_the_device(self, name):
+    def test_nothing_waits_for_the_device(self, name, sync_debug_mode):
         policy, batch = POLICIES[name], images(32, 224, 224).cuda()
         table = normalisation_table(policy, torch.bfloat16).cuda()
         expected = []
         for seed in range(3):  # the last in the steady state
             plan = draw(policy, np.arange(32), seed, 0)
             torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error" if seed == 2 else "default")
-            try:
+            with sync_debug_mode("error" if seed == 2 else "default"):
                 got = fused.fused(plan, batch, table, torch.bfloat16)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             expected.append(torch.equal(got, augment(plan, batch, table)))
         assert all(expected)

@@ -275,3 +275,22 @@ def test_file_names_that_are_not_utf8(trained, tmp_path, cli):
     assert ran.code == 0 and "caf\\udce9.jpg" in (tmp_path / "out.csv").read_text()
     ran = cli("train", tmp_path / f"no-{name}")
     assert ran.code == 1 and "no-caf\\udce9.jpg" in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "--text", "a", "--text", "b"], ["run", "--text", "a", "b"]),
+        (["--text", "a", "b", "--topk", "3", "run", "--text=c"], ["--topk", "3", "run", "--text", "a", "b", "c"]),
+        (["--text=a=b", "run", "--text", "c", "--", "--text"], ["run", "--text", "a=b", "c", "--", "--text"]),
+        (["--text=a", "run"], ["--text=a", "run"]),
+        (["run", "--", "--text", "--text"], ["run", "--", "--text", "--text"]),
+    ],
+)
+def test_a_list_that_is_given_in_parts(arguments, expected):
+    assert command_line._together(arguments, "--text") == expected
+
+
+def test_every_argument_of_a_model_counts():
+    parsed = command_line._parse("train", ["--model-kwargs", "a=1", "--epochs", "2", "--model-kwargs", "b=2", "c=3"])
+    assert parsed.model_kwargs == ("a=1", "b=2", "c=3") and parsed.epochs == 2

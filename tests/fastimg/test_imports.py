@@ -54,6 +54,7 @@ REFUSED = {
     "predict": ("predict", "{}/run", "{}/images", "--topk", "0"),
     "embed": ("embed", "{}/tar", "{}/out", "--img-size", "0"),
     "export": ("export", "{}/run", "--format", "jpeg"),
+    "export without a format": ("export", "{}/run", "--output", "{}/model.bin"),
     "bench": ("bench", "{}/tar", "--repeats", "0"),
     "inspect's flag": ("inspect", "{}/tar", "--samples", "0"),
     "convert's flag": ("convert", "{}/images", "{}/other", "--quality", "0"),

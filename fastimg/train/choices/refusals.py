@@ -1,7 +1,7 @@
 """Configurations of `train` that are refused: by the rules between flags, or for what is not installed."""
 
 from fastimg.config.commands import Train
-from fastimg.config.rule_tables import TRAIN, TRAIN_DEVICE
+from fastimg.config.rule_tables import CUDA_GRAPHS, TRAIN, TRAIN_DEVICE
 from fastimg.config.rules import refuse, refuse_device
 from fastimg.data.datasets import check_backend, chosen_backend
 from fastimg.errors import UsageError
@@ -12,6 +12,11 @@ def check(config: Train) -> None:
     """Raises UsageError for values out of range, for flags without effect, and for a loader that is not installed."""
     refuse(config, TRAIN)
     check_backend(chosen_backend(config.loader))
+
+
+def check_resumed(config: Train) -> None:
+    """Raises UsageError where the steps that other ranks make of a resumed run's batch do not go with CUDA graphs."""
+    refuse(config, CUDA_GRAPHS)
 
 
 def check_device(config: Train, device: str) -> None:

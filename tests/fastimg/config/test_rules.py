@@ -9,6 +9,7 @@ import pytest
 from fastimg.config.commands import Train
 from fastimg.config.rule_tables import EVAL, TRAIN, TRAIN_DEVICE
 from fastimg.config.rules import Excludes, Idle, Needs, Range, dropped, flag, refuse, refuse_device, without_effect
+from fastimg.config.training import COMPILE_MODES, CUDA_GRAPH_MODES
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 
@@ -112,6 +113,21 @@ def test_what_only_cuda_devices_do(device):
         refuse_device(Train(**{field: value}), "cuda", TRAIN_DEVICE)
         with pytest.raises(UsageError, match=f"^{flag(field)} {value}: .* {device}"):
             refuse_device(Train(**{field: value}), device, TRAIN_DEVICE)
+
+
+@pytest.mark.parametrize("mode", CUDA_GRAPH_MODES)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"grad_accum_steps": 4}, "memory holds the gradients: .* --grad-accum-steps 4"), ({"strategy": "fsdp"}, "moves")],
+)
+def test_what_cuda_graphs_do_not_go_with(mode, settings, reason):
+    with pytest.raises(
+        UsageError, match=rf"^--compile {mode}: .*{reason}.*; use --compile max-autotune-no-cudagraphs$"
+    ):
+        refuse(Train(compile=mode, **settings), TRAIN)
+    refuse(Train(compile=mode), TRAIN)
+    for other in {*COMPILE_MODES, None} - {*CUDA_GRAPH_MODES}:
+        refuse(Train(compile=other, **settings), TRAIN)
 
 
 def test_a_command_may_lack_fields_of_a_table():

@@ -1,14 +1,18 @@
 """What DATA means, and the parts it is used as."""
 
+import io
+import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fastimg.data.datasets import display_name, find_dataset, open_parts, worker_count
+from fastimg.data.datasets import check_labels, display_name, find_dataset, open_parts, worker_count
 from fastimg.errors import UsageError, UserError
+from fastimg.loaders import open_dataset
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.errors import DataError
 from fastimg.models.ranks import Ranks
@@ -51,6 +55,86 @@ def test_validation_is_held_out_of_an_unsplit_folder(image_folder):
     other = open_parts(image_folder, "train", None, 0.25, 1)[1]
     assert val.indices.tolist() != other.indices.tolist()
     assert val.indices.tolist() == open_parts(image_folder, "train", None, 0.25, 0)[1].indices.tolist()
+
+
+@pytest.fixture
+def unlabelled(trained, tmp_path):
+    """`unlabelled(split, count, new name)`: a tar for each split, without the labels of so many samples of one."""
+
+    def write(split, count, name=None):
+        root = tmp_path / "tars"
+        root.mkdir()
+        for own in ("train", "val"):
+            with tarfile.open(root / f"{name if own == split and name else own}-00000.tar", "w") as tar:
+                files = sorted((trained.images / own).glob("*/*"))
+                for number, file in enumerate(files):
+                    members = {file.suffix: file.read_bytes()}
+                    if own != split or number < len(files) - count:
+                        members[".cls"] = str(sorted(("blue", "green", "red")).index(file.parent.name)).encode()
+                    for suffix, content in members.items():
+                        member = tarfile.TarInfo(f"{number:04d}{suffix}")
+                        member.size = len(content)
+                        tar.addfile(member, io.BytesIO(content))
+        return root
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "words"),
+    [
+        (
+            "train",
+            1,
+            r"the sample .*0023\S* of the train split has no label; convert .*another split with --train-split",
+        ),
+        ("val", 3, r"the sample .*0009\S* of the val split has no label \(and so it is with 2 more\);.*--val-split"),
+    ],
+)
+def test_samples_without_labels_are_named_before_anything_is_read(split, count, words, unlabelled):
+    with pytest.raises(UserError, match=words):
+        open_parts(unlabelled(split, count), "train", None, None, 0)
+
+
+def test_a_test_split_without_labels_can_be_left_alone(unlabelled):
+    """As those of competitions are."""
+    data = unlabelled("val", 12, "test")
+    with pytest.raises(
+        UserError, match=r"the sample .*0000\S* of the test split.* or hold some of train out with --val-frac"
+    ):
+        open_parts(data, "train", None, None, 0)
+    train, val = open_parts(data, "train", None, 0.25, 0)
+    assert (len(train), len(val), val.held_out) == (18, 6, 0.25)
+    with pytest.raises(UsageError, match="--val-fraction has no effect"):
+        open_parts(data, "train", "test", 0.25, 0)
+
+
+def test_labels_are_below_the_number_of_classes(trained):
+    dataset = open_dataset(trained.shards, "val")
+    check_labels(trained.shards, "val", dataset, 3)
+    with pytest.raises(UserError, match=r"of the val split has the label 2, and there are 2 classes .*3 more\)"):
+        check_labels(trained.shards, "val", dataset, 2)
+
+
+@pytest.mark.parametrize("loader", ["native", "torch", "synthetic"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_no_loader_hands_a_missing_label_to_a_model(loader, split, unlabelled, fast, tmp_path, cli, monkeypatch):
+    monkeypatch.setattr("fastimg.train.step.losses", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr("fastimg.train.loop.evaluate", lambda *_: pytest.fail("validated"))
+    flags = [flag for flag in fast if flag not in ("--workers", "1", "--epochs")]
+    ran = cli("train", unlabelled(split, 2), *flags, "--epochs", "1", "--loader", loader, "-o", tmp_path / "runs")
+    assert ran.code == 1 and f"of the {split} split has no label" in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_eval_names_a_sample_without_a_label(unlabelled, fast, tmp_path, cli):
+    data = unlabelled("val", 1, "test")
+    flags = (*fast, "--val-fraction", "0.25", "-o", tmp_path / "runs", "--name", "run")
+    assert cli("train", data, *flags).code == 0
+    ran = cli("eval", tmp_path / "runs/run", data)
+    assert ran.code == 1 and len(ran.err.splitlines()) == 1
+    assert re.search(
+        r"the sample .*0011\S* of the test split has no label; convert it .* another split with --spl", ran.err
+    )
 
 
 def test_no_validation(image_folder):

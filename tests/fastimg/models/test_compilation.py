@@ -10,6 +10,7 @@ from fastimg.errors import UserError
 from fastimg.models import compilation
 from fastimg.models.compilation import ahead, compile_modules
 from fastimg.train import setup as prepare
+from fastimg.train.metrics import answer
 
 
 class Net(torch.nn.Module):
@@ -114,3 +115,27 @@ def test_the_decoder_is_compiled_before_the_first_step(compiles, trained, fast, 
 def test_refused(flags, words, trained, fast, tmp_path, cli):
     ran = cli("train", trained.shards, *fast, *flags, "-o", tmp_path / "runs")
     assert ran.code == 2 and words in ran.err, ran.err
+
+
+def test_a_resumed_run_accumulates_no_gradients_in_the_memory_of_cuda_graphs(trained, fast, tmp_path, cli, monkeypatch):
+    """Fewer ranks share the batch of a step by accumulating it, which no flag says."""
+    flags = (*fast, "-o", tmp_path / "runs", "--name", "run")
+    assert cli("train", trained.shards, *flags).code == 0
+    monkeypatch.setattr(prepare.rundir, "batch_of_before", lambda *_: (4, 2))
+    ran = cli("train", trained.shards, *flags, "--resume", "auto", "--compile", "max-autotune")
+    assert ran.code == 2 and "--compile max-autotune: replays CUDA graphs, whose memory holds the gradients" in ran.err
+    assert "--grad-accum-steps 2" in ran.err and "use --compile max-autotune-no-cudagraphs" in ran.err
+
+
+def test_two_answers_of_a_model_that_writes_both_to_the_same_memory():
+    """So models with CUDA graphs do. Logits in float32, which `float` does not copy."""
+    memory = torch.zeros(2, 3)
+
+    def graph(images):
+        return memory.copy_(images[:, 0, 0, :3])
+
+    def eager(images):
+        return graph(images).clone()
+
+    images = torch.rand(2, 1, 1, 4)
+    assert torch.equal(answer(graph, images, tta=True), answer(eager, images, tta=True))

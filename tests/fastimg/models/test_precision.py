@@ -1,11 +1,14 @@
-"""Mixed precision: which type, and why."""
+"""Mixed precision: which type, and why; and torch's own switches."""
+
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fastimg.errors import UsageError
 from fastimg.models import precision
-from fastimg.models.precision import choose
+from fastimg.models.precision import choose, set_backends
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -45,3 +48,35 @@ def test_autocast_is_what_was_chosen():
 def test_a_cpu_does_not_train_in_fp16():
     with pytest.raises(UsageError, match="--amp-dtype fp16"):
         choose(CPU, True, "fp16")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_switches_of_torch(device, deterministic, monkeypatch):
+    """They can be set without a GPU."""
+    set_ = {}
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "so that it is as before after the test")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(benchmark=None))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda name: set_.update(matmul=name))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: set_.update(deterministic=on))
+    set_backends(torch.device(device), deterministic)
+    cuda = device == "cuda"
+    assert set_ == {"deterministic": deterministic} | ({"matmul": "high"} if cuda else {})
+    assert torch.backends.cudnn.benchmark is (not deterministic if cuda else None)
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if cuda and deterministic else None)
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "embed"])
+def test_every_command_that_runs_a_model_sets_them(command, trained, tmp_path, cli, monkeypatch):
+    calls = []
+    for module in ("fastimg.predict.inference", "fastimg.predict.embedding"):
+        monkeypatch.setattr(f"{module}.set_backends", lambda device, deterministic=False: calls.append(device.type))
+    arguments = {
+        "eval": (trained.run, trained.shards, "--plot", tmp_path / "plot.png"),
+        "predict": (trained.run, next((trained.images / "val" / "red").iterdir())),
+        "embed": (trained.shards, tmp_path / "out", "--weights", trained.run, "--cache-dir", tmp_path / "cache"),
+    }
+    ran = cli(command, *arguments[command], "--device", "cpu")
+    assert ran.code == 0, ran.err
+    assert calls == ["cpu"]

@@ -1,5 +1,6 @@
 """torchrun with two ranks on one machine (gloo) against one process."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from fastimg import cli
@@ -133,6 +135,108 @@ def test_what_only_rank_0_finds_wrong_is_one_line(make_image_folder: Callable[[i
     assert "fastimg/cli.py" not in done.stderr and "please report" not in done.stderr
     assert "exitcode  : 2" in done.stderr and "exitcode  : 1 " not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+# A process group that waits for three seconds, or as argv says, and ranks that take their time.
+IMPATIENT = """
+import functools, os, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from fastimg import cli
+from fastimg.embeddings import cache
+from fastimg.models.ranks import start
+from fastimg.system import rank_exchange
+from fastimg.train import opening
+
+rank, limit, mode = int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2]
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=timedelta(seconds=limit))
+
+def slowly(function):
+    def slow(*args, **kwargs):
+        if rank == 0:
+            time.sleep(1.4 * limit)
+        return function(*args, **kwargs)
+    return slow
+
+def killed(*args, **kwargs):
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if mode == "blocks":
+    with start("cpu") as ranks:
+        for slow in (0, 1):
+            with ranks.first_goes_first():
+                time.sleep(2.5 * limit * (rank == slow))
+            assert int(ranks.sum(torch.ones(1))) == 2
+        time.sleep(2.5 * limit * (rank == 0))
+        line = f"{ranks.gather(str(rank))} {ranks.broadcast(str(rank))} {ranks.agree(rank == 0)}"
+    print(f"rank {rank}: {line} {dist.is_initialized()}", flush=True)
+    sys.exit(0)
+if mode == "slow":
+    opening.open_parts = slowly(opening.open_parts)
+    cache.sample_digests = slowly(cache.sample_digests)
+else:
+    rank_exchange.BEAT, rank_exchange.PATIENCE = 0.2, 3.0
+    opening.open_parts = killed
+code = cli.run(sys.argv[3:])
+sys.stdout.flush()
+os._exit(code)
+"""
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Path:
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    return tmp_path / "impatient.py"
+
+
+@pytest.mark.slow
+def test_ranks_wait_longer_than_the_process_group_would(impatient: Path) -> None:
+    """For rank 0 in a block of its own, for the others in theirs, and for what each says."""
+    launcher = [*command(2)[:-2], str(impatient), "3", "blocks"]
+    done = subprocess.run(launcher, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: ['0', '1'] 0 False False" for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_rank_0_scans_and_reads_for_longer_goes_on(
+    make_image_folder: Callable[[int], Path], impatient: Path, tmp_path: Path
+) -> None:
+    flags = [*arguments(make_image_folder(9), tmp_path / "runs", "test_vit", 4), "--freeze", "backbone", "--no-aug"]
+    launcher = [*command(2)[:-2], str(impatient), "8", "slow", *flags, "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(launcher, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "last checkpoint" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_is_killed_while_others_wait_ends_them(
+    make_image_folder: Callable[[int], Path], impatient: Path, tmp_path: Path
+) -> None:
+    """Where no torchrun ends them, and the store outlives rank 0: by its silence."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    flags = arguments(make_image_folder(2), tmp_path / "runs", "test_vit", 4)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(impatient), "600", "killed", *flags],
+            env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 1]
+    assert "lost contact with another rank (rank 0 has given no sign of life for" in said[1]
+    assert "Traceback" not in said[1]
 
 
 def test_one_process_has_nothing_to_agree_on() -> None:

@@ -4,9 +4,11 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -16,7 +18,10 @@ from fastimg.data.datasets import open_parts
 from fastimg.data.provenance import record, select
 from fastimg.loaders import open_dataset
 from fastimg.models.registry import Preprocessing
+from fastimg.predict import evaluation
 from fastimg.train.checkpoints.format import find, read_card, trained_before
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def told_of(cli, *arguments):
@@ -50,6 +55,27 @@ def test_numbers_are_those_of_the_predictions(trained, plot, cli):
         assert (score["name"], score["images"]) == (names[at], true[at])
         assert score["precision"] == pytest.approx(right[at] / max(predicted[at], 1))
         assert score["recall"] == pytest.approx(right[at] / true[at])
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 1000])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
+def test_places_are_those_of_a_stable_sort(classes, device):
+    """Of logits with ties, above all: of two classes that are equally likely, the lower index comes first."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randint(0, 4, (300, classes), generator=generator).float()  # hundreds of each value
+    logits[0] = 0.0
+    logits[1] = float("nan")
+    logits[2:100] += torch.randn(98, classes, generator=generator)
+    targets = torch.randint(0, classes, (300,), generator=generator)
+    targets[0] = classes - 1
+    probabilities = logits.softmax(dim=1)
+    ranked = np.argsort(-probabilities.numpy(), axis=1, kind="stable")
+    batch = SimpleNamespace(weight=torch.ones(300), targets=targets.to(device))
+    _, _, first, place, share = (t.cpu().numpy() for t in evaluation._scored(batch, probabilities.to(device)))
+    assert first.tolist() == ranked[:, 0].tolist()
+    assert place.tolist() == (ranked == targets.numpy()[:, None]).argmax(axis=1).tolist()
+    expected = probabilities.numpy()[np.arange(300), targets.numpy()]
+    np.testing.assert_array_equal(share, expected)
 
 
 def test_shards_and_folder_say_the_same(trained, plot, cli):

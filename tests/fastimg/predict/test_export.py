@@ -52,6 +52,19 @@ def written(monkeypatch):
     monkeypatch.setattr(graph, "write", lambda name, file, source, what: file.write_bytes(b""))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_name_of_the_output_says_the_format(name, trained, tmp_path, written, cli):
+    ran = cli("export", trained.run, "-o", tmp_path / f"a.{name}", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["format"] == name and (tmp_path / f"a.{name}").exists()
+
+
+@pytest.mark.parametrize("output", [(), ("-o", "a.bin"), ("-o", ".")])
+def test_a_format_that_nothing_names(output, trained, cli):
+    ran = cli("export", trained.run, *output)
+    assert ran.code == 2 and "export: which format? give --format onnx, pt2 or safetensors, or an --output" in ran.err
+
+
 def opened(file):
     """The file as somebody without fastimg would run it: its inputs -> float32 [N, classes]."""
     if file.suffix == ".pt2":

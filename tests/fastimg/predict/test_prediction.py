@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 
@@ -182,3 +183,17 @@ def test_a_folder_of_heic_alone_is_answered(run, tmp_path, heic, cli):
     (tmp_path / "1.heic").write_bytes(heic())
     ran = cli("predict", run, tmp_path)
     assert ran.code == 1 and "not read: HEIC, readable after `pip install pillow-heif`" in ran.out
+
+
+def test_of_equally_likely_classes_the_first_comes_first(trained, cli, monkeypatch):
+    """As a model without training finds them."""
+    monkeypatch.setattr("fastimg.predict.inference.answer", lambda module, images, tta: torch.zeros(len(images), 3))
+    files = sorted((trained.images / "val").glob("*/*"))
+    told = answers(cli("predict", trained.run, *files, "--json", "-b", "5"))
+    assert [answer["classes"] for answer in told] == [["blue", "green", "red"]] * 12
+    assert told[0]["probabilities"] == [0.333333] * 3
+    monkeypatch.setattr(
+        "fastimg.predict.inference.answer", lambda module, images, tta: torch.tensor([[0.0, 1, 1]] * len(images))
+    )
+    told = answers(cli("predict", trained.run, *files, "--json", "--topk", "2"))
+    assert [answer["classes"] for answer in told] == [["green", "red"]] * 12

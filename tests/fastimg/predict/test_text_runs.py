@@ -75,6 +75,8 @@ def test_eval_and_predict(run, shards, expected, cli):
     assert result["images"] == 4 and result["top1"] == pytest.approx((shares.argmax(1) == truth).mean())
     ran = cli("predict", run, "--text", *TEXTS, "--no-amp", "--json")
     assert ran.code == 0, ran.err
+    apart = cli("predict", run, "--text", TEXTS[0], "--json", "--text", *TEXTS[1:3], "--no-amp", f"--text={TEXTS[3]}")
+    assert apart == ran  # every text that is given, wherever
     for line, row in zip(ran.out.splitlines(), shares, strict=True):
         answer = json.loads(line)
         assert answer["classes"][0] == ("bad", "good")[row.argmax()]

@@ -2,27 +2,93 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import fastimg.train.step as training_step
 from fastimg.config.commands import Train
-from fastimg.system.memory import advice, available, ran_out
+from fastimg.system.memory import advice, available, ran_out, release
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (MemoryError(), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
-            True,
-        ),
-        (RuntimeError("shape mismatch"), False),
-        (ValueError("can't allocate memory"), False),
-    ],
+def accelerator_error(code: int) -> RuntimeError:
+    """torch's own class for errors of the CUDA runtime, with the code that it sets."""
+    error = torch.AcceleratorError("CUDA error: unknown")
+    error.error_code = code
+    return error
+
+
+LOOK_UP = (
+    "Search for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/cuda-runtime-api for more information."
 )
-def test_what_counts(error, expected):
-    assert ran_out(error) is expected
+MEANING_SO = {
+    "torch's allocator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    "Python": MemoryError(),
+    "torch's allocator on the host": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+    ),
+    "the system": RuntimeError("unable to mmap 1024 bytes from file: Cannot allocate memory (12)"),
+    "a compiler": RuntimeError(
+        "backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    ),
+    "CUDA, or its pinned memory": RuntimeError(f"CUDA error: out of memory\n{LOOK_UP}"),
+    "CUDA, by its code": accelerator_error(2),
+    "CUDA's driver": RuntimeError("CUDA driver error: out of memory"),
+    "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cuDNN 9, host": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+    "cuDNN 9, device": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cuSPARSE": RuntimeError("CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`"),
+    "cuSOLVER": RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    "cuFFT": RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    "NCCL": dist.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    ),
+    "NCCL, older": dist.DistBackendError("NCCL error in: x.cpp:1\nLast error:\nFailed to CUDA malloc 6291456 bytes"),
+    "NCCL, allocating": dist.DistBackendError(
+        "NCCL error in: x.cpp:1\nLast error:\nFailed to CUDA calloc 6291456 bytes"
+    ),
+}
+MEANING_SOMETHING_ELSE = {
+    "a shape": RuntimeError("shape mismatch"),
+    "no RuntimeError": ValueError("can't allocate memory"),
+    "cuDNN: what it cannot do": RuntimeError(
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
+    ),
+    "cuDNN: a fault": RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    "cuBLAS: a fault": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+    "CUDA: an assertion": RuntimeError("CUDA error: device-side assert triggered"),
+    "CUDA, by its code": accelerator_error(710),
+    "Triton: shared memory of a kernel": RuntimeError(
+        "out of resource: shared memory, Required: 262144, limit: 232448"
+    ),
+    "NCCL: another rank": dist.DistBackendError("NCCL error in: x.cpp:1, remote process exited or network error"),
+}
+
+
+@pytest.mark.parametrize("error", MEANING_SO.values(), ids=MEANING_SO)
+def test_what_means_that_memory_ran_out(error):
+    assert ran_out(error) is True
+
+
+@pytest.mark.parametrize("error", MEANING_SOMETHING_ELSE.values(), ids=MEANING_SOMETHING_ELSE)
+def test_what_does_not(error):
+    assert ran_out(error) is False
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_says_it_so():
+    """More than any has: on the device, and pinned on the host."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    assert ran_out(caught.value)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8, pin_memory=True)
+    assert ran_out(caught.value)
+    release(torch.device("cuda"))
+    assert float(torch.ones(3, device="cuda").sum()) == 3.0  # the device goes on
 
 
 def test_torch_says_it_so_on_this_machine():

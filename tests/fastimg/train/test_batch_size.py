@@ -1,6 +1,9 @@
 """--batch-size auto: which sizes are tried, which one is chosen, and that nothing is left behind."""
 
+import os
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -110,3 +113,41 @@ def test_a_given_rate_stays_where_it_is_told_to(trained, fast, tmp_path, cli):
     flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path / "runs"]
     ran = cli("train", trained.shards, *flags, "-b", "auto", "--lr", "0.1", "--lr-scale", "none", "--dry-run")
     assert ran.code == 0 and "lr 0.1," in ran.out
+
+
+UNEVEN = """
+import os, sys
+from torch import nn
+from fastimg import cli
+from fastimg.models.sync_norm import _SharedNorm
+from fastimg.train.choices import batch_size
+
+batch_size.SECONDS = 60.0 if os.environ["RANK"] == "0" else 0.0
+rate = batch_size._rate
+
+def checked(run):
+    shared = [layer for layer in run.setup.model.module.modules() if isinstance(layer, (_SharedNorm, nn.SyncBatchNorm))]
+    found = rate(run)
+    print(f"rank {os.environ['RANK']}: {run.progress.step} steps, {len(shared)} norms are shared", flush=True)
+    return found
+
+batch_size._rate = checked
+sys.exit(cli.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_search_before_their_norms_are_shared(trained, tmp_path):
+    """Trials end by each rank's clock, rank 0 here after eight steps and rank 1 after two: if a step met the other
+    rank, that would wait for ever."""
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    flags = ["--arch", "test_efficientnet", "--img-size", "32", "-b", "auto", "--sync-bn", "--workers", "1", "--no-amp"]
+    more = ["--epochs", "1", "-o", tmp_path / "runs", "--name", "run", "--verbose"]
+    command = map(str, [*launcher, tmp_path / "uneven.py", "train", trained.shards, *flags, *more])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command], capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = set(re.findall(r"rank \d: \d+ steps, \d+ norms are shared", done.stdout))
+    assert trials == {"rank 0: 10 steps, 0 norms are shared", "rank 1: 4 steps, 0 norms are shared"}
+    assert re.search(r"batch size +\d+ +chosen", done.stdout) and "last checkpoint" in done.stdout
