@@ -21,7 +21,6 @@ from step import Stepper
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import decode, read_header
@@ -194,6 +193,8 @@ def _decoding_rates(bench: Bench) -> None:
 
 
 def _decoders(bench: Bench) -> None:
+    from torchvision.io import ImageReadMode, decode_jpeg  # deprecated since 0.29, to be removed
+
     rows: list[dict[str, Any]] = []
     paths = [bench.folder / name for name in list_images(bench.folder)]
     encoded = [data for data in (path.read_bytes() for path in paths[:64]) if _plain_jpeg(data)]

@@ -165,10 +165,6 @@ FIRST = [name for name, section in SECTIONS.items() if not section.second]
 SECOND = [name for name, section in SECTIONS.items() if section.second]
 _CHECKING = ("gpu_versions", "gpu_parity", "gpu_checks")
 CHECKS = [name for name, section in SECTIONS.items() if section.function.partition(":")[0] in _CHECKING]
-    name
-    for name, section in SECTIONS.items()
-    if section.function.startswith(("gpu_versions:", "gpu_parity:", "gpu_checks:"))
-]
 GROUPS = {
     "first": FIRST,
     "second": SECOND,
