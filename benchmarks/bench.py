@@ -77,7 +77,7 @@ ON_GPU = Sizes(
     batch=256,
     step_batches=(256, 1024),
     augment_batch=1024,
-    loader_batches=64,
+    loader_batches=32,
     threads=(1,),
     archs=("resnet50", "resnet18", "vit_small_patch16_224", "efficientnet_b0"),
     real_archs=("resnet50", "resnet18"),
@@ -176,6 +176,9 @@ class Bench:  # more than 12 fields: what the process was started with
                     file.write(line + "\n")
                 self._one(items[name], fields(name))
                 waiting.remove(name)
+        except DeviceLostError:
+            waiting.clear()  # another process goes on with them
+            raise
         finally:
             if waiting:
                 self.keep({"not_reached": waiting})

@@ -195,9 +195,9 @@ def _run(benchmark: Benchmark, section: Section, seconds: float) -> int:
         ended = child.wait()
         if ended.code in (0, NO_CUDA) and not ended.stopped:
             break
-        over = time.monotonic() >= limit
-        if not (section.fills and ended.stopped and over):  # such a section uses all of its time
-            benchmark.failed.append(section.name)
+        if section.fills and ended.stopped and time.monotonic() >= limit:  # it uses all of its time
+            break
+        benchmark.failed.append(section.name)
         if ended.code == 1 and not ended.stopped:  # it has kept what failed
             break
         _tell(benchmark, section, ended)
@@ -213,7 +213,8 @@ def _tell(benchmark: Benchmark, section: Section, ended: Ended) -> None:
     """Keep and say how a process ended that did not end by itself."""
     why = "the device was lost" if ended.code == LOST and not ended.stopped else ended.words()
     fields = dict(ended.item["fields"]) if ended.item else {}
-    benchmark.keep(section, {**fields, "error": why, "ok": False})
+    if ended.code != LOST or ended.stopped:  # else it has kept the error
+        benchmark.keep(section, {**fields, "error": why, "ok": False})
     where = f" in {ended.item['item']}" if ended.item else ""
     benchmark.stopped.append(f"{section.name} {why}{where}")
     say(f"{section.name}: {why}{where}")

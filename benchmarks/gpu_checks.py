@@ -1,6 +1,5 @@
 """Checks that a GPU computes what the CPU does. Each check reports rows with `ok`."""
 
-import importlib
 import importlib.util
 import os
 import subprocess
@@ -9,7 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 import measure
 import torch
@@ -252,17 +253,22 @@ def _plain_jpeg(data: bytes) -> bool:
 
 
 def marked_tests(bench: Bench) -> None:
-    """The tests marked `gpu`, each counted; where one fails, the end of what pytest says."""
+    """The tests marked `gpu`, and how many passed, failed and were skipped. What pytest says is printed as it comes."""
     bench.need_cuda()
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
-    try:
-        importlib.import_module("xdist")
-    except ModuleNotFoundError:  # pyproject.toml's options are xdist's
-        command = [*command[:6], "-o", "addopts=--import-mode=importlib --strict-markers -ra", *command[8:]]
-    done = subprocess.run(command, cwd=measure.ROOT, capture_output=True, text=True, timeout=max(1.0, bench.left()))
-    lines = done.stdout.strip().splitlines()
-    for line in lines[-40:]:
-        bench.console.print(line)
-    if done.returncode == 5:
-        raise SkippedError("pytest found no test marked gpu")
-    bench.report("pytest -m gpu", [{"said": lines[-1] if lines else done.stderr[-200:], "ok": done.returncode == 0}])
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+    if importlib.util.find_spec("xdist"):
+        options += ["-n", "0"]
+    else:  # pyproject.toml's options are xdist's
+        options += ["-o", "addopts=--import-mode=importlib --strict-markers -ra"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
+        code = subprocess.run(command, cwd=measure.ROOT, timeout=max(1.0, bench.left())).returncode
+        if code == 5:
+            raise SkippedError("pytest found no test marked gpu")
+        suite = ElementTree.parse(report).getroot()
+    counts = {name: sum(int(one.get(name, 0)) for one in suite.iter("testsuite")) for name in _COUNTS}
+    bench.report("pytest -m gpu", [{**counts, "exit_status": code, "ok": code == 0}])
+
+
+_COUNTS = ("tests", "failures", "errors", "skipped")

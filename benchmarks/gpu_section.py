@@ -67,6 +67,8 @@ def _run(task: Task, began: float) -> int:
     if task.device == "cuda":
         if not torch.cuda.is_available():
             return NO_CUDA
+        torch.cuda.set_device(device)
+        torch.cuda.init()
         torch.backends.cudnn.benchmark = True  # as the trainer sets them
         torch.set_float32_matmul_precision("high")
     elif task.quick:

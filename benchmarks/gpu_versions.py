@@ -20,12 +20,17 @@ def versions(bench: Bench) -> None:
     packages = {dist.metadata["Name"]: dist.version for dist in distributions() if dist.metadata["Name"]}
     absent = missing((*NEEDED, *OPTIONAL))
     bench.keep({"title": "packages", "python": platform.python_version(), "missing": absent, "packages": packages})
+    items = {"imports": partial(_imports, bench), "doctor": partial(_doctor, bench)}
     if bench.device.type == "cuda":
-        facts = torch.cuda.get_device_properties(bench.device)
-        about = {"name": facts.name, "memory_mib": facts.total_memory >> 20, "processors": facts.multi_processor_count}
-        about |= {"capability": f"{facts.major}.{facts.minor}", "l2_mib": facts.L2_cache_size >> 20}
-        bench.report("device", [{**about, **clocks(bench.device)}])
-    bench.each({"imports": partial(_imports, bench), "doctor": partial(_doctor, bench)}, seconds=60)
+        items = {"device": partial(_device, bench), **items}
+    bench.each(items, seconds=60)
+
+
+def _device(bench: Bench) -> None:
+    facts = torch.cuda.get_device_properties(bench.device)
+    about = {"name": facts.name, "memory_mib": facts.total_memory >> 20, "processors": facts.multi_processor_count}
+    about |= {"capability": f"{facts.major}.{facts.minor}", "l2_mib": getattr(facts, "L2_cache_size", 0) >> 20}
+    bench.report("device", [{**about, **clocks(bench.device)}])
 
 
 def _imports(bench: Bench) -> None:

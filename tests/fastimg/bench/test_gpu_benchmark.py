@@ -233,6 +233,40 @@ def test_a_section_goes_on_behind_the_item_that_crashed(tmp_path: Path, monkeypa
     assert benchmark.failed == ["parity"] and records[1]["environment"]["torch"]
 
 
+class StubChild:
+    """A process that has ended; what it had begun."""
+
+    pid = 0
+
+    def __init__(self, ended: Any, begun: list[str]) -> None:
+        self.wait = lambda: ended
+        self.begun = lambda: begun
+
+
+@pytest.mark.parametrize("fills", [True, False])
+def test_a_section_that_fills_its_time_may_be_stopped_at_its_limit(
+    fills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, plan, process = (importlib.import_module(name) for name in ("gpu", "gpu_plan", "gpu_process"))
+    section = plan.Section(name="steps", function="", seconds=60, what="", fills=fills)
+    args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, verbose=False)
+    benchmark = gpu.Benchmark(args, [section], tmp_path / "out.jsonl", "now", tmp_path)
+    item = {"item": "x", "seconds": 60, "fields": {"arch": "x"}}
+    stopped = process.Ended(128 + signal.SIGTERM, "stopped at its limit of 60 s", item)
+    benchmark.start = lambda task: StubChild(stopped, ["x"])
+    gpu._run(benchmark, section, seconds=0.0)
+    assert benchmark.failed == ([] if fills else ["steps"])
+    assert (tmp_path / "out.jsonl").exists() is not fills
+
+    lost = [process.Ended(gpu.LOST, "", item), process.Ended(0, "", None)]  # the first one has kept its error
+    tasks = []
+    benchmark.start = lambda task: tasks.append(task) or StubChild(lost[len(tasks) - 1], ["x"])
+    (tmp_path / "out.jsonl").unlink(missing_ok=True)
+    assert gpu._run(benchmark, section, seconds=60.0) == 0
+    assert [task.skip for task in tasks] == [(), ("x",)] and "steps" in benchmark.failed
+    assert not (tmp_path / "out.jsonl").exists() and "the device was lost in x" in benchmark.stopped[-1]
+
+
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("photographs")
@@ -414,6 +448,24 @@ def test_calls_are_enqueued_behind_a_sleep_that_is_long_enough(needed: int, monk
     found = augment.enqueued(lambda: calls.append(1), torch.device("cuda"), calls=10)
     assert slept == [1, 4, 16][: 1 + (needed > 1) + (needed > 4)] and len(calls) == 10 * len(slept)
     assert found.milliseconds == 0.5 and found.host_ahead is (needed <= 16) and found.host_microseconds < 1000
+
+
+@pytest.mark.gpu
+def test_the_device_is_measured_and_not_python() -> None:
+    """A call that keeps the host for 1 ms, and the device for much less."""
+    device = torch.device("cuda")
+    values = torch.ones(1024, device=device)
+
+    def call() -> None:
+        values.add_(1)
+        time.sleep(0.001)
+
+    augment = importlib.import_module("gpu_augment")
+    augment.enqueued(call, device)
+    found = augment.enqueued(call, device)
+    assert found.host_ahead and found.host_microseconds > 1000 and found.milliseconds < 0.5
+    waiting = augment.enqueued(lambda: torch.cuda.synchronize(device), device)
+    assert not waiting.host_ahead
 
 
 def test_clocks_that_nvidia_smi_does_not_know_are_left_out() -> None:
