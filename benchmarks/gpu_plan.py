@@ -176,7 +176,7 @@ GROUPS = {
 # Modules that may be missing where torch is installed -> the wheels to bring, and what they enable.
 OPTIONAL = {
     "simplejpeg": ("simplejpeg", "JPEGs that are not tiled, the tests"),
-    "tyro": ("tyro docstring-parser typeguard shtab", "the command line, the tests"),
+    "tyro": ("tyro docstring-parser typeguard", "the command line, the tests"),
     "msgspec": ("msgspec", "checkpoints and datasets, the tests"),
     "pytest": ("pytest iniconfig pluggy", "the tests"),
     "hypothesis": ("hypothesis sortedcontainers", "the tests"),

@@ -451,6 +451,7 @@ def test_calls_are_enqueued_behind_a_sleep_that_is_long_enough(needed: int, monk
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_is_measured_and_not_python() -> None:
     """A call that keeps the host for 1 ms, and the device for much less."""
     device = torch.device("cuda")
