@@ -33,6 +33,7 @@ SECTIONS = {
             function="gpu_versions:versions",
             seconds=20,
             what="packages, seconds per import, what `fastimg doctor` finds",
+            fills=True,  # on a machine that imports slowly, without doctor
         ),
         Section(
             name="parity",

@@ -27,7 +27,7 @@ def read(path: Path, run: str | None = None) -> list[Record]:
 def summary(records: Sequence[Record], remarks: Iterable[str]) -> list[str]:
     """At most ten lines, best numbers first; the last ones are `remarks` on sections, as the caller makes them."""
     first = [*_steps(records), *_loader(records), *_real(records), *_augment(records), *_overlap(records)]
-    last = [*_parity(records), *remarks]
+    last = [*_parity(records), *_not_reached(records), *remarks]
     return [*first[: LINES - len(last)], *last]
 
 
@@ -98,3 +98,11 @@ def _parity(records: Sequence[Record]) -> list[str]:
         return [f"parity: ok, {len(checked)} comparisons"]
     names = [str(r.get("check") or r.get("filter") or r.get("item") or r["section"]) for r in wrong]
     return [f"parity: FAILED, {len(wrong)} of {len(checked)}: {'; '.join(names[:4])}"]
+
+
+def _not_reached(records: Sequence[Record]) -> list[str]:
+    left = {r["section"]: r["not_reached"] for r in records if "not_reached" in r}
+    if not left:
+        return []
+    counts = (f"{section} {len(names)} ({names[0]}{', ...' if names[1:] else ''})" for section, names in left.items())
+    return [f"no time for: {', '.join(counts)}"]

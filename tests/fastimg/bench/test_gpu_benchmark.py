@@ -400,12 +400,14 @@ def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
     records += [{**step, "arch": "a", "compile": None, "batch": 1024, "error": "out of memory"}]
     records += [{"section": "loader", "threads": n, "images_per_second": 100.0 * n, "per_thread": 1} for n in (8, 16)]
     records += [{"section": "parity", "check": "flip", "ok": False}, {"section": "parity", "check": "all", "ok": True}]
+    records += [{"section": "steps", "not_reached": ["a bf16 8", "b bf16 8"]}]
     lines = module.summary(records, ["failed: parity", "done"])
     assert len(lines) == 10
     assert lines[0].startswith("a: 2,000 img/s (bf16 default, batch 256, 50 ms); not compiled 1,500 img/s (fp16,")
     assert lines[0].endswith("; bf16 1,000, fp16 1,500")
-    assert lines[6] == "loader alone: 800 img/s on 8 threads, 1,600 img/s on 16 threads"
-    assert lines[-3:] == ["parity: FAILED, 1 of 2: flip", "failed: parity", "done"]
+    assert [line[:2] for line in lines[:6]] == [f"{arch}:" for arch in "abcdef"]
+    assert lines[-4:-2] == ["parity: FAILED, 1 of 2: flip", "no time for: steps 2 (a bf16 8, ...)"]
+    assert lines[-2:] == ["failed: parity", "done"]
     file = tmp_path / "out.jsonl"
     file.write_text(json.dumps(records[0]) + "\n" + json.dumps({"section": "steps", "run": "other"}) + '\n{"sec')
     assert module.read(file, "now") == [records[0]] and len(module.read(file)) == 2
