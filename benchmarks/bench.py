@@ -1,9 +1,12 @@
-"""The context of a section of `gpu.py`: the machine, the sizes, the images, and where its results go."""
+"""The context of a section of `gpu.py`: the machine, the sizes, the images, its time, and where its results go."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import measure
 import torch
@@ -15,6 +18,10 @@ from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decoder import Decoder
 from fastimg.loaders.runtime.cpus import available_cpus
 
+MADE = "made by images.py"  # `data` in records where no folder is given
+if TYPE_CHECKING:
+    from fastimg.models.ranks import Ranks
+
 Mode = Literal["cpu", "gpu"]
 MODES: dict[Mode, str] = {
     "cpu": "decode and resize on the CPU",
@@ -23,7 +30,11 @@ MODES: dict[Mode, str] = {
 
 
 class SkippedError(Exception):
-    """The section cannot run here; the message says what it needs."""
+    """The section, or an item of it, cannot run here; the message says what it needs."""
+
+
+class DeviceLostError(Exception):
+    """The device answers no more calls of this process: only a new process can go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +45,12 @@ class Sizes:
     photograph: tuple[int, int]  # width, height
     crop: int
     batch: int
+    step_batches: tuple[int, ...]  # of the grid of training steps
     augment_batch: int
-    images_per_thread: int  # of an epoch of the loader section
+    loader_batches: int  # of an epoch of the loader
     threads: tuple[int, ...]
     archs: tuple[str, ...]
+    real_archs: tuple[str, ...]  # trained from files too
     check_archs: tuple[str, str]  # one with convolutions, one without
     check_batch: int
     compile_archs: tuple[str, ...]
@@ -45,13 +58,15 @@ class Sizes:
     steps: int  # timed together
     warm_steps: int  # more than the loader's slots
     repeats: int
+    seconds: float  # of a rate of training, at least
 
     @classmethod
     def choose(cls, device: torch.device, quick: bool) -> "Sizes":
         """The sizes for a GPU, for a CPU, or, with `quick`, just large enough to try the code."""
-        threads = tuple(n for n in (1, 2, 4, 8, 16) if n <= available_cpus())
+        cores = available_cpus()
+        threads = tuple(n for n in (8, 16) if n <= cores) or (cores,)
         if quick:
-            return replace(QUICK, threads=threads[:2])
+            return replace(QUICK, threads=(1,))
         return replace(ON_GPU if device.type == "cuda" else ON_CPU, threads=threads)
 
 
@@ -60,10 +75,12 @@ ON_GPU = Sizes(
     photograph=(500, 375),
     crop=224,
     batch=256,
+    step_batches=(256, 1024),
     augment_batch=1024,
-    images_per_thread=400,
+    loader_batches=32,
     threads=(1,),
-    archs=("resnet50", "resnet18", "vit_small_patch16_224"),
+    archs=("resnet50", "resnet18", "vit_small_patch16_224", "efficientnet_b0"),
+    real_archs=("resnet50", "resnet18"),
     check_archs=("resnet18", "vit_tiny_patch16_224"),
     check_batch=64,
     compile_archs=("resnet18", "vit_tiny_patch16_224"),
@@ -71,17 +88,32 @@ ON_GPU = Sizes(
     steps=30,
     warm_steps=6,
     repeats=3,
+    seconds=1.5,
 )
-ON_CPU = replace(ON_GPU, batch=16, augment_batch=64, archs=("resnet18",), check_batch=16, steps=4, warm_steps=4)
+ON_CPU = replace(
+    ON_GPU,
+    images=64,
+    batch=16,
+    step_batches=(16,),
+    augment_batch=64,
+    loader_batches=8,
+    archs=("resnet18",),
+    real_archs=("resnet18",),
+    check_batch=16,
+    steps=4,
+    warm_steps=4,
+)
 QUICK = Sizes(
     images=24,
     photograph=(160, 120),
     crop=64,
     batch=8,
+    step_batches=(8,),
     augment_batch=8,
-    images_per_thread=16,
+    loader_batches=4,
     threads=(1,),
     archs=("test_resnet", "test_vit"),
+    real_archs=("test_resnet",),
     check_archs=("test_resnet", "test_vit"),
     check_batch=16,
     compile_archs=("test_vit",),
@@ -89,27 +121,97 @@ QUICK = Sizes(
     steps=2,
     warm_steps=1,
     repeats=1,
+    seconds=0.05,
 )
 
 
 @dataclass(kw_only=True)
-class Bench:
-    """One run of the benchmark."""
+class Bench:  # more than 12 fields: what the process was started with
+    """One section of one run of the benchmark."""
 
     device: torch.device
     sizes: Sizes
+    quick: bool
     folder: Path  # of images
     data_name: str  # in records, which hold no paths
     out: Path
     console: Console
     environment: dict[str, Any]
-    section: str = ""
+    section: str  # in records
+    run: str  # tells the records of one call from those of others
+    status: Path  # lines of what has begun
+    deadline: float  # of time.monotonic()
+    skip: frozenset[str] = frozenset()  # items that a process before this one has begun
+    torch_seconds: float = 0.0  # that its import took
     failed: list[str] = field(default_factory=list)
 
     def need_cuda(self) -> None:
         """Raise SkippedError on a CPU."""
         if self.device.type != "cuda":
             raise SkippedError("needs CUDA")
+
+    def left(self) -> float:
+        """Seconds before the section is stopped."""
+        return self.deadline - time.monotonic()
+
+    def each(
+        self,
+        items: Mapping[str, Callable[[], None]],
+        seconds: float,
+        least: Callable[[str], float] = lambda name: 0.0,
+        fields: Callable[[str], Mapping[str, Any]] = lambda name: {"item": name},
+    ) -> None:
+        """Run items one after the other. An error ends its item only; it is kept, with `fields` of the item.
+
+        An item may take `seconds`, and is not begun if less than `least` of the section's time is left. Items that were
+        not begun are kept in one record, also if this process is stopped. Raises DeviceLostError.
+        """
+        waiting = [name for name in items if name not in self.skip]
+        try:
+            for name in list(waiting):
+                if self.left() < least(name):
+                    continue
+                line = json.dumps({"item": name, "seconds": seconds, "fields": fields(name)})
+                with self.status.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+                self._one(items[name], fields(name))
+                waiting.remove(name)
+        except DeviceLostError:
+            waiting.clear()  # another process goes on with them
+            raise
+        finally:
+            if waiting:
+                self.keep({"not_reached": waiting})
+
+    def _one(self, work: Callable[[], None], fields: Mapping[str, Any]) -> None:
+        try:
+            work()
+        except SkippedError as reason:
+            self.console.print(f"{self.section}: skipped: {reason}", markup=False)
+            self.keep({**fields, "skipped": str(reason)})
+        except Exception as error:  # noqa: BLE001 - kept, shown, and told by the exit status
+            self.fail(error, fields)
+        self.check_device()
+
+    def fail(self, error: Exception, fields: Mapping[str, Any]) -> None:
+        """Keep and show an error."""
+        self.failed.append(self.section)
+        self.keep({**fields, "error": self.reason(error), "ok": False})
+        self.console.print_exception(max_frames=20)
+
+    def reason(self, error: Exception) -> str:
+        """The first line of an error, for a record: without paths of this machine."""
+        first = (str(error).strip().splitlines() or [""])[0]
+        for path, name in ((self.folder, "DATA"), (measure.ROOT, "."), (Path.home(), "~")):
+            first = first.replace(str(path), name)
+        return f"{type(error).__name__}: {first}"[:300]
+
+    def check_device(self) -> None:
+        """Raise DeviceLostError if an error has made the device useless for this process."""
+        try:
+            measure.synchronise(self.device)
+        except Exception as error:
+            raise DeviceLostError(str(error)) from error
 
     def report(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print rows and append them to the results. A row whose `ok` is False fails the section."""
@@ -122,8 +224,16 @@ class Bench:
 
     def keep(self, record: Mapping[str, Any]) -> None:
         """Append a record, with the fields that all records share."""
-        common = {"benchmark": "gpu", "section": self.section, "device": self.device.type, "data": self.data_name}
+        common = {"benchmark": "gpu", "run": self.run, "section": self.section, "device": self.device.type}
+        common |= {"data": self.data_name}
         measure.append(self.out, {**common, **record, "environment": self.environment})
+
+    @functools.cached_property
+    def ranks(self) -> "Ranks":
+        """This process by itself."""
+        from fastimg.models.ranks import Ranks  # slow to import
+
+        return Ranks(0, 1, 1, self.device, None)
 
     def modes(self, device: torch.device) -> list[Mode]:
         """The ways in which the loader can make batches for a device here."""

@@ -1,138 +1,32 @@
 """Checks that a GPU computes what the CPU does. Each check reports rows with `ok`."""
 
+import importlib.util
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 import measure
-import numpy as np
 import torch
 import torch.distributed as dist
-from bench import MODES, Bench, Mode
+from bench import MODES, Bench, SkippedError
+from gpu_measures import epoch_rate
 from images import list_images
 from step import Stepper
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torchvision.io import ImageReadMode, decode_jpeg
 
-from fastimg.augment import Policy, apply, draw
-from fastimg.augment.backends import backend_of
 from fastimg.loaders.backends import nvcodec
-from fastimg.loaders.crop import Window
 from fastimg.loaders.decode import decode, read_header
-from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.train.optimisers import build_optimizer
-
-
-def loader_parity(bench: Bench) -> None:
-    """Two epochs on the device, its stream kept busy, against one thread on the CPU: bit for bit.
-
-    Where the GPU decodes, twice the same bits: its pixels are not the CPU's (see `gpu_decode`).
-    """
-    cpu = torch.device("cpu")
-    rows = []
-    for mode in bench.modes(bench.device):
-        expected = _epochs(bench, bench.device, None, mode) if mode == "gpu" else _epochs(bench, cpu, 1, "cpu")
-        found = _epochs(bench, bench.device, None, mode)
-        pairs = zip(expected, found, strict=True)
-        equal = all(torch.equal(a.cpu(), b.cpu()) for rows in pairs for a, b in zip(*rows, strict=True))
-        against = "again" if mode == "gpu" else "cpu, 1 thread"
-        check = f"{bench.device.type}, all threads, {MODES[mode]} = {against}"
-        rows.append({"check": check, "batches": len(found), "ok": equal})
-    bench.report("batches, bit for bit", rows)
-
-
-def _epochs(bench: Bench, device: torch.device, workers: int | None, mode: Mode) -> list[list[torch.Tensor]]:
-    batch = bench.sizes.check_batch
-    loader = bench.loader(4 * batch + 3, batch, device, workers, mode)  # the last batch is padded
-    on_cuda = device.type == "cuda"
-    burden = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16) if on_cuda else None
-    kept = []
-    for _ in range(2):
-        for b in loader:
-            if burden is not None:  # a few ms: copies run ahead of the step, and must not overwrite what it will read
-                for _ in range(20):
-                    burden = torch.tanh(burden @ burden)
-            kept.append([t.clone() for t in (b.inputs, b.targets, b.ids, b.weight)])
-    unreadable = loader.unreadable
-    loader.close()
-    if unreadable:
-        raise RuntimeError(f"{len(unreadable)} images could not be read: {next(iter(unreadable.values()))}")
-    return kept
-
-
-def ragged_parity(bench: Bench) -> None:
-    """The ragged kernel against `resample`, boxes of any shape: bit for bit."""
-    bench.need_cuda()
-    from fastimg.loaders.backends.ragged import fill_table, place, resize, table_words
-
-    rng = np.random.default_rng(0)
-    size = bench.sizes.crop
-    taps = 400
-    rows = []
-    for interpolation in ("bilinear", "bicubic"):
-        shapes = [(1, 1), (1, 900), (900, 1), (size, size), (3000, 2000)]
-        shapes += [(int(w), int(h)) for w, h in rng.integers(1, 800, (59, 2))]
-        tables = np.zeros((len(shapes), table_words(size, taps)), np.int32)
-        expected = np.zeros((len(shapes), size, size, 3), np.uint8)
-        images = []
-        places = []
-        for row, (width, height) in enumerate(shapes):
-            pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            side = size if row % 2 else size + 32  # half of them with a window of the output
-            window = Window((0, 0, width, height), (side, side), ((side - size) // 2, (side - size) // 3))
-            fitted = fill_table(window, size, interpolation, tables[row])
-            assert fitted
-            resample(pixels, window, interpolation, expected[row])
-            images.append(torch.from_numpy(pixels).to(bench.device))
-            places.append(place(images[-1].data_ptr(), (3, 3 * width, 1), window.box, 1))
-        out = torch.empty(expected.shape, dtype=torch.uint8, device=bench.device)
-        resize(torch.tensor(places, device=bench.device), torch.from_numpy(tables).to(bench.device), out)
-        equal = torch.equal(out.cpu(), torch.from_numpy(expected))
-        rows.append({"filter": interpolation, "images": len(shapes), "ok": equal})
-    bench.report("ragged kernel = resample, bit for bit", rows)
-
-
-# What a policy may ask for, one at a time and all at once.
-POLICIES = {
-    "flip": Policy(hflip=0.5, vflip=0.25),
-    "trivial": Policy(hflip=0.5, trivial=True),
-    "all": Policy(
-        hflip=0.5,
-        vflip=0.5,
-        rotate=30.0,
-        brightness=(0.6, 1.4),
-        contrast=(0.5, 2.0),
-        saturation=(0.0, 2.0),
-        trivial=True,
-        erase=0.5,
-    ),
-}
-
-
-def augment_parity(bench: Bench) -> None:
-    """The device's augmentation against the reference on the CPU: bit for bit, in every type."""
-    rows = []
-    for name, policy in POLICIES.items():
-        for height, width in ((bench.sizes.crop, bench.sizes.crop), (37, 53)):
-            images = torch.randint(0, 256, (bench.sizes.check_batch, 3, height, width), dtype=torch.uint8)
-            plan = draw(policy, torch.arange(len(images)), 0, 0)
-            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.uint8):
-                expected = apply(plan, images, policy, dtype, backend="reference")
-                sent = images.to(bench.device, memory_format=torch.channels_last)
-                found = apply(plan, sent, policy, dtype)
-                rows.append(
-                    {
-                        "check": f"{name}, {height} x {width}, {str(dtype).removeprefix('torch.')}",
-                        "backend": backend_of(sent.device),
-                        "ok": torch.equal(found.cpu(), expected),
-                    }
-                )
-    bench.report("augmentation = reference, bit for bit", rows)
 
 
 def amp(bench: Bench) -> None:
@@ -268,7 +162,40 @@ def _sharded_against_plain(bench: Bench, opt: Literal["adamw", "sgd"]) -> dict[s
 
 
 def gpu_decode(bench: Bench) -> None:
-    """Other JPEG decoders against fastimg's own: stated, and for nvImageCodec, which `--decode gpu` uses, bounded."""
+    """Other JPEG decoders against fastimg's own: stated, and for nvImageCodec, which `--decode gpu` uses, bounded.
+
+    Then the loader's rate by nvImageCodec and by the CPU, in turn.
+    """
+    items = {"decoders": partial(_decoders, bench)}
+    if "gpu" in bench.modes(bench.device):
+        items["rates"] = partial(_decoding_rates, bench)
+    bench.each(items, seconds=60)
+
+
+def _decoding_rates(bench: Bench) -> None:
+    loaders = {
+        mode: bench.loader(16 * bench.sizes.batch, bench.sizes.batch, bench.device, None, mode) for mode in MODES
+    }
+    speeds = measure.interleaved(
+        {mode: partial(epoch_rate, loader) for mode, loader in loaders.items()}, bench.sizes.repeats
+    )
+    rows = [
+        {
+            "by": MODES[mode],
+            "images_per_second": speeds[mode],
+            "threads": loader.workers,
+            "rerouted": len(loader.rerouted),
+        }
+        for mode, loader in loaders.items()
+    ]
+    for loader in loaders.values():
+        loader.close()
+    bench.report(f"the loader, batch {bench.sizes.batch}", rows)
+
+
+def _decoders(bench: Bench) -> None:
+    from torchvision.io import ImageReadMode, decode_jpeg  # deprecated since 0.29, to be removed
+
     rows: list[dict[str, Any]] = []
     paths = [bench.folder / name for name in list_images(bench.folder)]
     encoded = [data for data in (path.read_bytes() for path in paths[:64]) if _plain_jpeg(data)]
@@ -325,13 +252,23 @@ def _plain_jpeg(data: bytes) -> bool:
     return header.turbo and header.orientation == 1
 
 
-CHECKS = {
-    "loader-parity": loader_parity,
-    "ragged-parity": ragged_parity,
-    "augment-parity": augment_parity,
-    "amp": amp,
-    "fp16": fp16_scaler,
-    "compile": compiled,
-    "fsdp2": fsdp2,
-    "gpu-decode": gpu_decode,
-}
+def marked_tests(bench: Bench) -> None:
+    """The tests marked `gpu`, and how many passed, failed and were skipped. What pytest says is printed as it comes."""
+    bench.need_cuda()
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
+    if importlib.util.find_spec("xdist"):
+        options += ["-n", "0"]
+    else:  # pyproject.toml's options are xdist's
+        options += ["-o", "addopts=--import-mode=importlib --strict-markers -ra"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}"]
+        code = subprocess.run(command, cwd=measure.ROOT, timeout=max(1.0, bench.left())).returncode
+        if code == 5:
+            raise SkippedError("pytest found no test marked gpu")
+        suite = ElementTree.parse(report).getroot()
+    counts = {name: sum(int(one.get(name, 0)) for one in suite.iter("testsuite")) for name in _COUNTS}
+    bench.report("pytest -m gpu", [{**counts, "exit_status": code, "ok": code == 0}])
+
+
+_COUNTS = ("tests", "failures", "errors", "skipped")

@@ -1,105 +1,179 @@
-"""Speed: the loader, the copy, both alongside a training step, augmentation, and training from real files."""
+"""Speed: the loader, training from files, augmentation, and what runs beside what."""
 
 import importlib.util
-import io
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import measure
-import torch
-from bench import MODES, Bench
-from step import Stepper
+import numpy as np
+import numpy.typing as npt
+from bench import Bench
+from gpu_clocks import clocks
+from gpu_plan import Variant
+from gpu_steps import config_of
+from images import dataset
 from torch.profiler import ProfilerActivity, profile
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as tv
 
-from fastimg import cli
-from fastimg.augment import Policy, apply, draw
+from fastimg.bench.rig import Rig, build, loader_rate, real_rate, with_loader
 from fastimg.loaders import Loader
-from fastimg.loaders.backends import nvcodec
 
 
 def loader(bench: Bench) -> None:
-    """Images per second by number of threads, destination (host or device) and decoder, all interleaved."""
+    """The trainer's loader by number of threads, interleaved; then training from files against synthetic data."""
+    items = {"threads": partial(_by_threads, bench)}
+    for arch in bench.sizes.real_archs:
+        items[f"real/synthetic {arch}"] = partial(_real_over_synthetic, bench, arch)
+    bench.each(items, seconds=60)
+
+
+def _by_threads(bench: Bench) -> None:
     sizes = bench.sizes
-    cpu = torch.device("cpu")
-    variants = {}
-    loaders = []
-    for threads in sizes.threads:
-        batches = max(4, -(-threads * sizes.images_per_thread // sizes.batch))
-        count = batches * sizes.batch  # whole ones: padding is decoded and does not count
-        for device, mode in [(d, m) for d in dict.fromkeys((cpu, bench.device)) for m in bench.modes(d)]:
-            loaders.append(bench.loader(count, sizes.batch, device, threads, mode))
-            variants[f"{threads} {device.type} {mode}"] = _epoch_speed(loaders[-1])
-    speeds = measure.interleaved(variants, sizes.repeats)
-    for one in loaders:
-        one.close()
+    first = _real_rig(bench, sizes.real_archs[-1], sizes.loader_batches, threads=sizes.threads[0])
+    rigs = {sizes.threads[0]: first}
+    for threads in sizes.threads[1:]:
+        rigs[threads] = with_loader(first, first.loader.dataset, _indices(first), workers=str(threads))
+    try:
+        speeds = measure.interleaved(
+            {str(threads): partial(loader_rate, rig) for threads, rig in rigs.items()}, sizes.repeats
+        )
+    finally:
+        for rig in rigs.values():
+            rig.close()
     rows = []
     for name, speed in speeds.items():
-        threads, to, mode = name.split()
-        row = {"threads": int(threads), "to": to, "by": MODES[mode]}  # type: ignore[index]
-        rows.append({**row, "images_per_second": speed, "per_thread": round(speed.median / int(threads), 1)})
-    bench.report(f"RandomResizedCrop {sizes.crop}, batch {sizes.batch}", rows)
+        each = round(speed.median / int(name), 1)
+        rows.append({"threads": int(name), "images_per_second": speed, "per_thread": each})
+    bench.report(f"the loader alone, to the device, batch {sizes.batch}, {sizes.crop} px", rows)
 
 
-def _epoch_speed(loader: Loader) -> Callable[[], float]:
-    def run() -> float:
-        began = time.perf_counter()
-        count = sum(batch.samples for batch in loader)
-        measure.synchronise(loader.device)
-        return count / (time.perf_counter() - began)
+def _real_over_synthetic(bench: Bench, arch: str) -> None:
+    sizes = bench.sizes
+    real = _real_rig(bench, arch, 2 * sizes.loader_batches)
+    synthetic = with_loader(real, real.loader.dataset, _indices(real), loader="synthetic", decode="auto")
+    warm = real.loader.config.prefetch + 2
+    try:
+        speeds = measure.interleaved(
+            {
+                "synthetic": lambda: real_rate(synthetic, 2, seconds=sizes.seconds),
+                "real": lambda: real_rate(real, warm, seconds=sizes.seconds),
+            },
+            sizes.repeats,
+        )
+    finally:
+        real.close()
+        synthetic.close()
+    row = {
+        "arch": arch,
+        "synthetic_images_per_second": speeds["synthetic"],
+        "real_images_per_second": speeds["real"],
+        "real_over_synthetic": round(speeds["real"].median / speeds["synthetic"].median, 4),
+        "threads": real.loader.workers,
+        "precision": real.run.setup.precision.reason,
+        **clocks(bench.device),
+    }
+    bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px", [row])
 
-    return run
+
+def _real_rig(bench: Bench, arch: str, batches: int, threads: int | None = None, **changes: Any) -> Rig:
+    """The trainer's run over `batches` batches of the section's images, which repeat."""
+    count = batches * bench.sizes.batch
+    variant = Variant(arch, "bf16", None, bench.sizes.batch)
+    workers = "auto" if threads is None else str(threads)
+    config = config_of(bench, variant, loader="auto", workers=workers, amp_dtype="auto", **changes)
+    return build(config, dataset(bench.folder, count), np.arange(count), bench.ranks)
+
+
+def _indices(rig: Rig) -> npt.NDArray[np.int64]:
+    indices = rig.loader.indices
+    assert indices is not None
+    return indices
+
+
+def epoch_rate(loader: Loader) -> float:
+    """Images per second of one epoch."""
+    began = time.perf_counter()
+    count = sum(batch.samples for batch in loader)
+    measure.synchronise(loader.device)
+    return count / (time.perf_counter() - began)
+
+
+def dali(bench: Bench) -> None:
+    """DALI's loader beside fastimg's, to the device: it may crash, so it has this process to itself."""
+    bench.need_cuda()
+    sizes = bench.sizes
+    ours = _real_rig(bench, sizes.real_archs[-1], sizes.loader_batches)
+    theirs = with_loader(ours, ours.loader.dataset, _indices(ours), loader="dali")
+    speeds = measure.interleaved(
+        {"fastimg": partial(loader_rate, ours), "DALI": partial(loader_rate, theirs)}, sizes.repeats
+    )
+    rigs = {"fastimg": ours, "DALI": theirs}
+    rows = [
+        {"loader": name, "images_per_second": speeds[name], "how": rig.loader.describe()} for name, rig in rigs.items()
+    ]
+    for rig in rigs.values():
+        rig.close()
+    bench.report(f"loaders alone, to the device, batch {sizes.batch}", rows)
 
 
 def overlap(bench: Bench) -> None:
     """Loader and step together against the slower of them; on a GPU, how much of copies and augmentation was hidden."""
     sizes = bench.sizes
-    stepper = Stepper(sizes.archs[0], bench.device, size=sizes.crop)
-    images, targets = bench.random_batch(sizes.batch)
-    count = (sizes.warm_steps + sizes.steps) * sizes.batch
-    alone, together = (bench.loader(count, sizes.batch, bench.device) for _ in range(2))
+    arch = sizes.archs[0]
+    together = _real_rig(bench, arch, 2 * sizes.loader_batches)
+    alone = with_loader(together, together.loader.dataset, _indices(together)[: sizes.loader_batches * sizes.batch])
+    synthetic = with_loader(together, together.loader.dataset, _indices(together), loader="synthetic", decode="auto")
+    warm = together.loader.config.prefetch + 2
     per_batch = measure.interleaved(
         {
-            "step": lambda: sizes.batch / _synthetic_speed(bench, stepper, images, targets),
-            "loader": lambda: sizes.batch / _real_speed(bench, None, alone),
-            "both": lambda: sizes.batch / _real_speed(bench, stepper, together),
+            "step": lambda: sizes.batch / real_rate(synthetic, 2, seconds=sizes.seconds),
+            "loader": lambda: sizes.batch / loader_rate(alone),
+            "both": lambda: sizes.batch / real_rate(together, warm, seconds=sizes.seconds),
         },
         sizes.repeats,
     )
-    bound = max(per_batch["step"].median, per_batch["loader"].median)
-    rows = [{"what": name, "seconds_per_batch": spread} for name, spread in per_batch.items()]
-    rows[-1]["ratio_to_slower"] = round(per_batch["both"].median / bound, 3)  # type: ignore[assignment]
     alone.close()
-    bench.report(f"{sizes.archs[0]}, batch {sizes.batch}, {together.workers} threads", rows)
-    if bench.device.type != "cuda":
+    synthetic.close()
+    bound = max(per_batch["step"].median, per_batch["loader"].median)
+    rows: list[dict[str, Any]] = [{"what": name, "seconds_per_batch": spread} for name, spread in per_batch.items()]
+    rows[-1]["ratio_to_slower"] = round(per_batch["both"].median / bound, 3)
+    bench.report(f"{arch}, batch {sizes.batch}, {together.loader.workers} threads", rows)
+    try:
+        bench.each({"trace": partial(_trace, bench, together, warm)}, seconds=30)
+    finally:
         together.close()
-        bench.console.print(f"{bench.section}: the trace of what ran under compute is skipped: needs CUDA")
-        bench.keep({"title": "trace", "skipped": "needs CUDA"})
-        return
+
+
+def _trace(bench: Bench, rig: Rig, warm: int) -> None:
+    bench.need_cuda()
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
+        file = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            _real_speed(bench, stepper, together, steps=10)
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    together.close()
-    rows = [copies_under_compute(events, least=together.slot_bytes // 2), augmentation_under_compute(events)]
-    rows = [
-        {"what": what, **row, "ok": row["count"] > 0}
-        for what, row in zip(("copies", "augmentation"), rows, strict=True)
-    ]
-    bench.report("copies of whole batches, and augmentation, in a trace of 10 steps", rows)
+            real_rate(rig, warm, seconds=0.5)
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    least = rig.loader.slot_bytes // 2
+    parts = {
+        "copies": copies_under_compute(events, least),
+        "augmentation": augmentation_under_compute(events, augmentation_kernels()),
+    }
+    rows = [{"what": what, **row, "ok": row["count"] > 0} for what, row in parts.items()]
+    bench.report("copies of whole batches, and augmentation, in a trace of half a second", rows)
+
+
+def augmentation_kernels() -> frozenset[str]:
+    """The names of the kernels that augmentation launches on a GPU."""
+    from triton import JITFunction
+
+    fused = importlib.import_module("fastimg.augment.fused")
+    return frozenset(name for name, value in vars(fused).items() if isinstance(value, JITFunction))
 
 
 _Span = tuple[float, float, Any]  # of a trace, in microseconds: begin, end, stream
-_AUGMENTATION = frozenset({"_tables", "_statistics", "_pixels"})  # kernels of augment.fused
 
 
 def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dict[str, Any]:
@@ -114,11 +188,11 @@ def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dic
     return _beside(copies, kernels)
 
 
-def augmentation_under_compute(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of a profiler's trace: augmentation's kernels, and how far others ran beside them."""
+def augmentation_under_compute(events: Iterable[Mapping[str, Any]], names: Collection[str]) -> dict[str, Any]:
+    """Of a profiler's trace: augmentation's kernels, whose `names` are given, and how far others ran beside them."""
     kernels = [event for event in events if event.get("cat") == "kernel"]
-    ours = [_span(event) for event in kernels if event["name"] in _AUGMENTATION]
-    return _beside(ours, [_span(event) for event in kernels if event["name"] not in _AUGMENTATION])
+    ours = [_span(event) for event in kernels if event["name"] in names]
+    return _beside(ours, [_span(event) for event in kernels if event["name"] not in names])
 
 
 def _span(event: Mapping[str, Any]) -> _Span:
@@ -143,149 +217,3 @@ def _beside(spans: list[_Span], kernels: list[_Span]) -> dict[str, Any]:
         "streams": len({stream for _, _, stream in spans}),
         "shared_with_compute": bool({s for _, _, s in spans} & {s for _, _, s in kernels}),
     }
-
-
-def augment(bench: Bench) -> None:
-    """Augmentation, uint8 -> bf16, against a copy of as many bytes, and against other libraries."""
-    sizes = bench.sizes
-    device = bench.device
-    dtype = torch.bfloat16
-    images, _ = bench.random_batch(sizes.augment_batch)
-    flips = Policy(hflip=0.5)
-    trivial = Policy(hflip=0.5, trivial=True)
-    ids = torch.arange(sizes.augment_batch)
-    flip_plan = draw(flips, ids, 0, 0)
-    trivial_plan = draw(trivial, ids, 0, 0)
-    moved = images.numel() * 3  # a byte read, two written
-    a, b = (torch.zeros(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
-    calls: dict[str, Callable[[], object]] = {
-        "floor: a copy of as many bytes": lambda: a.copy_(b),
-        "fastimg: TrivialAugment, flip per image, normalise": lambda: apply(trivial_plan, images, trivial, dtype),
-        "fastimg: flip per image, normalise": lambda: apply(flip_plan, images, flips, dtype),
-        "fastimg: normalise": lambda: apply(None, images, flips, dtype),
-        "torchvision v2: TrivialAugment, flip per image, normalise": _torchvision_trivial(images, trivial, dtype),
-        "torchvision v2: flip of all, normalise": lambda: _torchvision(images, flips, dtype),
-    }
-    if importlib.util.find_spec("kornia"):
-        calls["kornia: TrivialAugment, flip per image, normalise"] = _kornia(trivial, images, dtype)
-        calls["kornia: flip per image, normalise"] = _kornia(flips, images, dtype)
-    variants = {name: lambda call=call: 1000 * measure.seconds(call, device) for name, call in calls.items()}
-    times = measure.interleaved(variants, max(3, 3 * sizes.repeats), warmups=2)
-    floor = next(iter(times.values())).median
-    rows: list[dict[str, Any]] = [
-        {"what": name, "milliseconds": spread, "ratio_to_floor": round(spread.median / floor, 2)}
-        for name, spread in times.items()
-    ]
-    if not importlib.util.find_spec("kornia"):
-        rows.append({"what": "kornia: not installed"})
-    bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)
-
-
-def augment_share(bench: Bench) -> None:
-    """The share of TrivialAugment, flip and normalisation in a training step of the first model."""
-    arch = bench.sizes.archs[0]
-    stepper = Stepper(arch, bench.device, size=bench.sizes.crop)
-    stepper.policy = replace(stepper.policy, trivial=True)
-    images, targets = bench.random_batch(bench.sizes.batch)
-    plan = draw(stepper.policy, torch.arange(len(images)), 0, 0)
-    calls: dict[str, Callable[[], object]] = {
-        "step": lambda: stepper(images, targets, plan),
-        "augmentation": lambda: apply(plan, images, stepper.policy, stepper.precision.input_dtype),
-    }
-    variants = {name: lambda call=call: 1000 * measure.seconds(call, bench.device) for name, call in calls.items()}
-    times = measure.interleaved(variants, max(3, 3 * bench.sizes.repeats), warmups=2)
-    share = round(times["augmentation"].median / times["step"].median, 4)
-    rows = [{"what": name, "milliseconds": spread} for name, spread in times.items()]
-    bench.report(f"{arch}, batch {len(images)}: augmentation's share of a step", [*rows, {"what": f"share {share}"}])
-
-
-def _torchvision(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> torch.Tensor:
-    scaled = tv.to_dtype(tv.horizontal_flip(images), dtype, scale=True)
-    return tv.normalize(scaled, list(policy.mean), list(policy.std), inplace=True)
-
-
-def _torchvision_trivial(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> Callable[[], object]:
-    chain = v2.Compose(
-        [
-            v2.TrivialAugmentWide(),
-            v2.RandomHorizontalFlip(0.5),
-            v2.ToDtype(dtype, scale=True),
-            v2.Normalize(list(policy.mean), list(policy.std)),
-        ]
-    )
-    return lambda: torch.stack([chain(image) for image in images])
-
-
-def _kornia(policy: Policy, images: torch.Tensor, dtype: torch.dtype) -> Callable[[], object]:
-    import kornia.augmentation as K
-
-    mean, std = torch.tensor(policy.mean), torch.tensor(policy.std)
-    first = [K.auto.TrivialAugment()] if policy.trivial else []
-    chain = K.AugmentationSequential(*first, K.RandomHorizontalFlip(p=0.5), K.Normalize(mean, std)).to(images.device)
-    return lambda: chain(images.float() / 255).to(dtype)
-
-
-def train(bench: Bench) -> None:
-    """`fastimg bench`: every stage, training on data on the device and from files, and the verdict."""
-    sizes = bench.sizes
-    flags = [str(bench.folder), "--device", bench.device.type, "--arch", ",".join(sizes.archs), "--json"]
-    flags += ["-b", str(sizes.batch), "--img-size", str(sizes.crop), "--repeats", str(sizes.repeats)]
-    flags += ["--images", str(sizes.images), "--stages", "all", "--no-advice"]
-    ways = ["cpu", "gpu"] if bench.device.type == "cuda" and nvcodec.installed() else ["cpu"]
-    for decode in ways:
-        said = io.StringIO()
-        with redirect_stdout(said):
-            code = cli.run(["bench", *flags, "--decode", decode])
-        if code:
-            raise RuntimeError(f"fastimg bench --decode {decode}: exit code {code}; what it said stands above")
-        found = json.loads(said.getvalue())
-        shown = ("stage", "images_per_second", "gigabytes_per_second", "ceiling_images_per_second", "ratio", "note")
-        rows = [{key: row[key] for key in shown if key in row} for row in found["stages"]]
-        bench.report(f"stages alone, {found['threads']} threads, decoded by {decode}", rows)
-        rows = []
-        for one in found["training"]:
-            row = {key: one[key] for key in ("arch", "synthetic_images_per_second", "real_images_per_second")}
-            verdict = {"real/synthetic": one["real_over_synthetic"], "verdict": one["verdict"]["sentence"]}
-            rows.append({**row, "decode": decode, **verdict})
-        bench.report(f"images per second, batch {sizes.batch}, {sizes.crop} px, {found['precision']}", rows)
-
-
-def _synthetic_speed(bench: Bench, stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> float:
-    ids = torch.arange(len(images))
-
-    def steps(count: int) -> None:
-        for step in range(count):
-            stepper(images, targets, draw(stepper.policy, ids, 0, step))
-
-    steps(bench.sizes.warm_steps)
-    seconds = measure.wall_seconds(lambda: steps(bench.sizes.steps), bench.device)
-    return bench.sizes.steps * len(images) / seconds
-
-
-def _real_speed(bench: Bench, stepper: Stepper | None, loader: Loader, steps: int | None = None) -> float:
-    """Images per second in the steady state, once batches read ahead are used up; without a step, of reading alone."""
-    warm = bench.sizes.warm_steps
-    steps = steps or bench.sizes.steps
-    count = 0
-    began = 0.0
-    for number, batch in enumerate(loader, start=1):
-        if stepper is not None:
-            stepper.beside(batch, draw(stepper.policy, batch.ids, 0, loader.epoch))
-        if number > warm:
-            count += batch.samples
-        elif number == warm:
-            measure.synchronise(bench.device)
-            began = time.perf_counter()
-        if number == warm + steps:
-            break
-    measure.synchronise(bench.device)
-    return count / (time.perf_counter() - began)
-
-
-MEASURES = {
-    "loader": loader,
-    "overlap": overlap,
-    "augment": augment,
-    "augment-share": augment_share,
-    "train": train,
-}

@@ -36,7 +36,7 @@ def _enlarged(noise: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.stack(channels, axis=-1)
 
 
-def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375)) -> None:
+def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375), threads: int | None = None) -> None:
     """`count` JPEGs in `folder`, tiled as `convert` leaves them; sizes vary by a fifth, as those of photographs do."""
 
     def write(seed: int) -> None:
@@ -44,7 +44,7 @@ def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 37
         upright = (round(size[0] * scale), round(size[1] * scale))
         (folder / f"{seed:06d}.jpg").write_bytes(tile(photograph(seed, upright)).jpeg)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         list(pool.map(write, range(count)))
 
 
@@ -61,4 +61,5 @@ def dataset(folder: Path, count: int, classes: int = 1000) -> FilesDataset:
     """`count` samples: the folder's images over and over, with made-up labels."""
     paths = list_images(folder)
     paths = (paths * -(-count // len(paths)))[:count]
-    return FilesDataset(folder, paths, (), [i % classes for i in range(count)])
+    names = tuple(f"class {number}" for number in range(classes))
+    return FilesDataset(folder, paths, names, [i % classes for i in range(count)])

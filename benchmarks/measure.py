@@ -1,4 +1,4 @@
-"""The names of `fastimg.system.measurement`, and the folder for results of benchmarks."""
+"""The names of `fastimg.system.measurement`, the checkout, and the folder for results of benchmarks."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from fastimg.system.measurement import (
 
 __all__ = [
     "RESULTS",
+    "ROOT",
     "Spread",
     "append",
     "environment",
@@ -27,4 +28,5 @@ __all__ = [
     "wall_seconds",
 ]
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"

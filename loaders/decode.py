@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from fastimg.loaders.folders.formats import recognise, register_plugins
@@ -148,6 +147,8 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
 
 def _turbo(data: bytes | memoryview, header: Header, scratch: Scratch | None) -> Pixels | None:
     """libjpeg-turbo's pixels; None if it warns or fails."""
+    import simplejpeg  # tiled JPEGs are decoded without it
+
     buffer = scratch.pixels(header.width * header.height * 3) if scratch else None
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", strict=True, buffer=buffer)

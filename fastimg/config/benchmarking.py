@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
-
 from . import flag_types as flagtypes
+from .flag_types import FlagCreatePairsOff, Positional, arg
 from .training import Augmenting
 
 

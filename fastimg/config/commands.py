@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
-
 from fastimg.errors import UsageError
 
 from . import flag_types as flagtypes
+from .flag_types import FlagCreatePairsOff, Positional, arg
 from .training import Augmenting, Inputs, Train
 
 __all__ = [

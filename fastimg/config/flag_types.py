@@ -1,14 +1,33 @@
 """Types of flags that may be left out: None means "chosen for you", and `--help` shows no default of its own.
 
-Also the default that several commands share, and how `--workers` is read.
+Also tyro's marks, the default that several commands share, and how `--workers` is read.
 """
 
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import arg
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastimg.errors import UsageError
+
+if TYPE_CHECKING:
+    from tyro.conf import Fixed as Fixed
+    from tyro.conf import FlagCreatePairsOff as FlagCreatePairsOff
+    from tyro.conf import Positional as Positional
+    from tyro.conf import Suppress as Suppress
+    from tyro.conf import arg as arg
+else:
+    try:
+        from tyro.conf import Fixed, FlagCreatePairsOff, Positional, Suppress, arg
+    except ModuleNotFoundError:  # a configuration that is made in Python needs no command line: its types, unmarked
+
+        class _Unmarked:
+            def __class_getitem__(cls, kind: Any) -> Any:
+                return kind
+
+        Fixed = FlagCreatePairsOff = Positional = Suppress = _Unmarked
+
+        def arg(**_: Any) -> None:
+            return None
+
 
 MAX_PIXELS = 89_478_485  # `loaders.decode.MAX_PIXELS`, without importing the loaders: a test holds them equal
 

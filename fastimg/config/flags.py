@@ -9,9 +9,9 @@ from dataclasses import fields
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from tyro.conf import FlagCreatePairsOff, Positional, Suppress
-
 from fastimg.errors import UsageError, nearest
+
+from .flag_types import FlagCreatePairsOff, Positional, Suppress
 
 # Names that timm, torchvision's references, Ultralytics, Hugging Face's Trainer and Lightning give to our flags.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Fixed, FlagCreatePairsOff, Positional, Suppress, arg
-
 from . import flag_types as flagtypes
+from .flag_types import Fixed, FlagCreatePairsOff, Positional, Suppress, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
-import msgspec
 import yaml
 
 from fastimg.errors import UsageError, nearest
@@ -44,6 +43,8 @@ for _tag, _pattern, _first in (
 
 def dump(config: Any) -> str:
     """A dataclass, or a mapping of its fields, as YAML that `load` reads back; unset choices are left out."""
+    import msgspec
+
     values = {key: value for key, value in msgspec.to_builtins(config, enc_hook=str).items() if value is not None}
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import msgspec
-
 from fastimg.errors import nearest
 
 _WHOLE = re.compile(r"[-+]?\d+")
@@ -87,6 +85,8 @@ def _exactly(value: Any, hint: Any) -> tuple[bool, Any]:
         return isinstance(value, str | int | float), str(value)
     if hint is Path:
         return isinstance(value, str | int | float), Path(str(value))
+    import msgspec
+
     try:
         return True, msgspec.convert(value, hint, strict=True)
     except msgspec.ValidationError:

@@ -13,11 +13,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
@@ -42,7 +41,8 @@ class DestinationState(Enum):
     OTHER = "something else"
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):  # more than 12 fields: a line of the journal, which is flat
+@dataclass(frozen=True, kw_only=True)
+class Finished:  # more than 12 fields: a line of the journal, which is flat
     """A shard that is on disk, or one without any usable image (`samples` is 0, no file)."""
 
     split: str
@@ -55,9 +55,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):  # more than 12 field
     index_sha256: str = ""
     part: BetonPart | None = None  # of a .beton
     source_bytes: int = 0
-    class_counts: dict[int, int] = {}  # by label, -1 for none
-    skipped: list[tuple[str, str]] = []  # (path, reason)
-    outcomes: dict[str, int] = {}  # images by what became of them
+    class_counts: dict[int, int] = field(default_factory=dict)  # by label, -1 for none
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # (path, reason)
+    outcomes: dict[str, int] = field(default_factory=dict)  # images by what became of them
 
     def on_disk(self, folder: Path) -> bool:
         """Whether its files are unchanged since they were written, by their sizes and the index's checksum."""
@@ -93,10 +93,12 @@ class Journal:
     @classmethod
     def go_on(cls, folder: Path) -> "Journal":
         """The journal in `folder`, with those of its shards that are unchanged on disk."""
+        import msgspec
+
         head, *lines = _whole_lines(folder / "convert.json")
         shards = []
         for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            with contextlib.suppress(ValueError, RecursionError):  # ValueError: msgspec's
                 shards.append(msgspec.json.decode(line, type=Finished))
         shards = [shard for shard in shards if shard.on_disk(folder)]
         parts = _parts_in_a_row(shards)
@@ -199,6 +201,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _line(content: Any) -> bytes:
+    import msgspec
+
     return msgspec.json.encode(content) + b"\n"
 
 

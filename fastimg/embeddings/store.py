@@ -14,10 +14,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -41,7 +41,8 @@ _LOCK = ".lock"
 Made = npt.NDArray[Any] | str  # a sample's array, or the reason why there is none
 
 
-class CacheShard(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CacheShard:
     """A shard on disk; a shard without samples has no file."""
 
     number: int
@@ -49,7 +50,7 @@ class CacheShard(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     sha256: str = ""
     index_sha256: str = ""
-    failed: dict[str, str] = {}  # digest -> reason
+    failed: dict[str, str] = field(default_factory=dict)  # digest -> reason
 
 
 def key_of(about: Mapping[str, Any]) -> str:
@@ -148,6 +149,8 @@ class ArrayCache:
         samples of a shard. The bytes depend only on what is missing, not on ranks or interruptions. Raises UserError if
         shards cannot be written, and whatever `make` raises.
         """
+        import msgspec
+
         self.load()
         if ranks.agree(not len(self.missing(digests))):  # a complete cache need not be writable
             return 0
@@ -210,6 +213,8 @@ class ArrayCache:
 
     def _rewrite(self) -> None:
         """Write a new journal, of the intact shards."""
+        import msgspec
+
         lines = [msgspec.json.encode(shard) + b"\n" for shard in self._intact]
         replace_file(self.folder / _JOURNAL, b"".join(lines))
 
@@ -221,6 +226,8 @@ class ArrayCache:
 
     def _lines(self) -> list[CacheShard]:
         """The shards in the journal. Truncated or damaged lines are ignored; the last line for a number counts."""
+        import msgspec
+
         try:
             lines = (self.folder / _JOURNAL).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:

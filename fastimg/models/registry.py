@@ -14,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
 
-import msgspec
 import timm
 import torch
 import torchvision
@@ -459,6 +458,8 @@ def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
     """The preprocessing that a weights file states: all of it in fastimg's own, else `mean` and `std` entries."""
     if "fastimg" in metadata:
+        import msgspec
+
         return msgspec.convert(json.loads(metadata["fastimg"])["preprocessing"], Preprocessing)
     stated: dict[str, tuple[float, float, float]] = {}
     for key in ("mean", "std"):

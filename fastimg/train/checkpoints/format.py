@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -61,6 +60,8 @@ class Card:
     @classmethod
     def from_json(cls, text: str) -> "Card":
         """The inverse of `to_json`."""
+        import msgspec
+
         fields = json.loads(text)
         fields.pop("fastimg")
         stated = fields.pop("preprocessing")
@@ -165,7 +166,7 @@ def read_card(file: Path) -> Card:
         raise UserError(
             f"{file}: weights without classes and preprocessing, not a checkpoint of fastimg; use train --weights"
         ) from error
-    except (SafetensorError, OSError, ValueError, TypeError, msgspec.ValidationError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError) as error:  # ValueError: msgspec's too
         raise UserError(f"{file}: not a complete checkpoint ({error}); use another one") from error
 
 

@@ -1,0 +1,199 @@
+"""Augmentation's time on the device and on the host, against a copy of as many bytes, and against other libraries."""
+
+import importlib.util
+import io
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import measure
+import numpy as np
+import torch
+from bench import MADE, Bench
+from gpu_clocks import clocks
+from images import list_images, photograph
+from PIL import Image
+
+from fastimg.augment import Policy, apply, draw
+
+FLIPS = Policy(hflip=0.5)
+TRIVIAL = Policy(hflip=0.5, trivial=True)
+_CALLS = 20  # behind one sleep
+_CYCLES = 40_000_000  # of a sleep: 20 ms at 2 GHz
+
+
+def augment(bench: Bench) -> None:
+    """Augmentation, uint8 -> bf16, on the device alone, and what it costs the host; against a copy of as many bytes.
+
+    Calls are enqueued behind a sleep of the device, so that the host is ahead of it: the time between events is the
+    device's, whatever Python takes.
+    """
+    sizes = bench.sizes
+    device = bench.device
+    dtype = torch.bfloat16
+    images, origin = natural(bench, sizes.augment_batch)
+    noise, _ = bench.random_batch(sizes.augment_batch)
+    ids = torch.arange(sizes.augment_batch)
+    plans = {policy: draw(policy, ids, 0, 0) for policy in (FLIPS, TRIVIAL)}
+    moved = images.numel() * 3  # a byte read, two written
+    a, b = (torch.ones(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {
+        _FLOOR: lambda: a.copy_(b),
+        "TrivialAugment, flip, normalise": lambda: apply(plans[TRIVIAL], images, TRIVIAL, dtype),
+        "flip, normalise": lambda: apply(plans[FLIPS], images, FLIPS, dtype),
+        "normalise": lambda: apply(None, images, FLIPS, dtype),
+        "TrivialAugment, flip, normalise; random pixels": lambda: apply(plans[TRIVIAL], noise, TRIVIAL, dtype),
+    }
+    found: dict[str, list[Enqueued]] = {name: [] for name in calls}
+    for number in range(2 + max(1, 5 * (sizes.repeats - 1))):
+        for name, call in calls.items():
+            timed = enqueued(call, device)
+            if number >= min(2, sizes.repeats - 1):  # kernels are compiled
+                found[name].append(timed)
+    floor = measure.Spread.of([timed.milliseconds for timed in found[_FLOOR]]).median
+    rows: list[dict[str, Any]] = []
+    for name, times in found.items():
+        spread = measure.Spread.of([timed.milliseconds for timed in times])
+        host = measure.Spread.of([timed.host_microseconds for timed in times])
+        row = {"what": name, "milliseconds": spread, "ratio_to_floor": round(spread.median / floor, 2)}
+        rows.append({**row, "host_microseconds": host, "host_ahead": all(timed.host_ahead for timed in times)})
+    rows = [{**row, "images": "" if row["what"] == _FLOOR else origin} for row in rows]
+    rows[-1]["images"] = "random pixels"
+    rows[0] |= clocks(device)
+    bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, {moved / 1e6:.0f} MB", rows)
+    policies = {"TrivialAugment, flip": TRIVIAL, "flip": FLIPS}
+    drawing = {name: partial(_draw_microseconds, policy, ids) for name, policy in policies.items()}
+    drawn = measure.interleaved(drawing, max(1, 3 * (sizes.repeats - 1)))
+    bench.report("drawing the plan on the host", [{"what": n, "host_microseconds": s} for n, s in drawn.items()])
+
+
+_FLOOR = "floor: a copy of as many bytes"
+
+
+def _draw_microseconds(policy: Policy, ids: torch.Tensor) -> float:
+    began = time.perf_counter()
+    draw(policy, ids, 0, 1)
+    return 1e6 * (time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """What a call took. `host_ahead`: all calls were enqueued before the device began them (always on a CPU)."""
+
+    milliseconds: float  # on the device
+    host_microseconds: float
+    host_ahead: bool
+
+
+def enqueued(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> Enqueued:
+    """The device's time and the host's for a call: the mean over `calls` that are enqueued behind a sleep.
+
+    The sleep is made longer, up to 16 times, until the host is ahead; a call that waits for the device never is.
+    """
+    if device.type != "cuda":
+        seconds = measure.seconds(call, device)
+        return Enqueued(1000 * seconds, 1e6 * seconds, host_ahead=True)
+    cycles = _CYCLES
+    while True:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(cycles)
+        start.record()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        host = time.perf_counter() - began
+        ahead = not start.query()
+        end.record()
+        end.synchronize()
+        if ahead or cycles >= 16 * _CYCLES:
+            return Enqueued(start.elapsed_time(end) / calls, 1e6 * host / calls, ahead)
+        cycles *= 4
+
+
+def natural(bench: Bench, count: int) -> tuple[torch.Tensor, str]:
+    """uint8 images [count, 3, S, S], channels-last, on the device, and where they come from.
+
+    Random crops of the two photographs that scikit-learn holds, or of the images of --data. Statistics of pixels cost
+    more where neighbours are alike, as in a sky, so noise will not do.
+    """
+    size = bench.sizes.crop
+    if bench.data_name == MADE:
+        try:
+            from sklearn.datasets import load_sample_images
+
+            photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+        except (ImportError, OSError):  # not installed, or without its data
+            photographs = []
+        origin = "random crops of scikit-learn's two photographs"
+    else:
+        names = list_images(bench.folder)[:64]
+        photographs = [Image.open(bench.folder / name).convert("RGB") for name in names]
+        origin = "random crops of up to 64 images of --data"
+    if not photographs:
+        photographs = [Image.open(io.BytesIO(photograph(seed))).convert("RGB") for seed in range(16)]
+        origin = MADE
+    rng = np.random.default_rng(0)
+    pixels = np.empty((count, size, size, 3), np.uint8)
+    for number in range(count):
+        image = photographs[number % len(photographs)]
+        side = min(image.size) * rng.uniform(0.3, 1.0)
+        left, top = (rng.uniform(0, extent - side) for extent in image.size)
+        cut = image.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
+        pixels[number] = np.asarray(cut)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).to(bench.device), origin
+
+
+def augment_peers(bench: Bench) -> None:
+    """Augmentation against torchvision and Kornia, where installed: as their users call them, host and device."""
+    sizes = bench.sizes
+    dtype = torch.bfloat16
+    images, origin = natural(bench, sizes.augment_batch)
+    plans = {policy: draw(policy, torch.arange(sizes.augment_batch), 0, 0) for policy in (FLIPS, TRIVIAL)}
+    calls: dict[str, Callable[[], object]] = {
+        "fastimg: TrivialAugment, flip per image, normalise": lambda: apply(plans[TRIVIAL], images, TRIVIAL, dtype),
+        "fastimg: flip per image, normalise": lambda: apply(plans[FLIPS], images, FLIPS, dtype),
+        "torchvision v2: flip of all, normalise": lambda: _torchvision(images, FLIPS, dtype),
+        "torchvision v2: TrivialAugment, flip per image, normalise": _torchvision_trivial(images, TRIVIAL, dtype),
+    }
+    if importlib.util.find_spec("kornia"):
+        calls["kornia: TrivialAugment, flip per image, normalise"] = _kornia(TRIVIAL, images, dtype)
+        calls["kornia: flip per image, normalise"] = _kornia(FLIPS, images, dtype)
+    variants = {name: lambda call=call: 1000 * measure.wall_seconds(call, bench.device) for name, call in calls.items()}
+    times = measure.interleaved(variants, sizes.repeats)
+    rows: list[dict[str, Any]] = [{"what": name, "milliseconds": spread} for name, spread in times.items()]
+    if not importlib.util.find_spec("kornia"):
+        rows.append({"what": "kornia: not installed"})
+    bench.report(f"{sizes.augment_batch}x3x{sizes.crop}x{sizes.crop} uint8 -> bf16, by the clock, {origin}", rows)
+
+
+def _torchvision(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> torch.Tensor:
+    from torchvision.transforms.v2 import functional as tv
+
+    scaled = tv.to_dtype(tv.horizontal_flip(images), dtype, scale=True)
+    return tv.normalize(scaled, list(policy.mean), list(policy.std), inplace=True)
+
+
+def _torchvision_trivial(images: torch.Tensor, policy: Policy, dtype: torch.dtype) -> Callable[[], object]:
+    from torchvision.transforms import v2
+
+    chain = v2.Compose(
+        [
+            v2.TrivialAugmentWide(),
+            v2.RandomHorizontalFlip(0.5),
+            v2.ToDtype(dtype, scale=True),
+            v2.Normalize(list(policy.mean), list(policy.std)),
+        ]
+    )
+    return lambda: torch.stack([chain(image) for image in images])
+
+
+def _kornia(policy: Policy, images: torch.Tensor, dtype: torch.dtype) -> Callable[[], object]:
+    import kornia.augmentation as K
+
+    mean, std = torch.tensor(policy.mean), torch.tensor(policy.std)
+    first = [K.auto.TrivialAugment()] if policy.trivial else []
+    chain = K.AugmentationSequential(*first, K.RandomHorizontalFlip(p=0.5), K.Normalize(mean, std)).to(images.device)
+    return lambda: chain(images.float() / 255).to(dtype)

@@ -1,0 +1,237 @@
+"""What `gpu.py` runs, in which order and for how long: a table, and the grid of training steps. Imports no torch."""
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Compile = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the benchmark, which runs in a process of its own."""
+
+    name: str
+    function: str  # module:function, called with a `bench.Bench`
+    seconds: int  # its limit: importing torch, starting CUDA and compiling included
+    what: str
+    second: bool = False  # of the second call
+    images: bool = False  # reads JPEGs
+    fills: bool = False  # does as much as it has time for: also in the time that earlier sections left over
+    needs: tuple[str, ...] = ()  # modules that a machine with torch may lack
+    record_as: str = ""  # `section` in records, if it is not the name
+
+
+_COMMAND_LINE = ("tyro", "msgspec", "simplejpeg")
+
+SECTIONS = {
+    section.name: section
+    for section in (
+        Section(
+            name="versions",
+            function="gpu_versions:versions",
+            seconds=20,
+            what="packages, seconds per import, what `fastimg doctor` finds",
+            fills=True,  # on a machine that imports slowly, without doctor
+        ),
+        Section(
+            name="parity",
+            function="gpu_parity:parity",
+            seconds=60,
+            what="augmentation and the ragged resize against the CPU, bit for bit, at one size",
+        ),
+        Section(
+            name="steps",
+            function="gpu_steps:steps",
+            seconds=200,
+            what="the trainer's step on synthetic data: images per second over the grid",
+            fills=True,
+        ),
+        Section(
+            name="loader",
+            function="gpu_measures:loader",
+            seconds=90,
+            what="the loader at 8 and 16 threads; real/synthetic for ResNet-50 and ResNet-18",
+            images=True,
+        ),
+        Section(
+            name="augment",
+            function="gpu_augment:augment",
+            seconds=30,
+            what="augmentation's time on the device and on the host, against a copy of as many bytes",
+        ),
+        Section(
+            name="overlap",
+            function="gpu_measures:overlap",
+            seconds=40,
+            what="loader and step together against the slower of them; a trace of copies under compute",
+            images=True,
+        ),
+        Section(
+            name="amp",
+            function="gpu_checks:amp",
+            seconds=30,
+            second=True,
+            what="a step in bf16 and fp16 against float32",
+        ),
+        Section(
+            name="fp16",
+            function="gpu_checks:fp16_scaler",
+            seconds=20,
+            second=True,
+            what="the gradient scaler: it learns, and drops a gradient that overflows",
+        ),
+        Section(
+            name="fsdp2",
+            function="gpu_checks:fsdp2",
+            seconds=30,
+            second=True,
+            what="a model sharded over one rank against the model itself",
+        ),
+        Section(
+            name="compile",
+            function="gpu_checks:compiled",
+            seconds=50,
+            second=True,
+            what="torch.compile against eager, and how many graphs",
+        ),
+        Section(
+            name="augment-parity",
+            function="gpu_parity:augment_parity",
+            seconds=45,
+            second=True,
+            what="augmentation against the reference: every type, an odd size",
+        ),
+        Section(
+            name="ragged-parity",
+            function="gpu_parity:ragged_parity",
+            seconds=25,
+            second=True,
+            what="the ragged resize against the CPU's, both filters",
+        ),
+        Section(
+            name="loader-parity",
+            function="gpu_parity:loader_parity",
+            seconds=30,
+            second=True,
+            what="whole epochs on the device against one thread on the CPU, bit for bit",
+            images=True,
+        ),
+        Section(
+            name="gpu-decode",
+            function="gpu_checks:gpu_decode",
+            seconds=40,
+            second=True,
+            what="JPEGs decoded on the GPU (torchvision, nvImageCodec) against the CPU's, and how fast",
+            images=True,
+            needs=("simplejpeg",),
+        ),
+        Section(
+            name="dali",
+            function="gpu_measures:dali",
+            seconds=40,
+            second=True,
+            what="DALI's loader beside fastimg's",
+            images=True,
+            needs=("nvidia.dali",),
+        ),
+        Section(
+            name="augment-peers",
+            function="gpu_augment:augment_peers",
+            seconds=30,
+            second=True,
+            what="augmentation against torchvision v2 and Kornia",
+        ),
+        Section(
+            name="tests",
+            function="gpu_checks:marked_tests",
+            seconds=110,
+            second=True,
+            what="the tests marked gpu",
+            needs=(*_COMMAND_LINE, "pytest", "hypothesis"),
+        ),
+        Section(
+            name="more-steps",
+            function="gpu_steps:more_steps",
+            seconds=100,
+            second=True,
+            what="float32, and what `steps` had no time for: compile modes",
+            fills=True,
+            record_as="steps",
+        ),
+    )
+}
+FIRST = [name for name, section in SECTIONS.items() if not section.second]
+SECOND = [name for name, section in SECTIONS.items() if section.second]
+_CHECKING = ("gpu_versions", "gpu_parity", "gpu_checks")
+CHECKS = [name for name, section in SECTIONS.items() if section.function.partition(":")[0] in _CHECKING]
+GROUPS = {
+    "first": FIRST,
+    "second": SECOND,
+    "checks": CHECKS,
+    "measures": [name for name in SECTIONS if name not in CHECKS],
+    "all": list(SECTIONS),
+}
+
+# Modules that may be missing where torch is installed -> the wheels to bring, and what they enable.
+OPTIONAL = {
+    "simplejpeg": ("simplejpeg", "JPEGs that are not tiled, the tests"),
+    "tyro": ("tyro docstring-parser typeguard", "the command line, the tests"),
+    "msgspec": ("msgspec", "checkpoints and datasets, the tests"),
+    "pytest": ("pytest iniconfig pluggy", "the tests"),
+    "hypothesis": ("hypothesis sortedcontainers", "the tests"),
+    "nvidia.nvimgcodec": ("nvidia-nvimgcodec-cu13 nvidia-nvjpeg", "JPEGs decoded on the GPU by nvImageCodec"),
+    "nvidia.dali": ("nvidia-dali-cuda130", "DALI's loader"),
+    "kornia": ("kornia kornia-rs", "Kornia's augmentation"),
+}
+NEEDED = ("torch", "torchvision", "timm", "numpy", "PIL", "numba", "rich")  # by every section
+
+
+def missing(modules: Iterable[str]) -> list[str]:
+    """Those of the modules that are not installed. Nothing is imported but parents of submodules."""
+    return [module for module in modules if not _installed(module)]
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # no parent package; a module without a specification
+        return False
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train: one row of the grid."""
+
+    arch: str
+    dtype: Literal["bf16", "fp16", "float32"]
+    compile: Compile | None
+    batch: int
+
+    def fields(self) -> dict[str, Any]:
+        """The keys of its record."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """For people."""
+        return " ".join([self.arch, self.dtype, *([self.compile] if self.compile else []), str(self.batch)])
+
+
+def grid(archs: Sequence[str], batches: Sequence[int], device: str) -> list[Variant]:
+    """What `steps` measures, the most informative first: every model without compiling, then compiled."""
+    types: tuple[Literal["bf16", "fp16", "float32"], ...] = ("bf16", "fp16") if device == "cuda" else ("float32",)
+    plain = [Variant(arch, dtype, None, batch) for batch in batches for dtype in types for arch in archs]
+    if device != "cuda":
+        return plain
+    modes: tuple[Compile, ...] = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
+    first = [Variant(arch, "bf16", "default", batches[0]) for arch in archs]
+    first += [Variant(archs[0], "bf16", mode, batches[0]) for mode in modes[1:]]
+    rest = [Variant(arch, "bf16", mode, batch) for batch in batches for mode in modes for arch in archs]
+    return list(dict.fromkeys([*plain, *first, *rest]))
+
+
+def more(archs: Sequence[str], batches: Sequence[int], device: str) -> list[Variant]:
+    """What `more-steps` measures, unless the results hold it already."""
+    compiled = [variant for variant in grid(archs, batches, device) if variant.compile]
+    return [*(Variant(arch, "float32", None, batches[0]) for arch in archs), *compiled]

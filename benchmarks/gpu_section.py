@@ -1,0 +1,156 @@
+"""One section of `gpu.py`, in this process, which `gpu.py` starts: `gpu_section.py TASK`, TASK being JSON."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from gpu_plan import SECTIONS
+
+# Exit statuses beside 0 and 1 (something failed, and is recorded).
+LOST, NO_CUDA = 3, 4
+_MARGIN = 2.0  # seconds before its limit in which a section begins nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a section's process is told."""
+
+    section: str  # a name, or "prepare"
+    device: str
+    quick: bool
+    folder: str  # of images
+    data_name: str
+    made: int  # images to make in the folder; 0: they are there
+    out: str
+    run: str
+    status: str
+    seconds: float  # until it is stopped
+    skip: tuple[str, ...] = ()  # items that a process before it has begun
+    width: int = 140  # columns
+
+    def command(self) -> list[str]:
+        """The command line of its process."""
+        return [sys.executable, str(Path(__file__).resolve()), json.dumps(asdict(self))]
+
+
+def main() -> int:
+    """Run the section. Returns the exit status."""
+    began = time.monotonic()
+    task = Task(**json.loads(sys.argv[1]))
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    if task.section == "prepare":
+        return _prepare(task)
+    return _run(task, began)
+
+
+def _run(task: Task, began: float) -> int:
+    before = time.perf_counter()
+    import torch
+
+    seconds = round(time.perf_counter() - before, 2)
+    from bench import Bench, DeviceLostError, Sizes, SkippedError
+    from rich.console import Console
+
+    section = SECTIONS[task.section]
+    device = torch.device(task.device, 0) if task.device == "cuda" else torch.device("cpu")
+    if task.device == "cuda":
+        if not torch.cuda.is_available():
+            return NO_CUDA
+        torch.cuda.set_device(device)
+        torch.cuda.init()
+        torch.backends.cudnn.benchmark = True  # as the trainer sets them
+        torch.set_float32_matmul_precision("high")
+    elif task.quick:
+        torch.set_num_threads(1)  # on a busy machine, threads that wait for each other take most of the time
+    bench = Bench(
+        device=device,
+        sizes=Sizes.choose(device, task.quick),
+        quick=task.quick,
+        folder=Path(task.folder),
+        data_name=task.data_name,
+        out=Path(task.out),
+        console=Console(width=task.width, markup=False, highlight=False),
+        environment=environment(),
+        section=section.record_as or section.name,
+        run=task.run,
+        status=Path(task.status),
+        deadline=began + task.seconds - _MARGIN,
+        skip=frozenset(task.skip),
+        torch_seconds=seconds,
+    )
+    module, _, name = section.function.partition(":")
+    try:
+        function: Callable[[Bench], None] = getattr(importlib.import_module(module), name)
+        function(bench)
+        bench.check_device()
+    except SkippedError as reason:
+        bench.console.print(f"{section.name}: skipped: {reason}")
+        bench.keep({"skipped": str(reason)})
+    except DeviceLostError:
+        return LOST
+    except Exception as error:  # noqa: BLE001 - kept, shown, and told by the exit status
+        bench.fail(error, {})
+    return 1 if bench.failed else 0
+
+
+def environment() -> dict[str, object]:
+    """Hardware and versions, for every record. Contains no paths."""
+    import measure
+    import torch
+
+    found = measure.environment()
+    try:
+        from triton import __version__ as triton
+    except ImportError:
+        triton = None
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return {**found, "triton": triton, "cudnn": cudnn}
+
+
+def _prepare(task: Task) -> int:
+    """Make JPEGs, and compile what decodes them, beside sections that measure nothing on the CPU."""
+    os.nice(10)
+    import torch
+    from bench import QUICK, Sizes
+    from images import dataset, write_photographs
+
+    from fastimg.loaders import ImageDecoder, Loader, LoaderConfig, RandomResizedCrop
+    from fastimg.loaders.runtime.cpus import available_cpus
+
+    sizes = Sizes.choose(torch.device(task.device), task.quick)
+    folder = Path(task.folder)
+    if task.made:
+        write_photographs(folder, task.made, QUICK.photograph if task.quick else sizes.photograph, available_cpus())
+    for scaling in (True, False):
+        decoder = ImageDecoder(RandomResizedCrop(size=sizes.crop), dct_scaling=scaling)
+        loader = Loader(dataset(folder, 8), decoder, LoaderConfig(batch_size=4), torch.device("cpu"))
+        for _ in loader:
+            pass
+        loader.close()
+    return 0
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _end_with_parent() -> None:
+    """The pipe ends when the process that started this one is gone, however it went."""
+    os.read(0, 1)  # not sys.stdin, whose lock would be held when this process ends
+    os._exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""The trainer's own step on synthetic data, over a grid of models, types, compile modes and batches."""
+
+import itertools
+import resource
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import torch
+from bench import Bench
+from gpu_clocks import clocks
+from gpu_plan import Variant, grid, more
+from gpu_summary import read
+
+from fastimg.bench.rig import Rig, build
+from fastimg.config.commands import Train
+from fastimg.loaders import FilesDataset
+from fastimg.system.memory import ran_out, release
+from fastimg.train.augment_stream import AugmentStream
+from fastimg.train.choices.batch_size import batches
+from fastimg.train.step import optimiser_step
+from fastimg.train.wrapping import compile_ahead
+
+_WARM = 5  # steps: cuDNN's choice of algorithms, the allocator's memory, clocks
+_MOST = 100  # steps that are timed
+_CLASSES = 1000
+# Keys of the environment that a row of the grid repeats beside its numbers.
+_BESIDE = ("gpu", "torch", "triton", "cuda", "cudnn", "cores", "cpu", "commit")
+_LIMIT = 120.0  # seconds for one variant, compiling included
+# Seconds without which a variant is not begun.
+_LEAST = {None: 4.0, "default": 25.0, "reduce-overhead": 25.0, "max-autotune-no-cudagraphs": 60.0}
+
+
+def steps(bench: Bench) -> None:
+    """The grid, in its order, until the time is over."""
+    _measure(bench, grid(bench.sizes.archs, bench.sizes.step_batches, bench.device.type))
+
+
+def more_steps(bench: Bench) -> None:
+    """float32 and compile modes, as far as the results do not hold them for this GPU, torch and commit."""
+    variants = more(bench.sizes.archs, bench.sizes.step_batches, bench.device.type)
+    done = measured(read(bench.out), bench.environment)
+    _measure(bench, [variant for variant in variants if variant not in done])
+
+
+def measured(records: Iterable[dict[str, Any]], environment: dict[str, Any]) -> set[Variant]:
+    """The variants that have a rate among the records, made in the same environment."""
+    found = set()
+    for record in records:
+        same = all(record.get(key) == environment.get(key) for key in ("gpu", "torch", "commit"))
+        if record.get("section") == "steps" and "images_per_second" in record and same:
+            found.add(Variant(record["arch"], record["dtype"], record["compile"], record["batch"]))
+    return found
+
+
+def _measure(bench: Bench, variants: Sequence[Variant]) -> None:
+    by_name = {variant.text(): variant for variant in variants}
+    beside = {key: bench.environment.get(key) for key in _BESIDE}
+    bench.each(
+        {name: partial(_variant, bench, variant) for name, variant in by_name.items()},
+        seconds=_LIMIT,
+        least=lambda name: _LEAST[by_name[name].compile] if bench.device.type == "cuda" else 1.0,
+        fields=lambda name: {**by_name[name].fields(), **beside},
+    )
+
+
+def _variant(bench: Bench, variant: Variant) -> None:
+    """Measure and keep one variant. Memory that runs out is a result; any other error is the caller's."""
+    record: dict[str, Any] = variant.fields()
+    _forget(bench.device)
+    try:
+        record |= _rate(bench, variant)
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        record["error"] = "out of memory"
+    _forget(bench.device)
+    beside = {key: bench.environment.get(key) for key in _BESIDE}
+    bench.keep({**record, **beside, **clocks(bench.device)})
+    said = record.get("error") or f"{record['images_per_second']:,.0f} img/s, {record['ms']:.4g} ms"
+    bench.console.print(f"steps: {variant.text()}: {said}  ({bench.left():.0f} s left)")
+
+
+def _forget(device: torch.device) -> None:
+    """No memory, compiled code or CUDA graph of one variant is left for the next."""
+    torch.compiler.reset()
+    release(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _rate(bench: Bench, variant: Variant) -> dict[str, Any]:
+    rig = synthetic_rig(bench, variant)
+    try:
+        began = time.perf_counter()
+        compile_ahead(rig.run, lambda words: None)
+        compiled = time.perf_counter() - began
+        times, seconds = step_times(rig, bench.sizes.seconds)
+    finally:
+        rig.close()
+    spread = measure.Spread.of(times)
+    on_cuda = bench.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(bench.device) if on_cuda else _resident()
+    return {
+        "images_per_second": float(f"{1000 * variant.batch / spread.median:.5g}"),
+        **spread.fields("ms"),
+        "images_per_second_by_clock": float(f"{len(times) * variant.batch / seconds:.5g}"),
+        "memory_mib": round(peak / 2**20),
+        **({"compile_seconds": round(compiled, 1)} if variant.compile else {}),
+        "size": bench.sizes.crop,
+    }
+
+
+def config_of(bench: Bench, variant: Variant, **changes: Any) -> Train:
+    """How the trainer is asked for a variant."""
+    config = Train(
+        arch=variant.arch,
+        batch_size=variant.batch,
+        img_size=bench.sizes.crop,
+        loader="synthetic",
+        workers="1",
+        amp=variant.dtype != "float32",
+        amp_dtype="auto" if variant.dtype == "float32" else variant.dtype,
+        compile=variant.compile,
+        device=bench.device.type,
+        lr=1e-4,  # small, so that the weights stay finite; their values do not matter
+        val_fraction=0.0,
+    )
+    return replace(config, **changes)
+
+
+def synthetic_rig(bench: Bench, variant: Variant) -> Rig:
+    """The trainer's run on random pixels that are on the device already."""
+    samples = variant.batch * 64
+    names = tuple(f"class {number}" for number in range(_CLASSES))
+    labels = (np.arange(samples) % _CLASSES).tolist()
+    nothing = FilesDataset(Path("synthetic"), [""] * samples, names, labels)  # is not read
+    return build(config_of(bench, variant), nothing, np.arange(samples), bench.ranks)
+
+
+def step_times(rig: Rig, least: float) -> tuple[list[float], float]:
+    """(milliseconds of each step, seconds of all by the clock), after some that do not count; `least` seconds or more.
+
+    On a GPU between events behind each step: where the host is slower than the device, its time.
+    """
+    run = rig.run
+    device = rig.device
+    source = batches(rig.loader)
+    stream = AugmentStream(device, rig.config.augment_stream)
+
+    def step() -> None:
+        optimiser_step(run, source, rig.config.grad_accum_steps, stream)
+
+    for _ in range(_WARM if device.type == "cuda" else 1):
+        step()
+    measure.synchronise(device)
+    began = time.perf_counter()
+    step()
+    step()
+    measure.synchronise(device)
+    each = (time.perf_counter() - began) / 2
+    count = int(min(_MOST, max(10 if device.type == "cuda" else 2, least / max(each, 1e-6))))
+    if device.type != "cuda":
+        times = [1000 * measure.seconds(step, device) for _ in range(count)]
+        return times, sum(times) / 1000
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    began = time.perf_counter()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    events[-1].synchronize()
+    seconds = time.perf_counter() - began
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)], seconds
+
+
+def _resident() -> int:
+    """The peak memory of this process in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
