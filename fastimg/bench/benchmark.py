@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fastimg.bench.peers.comparison import names as loader_names
 from fastimg.bench.peers.results import Comparison, Setting
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
+from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import BENCH
 from fastimg.config.rules import refuse
 from fastimg.config.training import HF_PREFIX
@@ -59,6 +60,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     with ExitStack() as stack:
         stack.enter_context(_sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
+        settings = replace(settings, batch_size=settings.batch_size or BATCH[ranks.device.type])
         if ranks.world_size > 1:
             raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(settings, ranks, ""), ranks.device.type)
@@ -134,6 +136,7 @@ def _measure(
     settings: Bench, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
 ) -> dict[str, Any]:
     archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
+    assert settings.batch_size is not None
     out = Console(quiet=True) if settings.json else console
     watch = LoadWatch()
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
@@ -229,7 +232,7 @@ def _decoder(rig: Rig) -> ImageDecoder:
 
 
 def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ...], progress: Console) -> Comparison:
-    assert settings.loaders is not None
+    assert settings.loaders is not None and settings.batch_size is not None
     setting = Setting(
         batch_size=settings.batch_size,
         size=settings.img_size,
