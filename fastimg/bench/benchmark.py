@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from fastimg.bench.peers.comparison import compare
@@ -33,6 +34,7 @@ from fastimg.config.training import HF_PREFIX
 from fastimg.data.datasets import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders import ImageDecoder
+from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import environment
@@ -46,6 +48,7 @@ from fastimg.wording import plural
 from . import tuning
 from .dataset import Images, epoch_size, open_images
 from .plots import check_file, plot_loaders
+from .ranks_share import ranks_share
 from .rig import Rig, build, with_loader
 from .stage_table import NAMES, Stage, measure
 from .stage_table import show as show_stages
@@ -188,6 +191,10 @@ def _measure(
     load = watch.load()
     record["load"] = load.record()
     say(out, f"load      {load.text()}")
+    if (count_of_gpus := torch.cuda.device_count()) > 1 and ranks.device.type == "cuda":
+        shared = ranks_share(available_cpus(), count_of_gpus, alone.median / threads, trained[0])
+        record["ranks"] = shared.record()
+        say(out, f"ranks     {shared.text()}")
     record["training"] = [result.record() for result in trained]
     record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
     record["verdict"] = trained[0].verdict.sentence()

@@ -97,8 +97,8 @@ _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torc
 def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator[Ranks]:
     """Choose the device and join the process group that torchrun announced, if any: NCCL on GPUs, gloo on CPUs.
 
-    With `numa_binding` a rank on a GPU first moves to cores beside it: threads and pinned memory come later. A rank that
-    fails leaves without destroying the process group, which could wait for ranks that wait for this one.
+    With `numa_binding` a rank on a GPU first moves to cores beside it: threads and pinned memory come later. A rank
+    that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -173,8 +173,9 @@ def gpu_addresses(device: str, local_world_size: int) -> list[str | None]:
     for local_rank in range(local_world_size):
         number = local_rank if index is None else index
         properties = torch.cuda.get_device_properties(number) if number < torch.cuda.device_count() else None
-        parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-        addresses.append(None if None in parts else "{:04x}:{:02x}:{:02x}.0".format(*parts))
+        domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+        known = domain is not None and bus is not None and slot is not None
+        addresses.append(f"{domain:04x}:{bus:02x}:{slot:02x}.0" if known else None)
     return addresses
 
 
@@ -249,9 +250,9 @@ def name_strides(model: nn.Module) -> None:
     """Give weights of convolutions that are channels-last the strides that torch gives their gradients.
 
     The weight of a 1x1 or a depthwise convolution is channels-last and contiguous at once, and its strides say
-    contiguous, since the steps along dimensions of size 1 do not matter. Its gradient comes with those of channels-last,
-    and DistributedDataParallel, which compares the numbers, would warn of another layout (pytorch issue 47163). No byte
-    moves.
+    contiguous, since the steps along dimensions of size 1 do not matter. Its gradient comes with those of
+    channels-last, and DistributedDataParallel, which compares the numbers, would warn of another layout (pytorch issue
+    47163). No byte moves.
     """
     layout = torch.channels_last
     if not any(_only_channels_last(parameter) for parameter in model.parameters()):

@@ -1,7 +1,7 @@
 """Cores for a rank: those of the NUMA node that its GPU is attached to, read from /sys. Does not import torch.
 
 Linux puts memory on the node of the thread that touches it first, so a rank that runs beside its GPU also has its
-pinned memory there. Functions take `root`, the folder that contains /proc and /sys, so that tests can provide their own.
+pinned memory there. Functions take `root`, the folder that contains /proc and /sys: tests provide their own.
 """
 
 import os
@@ -39,7 +39,7 @@ def bind(addresses: Sequence[str | None], local_rank: int, device: str, root: Pa
     """Move this process, with all its threads, to its share of the cores beside its GPU.
 
     `addresses` are the PCI addresses of the GPUs of this machine's ranks. A process whose cores somebody else has
-    chosen stays where it is, and so does one that would leave cores idle. Threads that are made later inherit the cores.
+    chosen stays where it is, and so does one that would leave cores idle. Later threads inherit the cores.
     """
     if not hasattr(os, "sched_setaffinity"):
         return UNBOUND
@@ -59,7 +59,7 @@ def bind(addresses: Sequence[str | None], local_rank: int, device: str, root: Pa
 def plan(
     addresses: Sequence[str | None], local_rank: int, device: str, allowed: frozenset[int], root: Path = ROOT
 ) -> Binding:
-    """What `bind` does to a process that may run on the `allowed` cores. Every rank makes the same plan for all ranks."""
+    """What `bind` does to a process that may run on the `allowed` cores. Every rank plans alike, for all ranks."""
     whole = machine_cores(root)
     if whole and allowed != whole:
         return Binding(words=f"{spans(allowed)}, to which this process was restricted from outside")
@@ -116,7 +116,7 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def spans(cores: Collection[int]) -> str:
-    """"cores 0-3,8", the other way round."""
+    """ "cores 0-3,8", the other way round."""
     parts: list[list[int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][-1] + 1:

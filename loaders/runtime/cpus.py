@@ -17,9 +17,7 @@ def cgroup_quota(root: Path) -> float | None:
     return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
-def available_cpus(
-    local_world_size: int = 1, cgroup: Path = Path("/sys/fs/cgroup"), *, bound: bool = False
-) -> int:
+def available_cpus(local_world_size: int = 1, cgroup: Path = Path("/sys/fs/cgroup"), *, bound: bool = False) -> int:
     """Cores for each of `local_world_size` processes, at least 1: affinity and the container's quota, split equally.
 
     A process that is `bound` has cores of its own, and shares only the quota.

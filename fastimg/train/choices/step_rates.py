@@ -158,12 +158,13 @@ def compile_gain(config: Train, chosen: Precision, model: Model, gpu: str) -> tu
     return max(found, key=lambda item: item[1].ratio, default=None)
 
 
-def machine_gains(gpu: str) -> list[str]:
+def machine_gains(gpu: str, rates: Sequence[StepRate] | None = None) -> list[str]:
     """What --compile gains on a GPU, by kind of model: sentences for people, none where nothing was measured."""
+    rates = read() if rates is None else rates
     sentences = []
     for kind in get_args(Kind):
         subject = Trainee("", kind, 256, gpu)
-        gains = [(mode, _gain(subject, ("bf16", mode), ("bf16", None))) for mode in get_args(Mode)]
+        gains = [(mode, _gain(subject, ("bf16", mode), ("bf16", None), rates)) for mode in get_args(Mode)]
         faster = [(mode, gain) for mode, gain in gains if gain is not None and gain.ratio > GAIN]
         if faster:
             mode, gain = max(faster, key=lambda item: item[1].ratio)
@@ -186,12 +187,12 @@ def _subject(config: Train, model: Model, gpu: str) -> Trainee:
 _Way = tuple[str, str | None]  # type, compile mode
 
 
-def _gain(subject: Trainee, fast: _Way, slow: _Way) -> Gain | None:
+def _gain(subject: Trainee, fast: _Way, slow: _Way, rates: Sequence[StepRate] | None = None) -> Gain | None:
     """How much faster one way is, on this GPU or the nearest one; None where both were not measured.
 
     The model's own rates count, or else those of all models of its kind, at the batch that is nearest.
     """
-    rates, where = _nearest(read(), subject.gpu)
+    rates, where = _nearest(read() if rates is None else rates, subject.gpu)
     rates, version = _of_one_torch(rates)
     pairs = _pairs(rates, fast, slow)
     own = {key: ratio for key, ratio in pairs.items() if key[0] == subject.arch}
