@@ -3,8 +3,8 @@
     python benchmarks/step_rates.py results/gpu-NVIDIA-DATE.jsonl     adds its rates to the table in the package
     python benchmarks/step_rates.py --check                           only reads the table, and prints what it decides
 
-A rate of the same GPU, torch, model, type, mode and batch replaces an older one. Records of failures and of CPUs are left
-out, and counted; a record that is no rate is an error, and nothing is written.
+A rate of the same GPU, torch, model, type, mode and batch replaces an older one. Records of failures and of CPUs are
+left out, and counted; a record that is no rate is an error, and nothing is written.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def collected(files: list[Path]) -> tuple[list[StepRate], int]:
     left_out = 0
     kinds: dict[str, step_rates.Kind] = {}
     for where, record in _records(files):
-        if "error" in record or record.get("gpu") is None:
+        if "error" in record or record.get("gpu") in (None, "", "cpu"):
             left_out += 1
             continue
         missing = [key for key in KEYS if key not in record and key != "kind"]

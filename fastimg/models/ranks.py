@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -235,7 +236,7 @@ def wrap(
     known = inspect.signature(ddp.__init__).parameters
     flag = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {flag: False, "gradient_as_bucket_view": True, "static_graph": static_graph}
-    name_strides(model)
+    match_strides(model)
     wrapped = ddp(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, **options)
     if compression is not None:
         wrapped.register_comm_hook(None, _HOOKS[compression])
@@ -245,27 +246,28 @@ def wrap(
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 
-@torch.no_grad()
-def name_strides(model: nn.Module) -> None:
-    """Give weights of convolutions that are channels-last the strides that torch gives their gradients.
+def match_strides(model: nn.Module) -> None:
+    """Let gradients have the strides of their weights where a layout has several ways to write them.
 
-    The weight of a 1x1 or a depthwise convolution is channels-last and contiguous at once, and its strides say
-    contiguous, since the steps along dimensions of size 1 do not matter. Its gradient comes with those of
-    channels-last, and DistributedDataParallel, which compares the numbers, would warn of another layout (pytorch issue
-    47163). No byte moves.
+    The weight of a 1x1 or a depthwise convolution is contiguous and channels-last at once, as steps along dimensions of
+    size 1 do not matter. Images come channels-last, so gradients may have the strides of that layout where weights,
+    with --no-channels-last, have those of the other; DistributedDataParallel compares the numbers and would warn
+    (pytorch issue 47163). Weights that were made channels-last have its strides already.
     """
-    layout = torch.channels_last
-    if not any(_only_channels_last(parameter) for parameter in model.parameters()):
-        return
     for parameter in model.parameters():
-        if parameter.ndim == 4 and parameter.is_contiguous(memory_format=layout):
-            strides = torch.empty(parameter.shape, device="meta", memory_format=layout).stride()
-            parameter.data = parameter.data.as_strided(parameter.shape, strides)
+        both = parameter.ndim == 4 and parameter.is_contiguous()
+        if not both or not parameter.requires_grad or not parameter.is_contiguous(memory_format=torch.channels_last):
+            continue
+        own = parameter.stride()
+        if own != torch.empty(parameter.shape, device="meta", memory_format=torch.channels_last).stride():
+            parameter.register_hook(partial(_restrided, own))
 
 
-def _only_channels_last(weight: torch.Tensor) -> bool:
-    """Whether a weight is channels-last and nothing else."""
-    return weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+def _restrided(strides: Sequence[int], gradient: torch.Tensor) -> torch.Tensor:
+    """The same bytes in the same order, by other numbers. A gradient of another layout stays as it is."""
+    if gradient.stride() == strides or not gradient.is_contiguous():
+        return gradient
+    return gradient.as_strided(gradient.shape, strides)
 
 
 def _shard(model: nn.Module, ranks: Ranks, blocks: Sequence[nn.Module], dtype: torch.dtype | None) -> nn.Module:
