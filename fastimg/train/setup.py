@@ -144,10 +144,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     if model.text is not None and not config.dry_run:
         part, val_part = tokenised(model.text, keeper, part, val_part, stack)
     searched = config.batch_size == "auto"
-    if opened.resuming:
-        config = _resumed_batch(config, opened.directory, ranks, console)
-    left_out = config.batch_size is None
-    config = replace(config, batch_size=config.batch_size or intent.BATCH[ranks.device.type])
+    config, left_out = with_batch(config, opened.directory if opened.resuming else None, ranks, console)
     choice, why_not = caching.choose(config, model, preprocessing)
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None
@@ -241,6 +238,17 @@ def _provenance(config: Train, opened: Opened) -> tuple[provenance.TrainedOn, ..
     """What the run's checkpoints are trained on: the run's own data, and that of the weights that it starts from."""
     own = provenance.record(opened.path, opened.part, opened.val_part, config.train_split, config.seed)
     return (own, *trained_before(config.weights))
+
+
+def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Console) -> tuple[Train, bool]:
+    """`config` with a batch size, which may be `auto`, and whether it is the default of the device.
+
+    A run that is `resumed` keeps its batch where no flag gives another one.
+    """
+    if resumed is not None:
+        config = _resumed_batch(config, resumed, ranks, console)
+    default = intent.BATCH[ranks.device.type]
+    return replace(config, batch_size=config.batch_size or default), config.batch_size is None
 
 
 def _resumed_batch(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:
