@@ -7,7 +7,6 @@ from rich.table import Table
 
 from fastimg.config.commands import Train
 from fastimg.config.durations import parse
-from fastimg.config.intent import BATCH
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
 from fastimg.loaders.containers.arrays import ArrayDataset
@@ -210,7 +209,7 @@ def _batch(setup: Setup, left_out: bool) -> str:
     true = setup.true_batch
     text = "".join(f" x {count} {name}" for name, count in factors.items() if count > 1)
     words = f"{setup.batch_size}{text} = {total}" if text else str(total)
-    if left_out and setup.batch_size != BATCH["cpu"]:
+    if left_out and setup.ranks.device.type == "cuda":
         words += f" (--batch-size left out: {setup.batch_size} on a GPU)"
         if total > SHARE * setup.data.samples:
             words += f", over {SHARE:.0%} of the {setup.unit}: smaller batches give more steps"

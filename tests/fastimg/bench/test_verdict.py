@@ -1,9 +1,12 @@
 """The verdict's arithmetic: what limits, what comes next, what is promised; with made-up rates."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fastimg.bench.ranks_share import ranks_share
 from fastimg.bench.verdict import Advice, Measured, NoVerdict, doubts, judge, together
 from fastimg.system.machine_load import CpuTimes, Load, LoadWatch, read_cpu_times, share_of_others
 
@@ -147,3 +150,21 @@ def test_the_systems_count_of_processor_time(tmp_path):
     assert found is not None and found.busy / found.total == pytest.approx(660 / 5160)
     (tmp_path / "proc" / "stat").write_text("cpu  ?\n")
     assert read_cpu_times(tmp_path) is None
+
+
+def test_what_a_ranks_share_of_the_cores_allows() -> None:
+    trained: Any = SimpleNamespace(arch="resnet18", synthetic=SimpleNamespace(median=9000.0))
+    share = ranks_share(16, 8, 2006.0, trained)
+    assert share.text() == (
+        "16 cores over 8 GPUs are 2 threads a rank: about 4,012 img/s each, at the 2,006 of a thread measured here; "
+        "a step of resnet18 takes 9,000, which decoding would limit (an estimate)"
+    )
+    assert share.record() == {
+        "cores": 16,
+        "gpus": 8,
+        "threads_per_rank": 2,
+        "images_per_second_per_thread": 2006.0,
+        "images_per_second_per_rank": 4012.0,
+    }
+    assert "which is enough" in ranks_share(64, 4, 2006.0, trained).text()
+    assert ranks_share(2, 8, 2006.0, trained).threads == 1
