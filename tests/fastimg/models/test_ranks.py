@@ -253,7 +253,7 @@ with start("cpu") as ranks:
 
 @pytest.mark.slow
 def test_gradients_of_two_ranks(tmp_path: Path) -> None:
-    """Without warnings of strides in either layout; the same with a static graph; near that when they are compressed."""
+    """Without warnings of strides in either layout; the same with a static graph; near that when compressed."""
     script = tmp_path / "gradients.py"
     script.write_text(GRADIENTS)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -274,7 +274,7 @@ def test_compressed_gradients_train_and_resume(
 ) -> None:
     """With accumulation, clipping and shared statistics: near the run without, and resumed to the same bits."""
     data = make_image_folder(9)
-    shared = ("--sync-bn", "--batch-size", "2", "--verbose", "--checkpoint-hist", "9")
+    shared = ("--sync-bn", "--opt", "sgd", "--lr", "0.01", "--verbose", "--checkpoint-hist", "9")
     flags = [*arguments(data, tmp_path / "plain", "test_efficientnet", 2), *shared]
     compressed = [*arguments(data, tmp_path / "bf16", "test_efficientnet", 2), *shared]
     compressed += ["--grad-accum-steps", "2", "--grad-compression", "bf16"]
