@@ -52,7 +52,7 @@ from .ranks_share import ranks_share
 from .rig import Rig, build, with_loader
 from .stage_table import NAMES, Stage, measure
 from .stage_table import show as show_stages
-from .training import loader_alone, measure_scaling, measure_training, show_training
+from .training import Trained, loader_alone, measure_scaling, measure_training, show_training
 
 _ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
 
@@ -138,8 +138,8 @@ def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
 def _measure(
     settings: Bench, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
 ) -> dict[str, Any]:
-    archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
     assert settings.batch_size is not None
+    archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
     out = Console(quiet=True) if settings.json else console
     watch = LoadWatch()
     first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
@@ -191,10 +191,7 @@ def _measure(
     load = watch.load()
     record["load"] = load.record()
     say(out, f"load      {load.text()}")
-    if (count_of_gpus := torch.cuda.device_count()) > 1 and ranks.device.type == "cuda":
-        shared = ranks_share(available_cpus(), count_of_gpus, alone.median / threads, trained[0])
-        record["ranks"] = shared.record()
-        say(out, f"ranks     {shared.text()}")
+    _tell_share(record, ranks, alone.median / threads, trained[0], out)
     record["training"] = [result.record() for result in trained]
     record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
     record["verdict"] = trained[0].verdict.sentence()
@@ -219,6 +216,15 @@ def _measure(
         tuning.show(best, file, out)
     rig.close()
     return record
+
+
+def _tell_share(record: dict[str, Any], ranks: Ranks, per_thread: float, trained: Trained, out: Console) -> None:
+    """On several GPUs: what the cores of each rank allow if all of them train."""
+    gpus = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
+    if gpus > 1:
+        shared = ranks_share(available_cpus(), gpus, per_thread, trained)
+        record["ranks"] = shared.record()
+        say(out, f"ranks     {shared.text()}")
 
 
 def _warn_of_unreadable(images: Images, out: Console) -> None:
