@@ -260,7 +260,7 @@ def match_strides(model: nn.Module) -> None:
             continue
         own = parameter.stride()
         if own != torch.empty(parameter.shape, device="meta", memory_format=torch.channels_last).stride():
-            parameter.register_hook(partial(_restrided, own))
+            parameter.register_hook(partial(_restrided, own))  # type: ignore[no-untyped-call]
 
 
 def _restrided(strides: Sequence[int], gradient: torch.Tensor) -> torch.Tensor:
