@@ -173,8 +173,7 @@ def _measure(
         show_stages(stages, threads, out)
     alone, noise = loader_alone(rig, settings.repeats, progress)
     record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
-    line = f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}"
-    say(out, line)
+    say(out, f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}")
     trained = []
     for arch in archs:
         arch_rig = (
