@@ -292,7 +292,11 @@ TRAIN_DEVICE = (
         "it uses CUDA graphs and has no effect on {device}; use --compile default",
     ),
     Device("augment_stream", lambda stream: stream != "auto", "has no effect on {device}; leave it out"),
-    Device("numa_binding", lambda where: where != "auto", "only ranks on GPUs are bound; leave it out"),
+    Device(
+        "numa_binding",
+        lambda where: where != "auto",
+        "has no effect on {device}, where ranks are not bound; leave it out",
+    ),
     Device(
         "decode",
         lambda where: where == "gpu",
