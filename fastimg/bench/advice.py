@@ -16,6 +16,8 @@ from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.train.choices import step_rates
+from fastimg.train.choices.machine_profile import device_name
 
 from .dataset import Images
 from .rig import Rig, real_rate, with_loader
@@ -117,8 +119,19 @@ def _estimates(images: Images, rig: Rig, measured: Measured) -> Iterator[Advice]
         if not config.amp and rig.device.type == "cuda":
             yield Advice(change="leave --no-amp out", factor=None, tried=False)
         if config.compile is None:
-            yield Advice(change="--compile", factor=None, tried=False)
+            yield _compiling(rig)
         yield Advice(change="a smaller --arch or --img-size", factor=None, tried=False)
+
+
+def _compiling(rig: Rig) -> Advice:
+    """--compile, with the gain that was measured on such a GPU. It is not tried, since compiling takes a minute."""
+    setup = rig.run.setup
+    gpu = device_name(rig.device)
+    found = step_rates.compile_gain(rig.config, setup.precision, setup.model, gpu)
+    if found is None:
+        return Advice(change="--compile", factor=None, tried=False)
+    flag, gain = found
+    return Advice(change=flag, factor=gain.ratio, tried=False, note=f"measured {gain.about}")
 
 
 def _gain(measured: Measured, **changes: float) -> float:

@@ -15,10 +15,11 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from fastimg.bench.peers.comparison import compare
@@ -26,12 +27,14 @@ from fastimg.bench.peers.comparison import names as loader_names
 from fastimg.bench.peers.results import Comparison, Setting
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
+from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import BENCH
 from fastimg.config.rules import refuse
 from fastimg.config.training import HF_PREFIX
 from fastimg.data.datasets import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
 from fastimg.errors import UsageError, nearest
 from fastimg.loaders import ImageDecoder
+from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import environment
@@ -45,10 +48,11 @@ from fastimg.wording import plural
 from . import tuning
 from .dataset import Images, epoch_size, open_images
 from .plots import check_file, plot_loaders
+from .ranks_share import ranks_share
 from .rig import Rig, build, with_loader
 from .stage_table import NAMES, Stage, measure
 from .stage_table import show as show_stages
-from .training import loader_alone, measure_scaling, measure_training, show_training
+from .training import Trained, loader_alone, measure_scaling, measure_training, show_training
 
 _ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
 
@@ -59,6 +63,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
     with ExitStack() as stack:
         stack.enter_context(_sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
+        settings = replace(settings, batch_size=settings.batch_size or BATCH[ranks.device.type])
         if ranks.world_size > 1:
             raise UsageError("bench measures a single process; start it without torchrun")
         refusals.check_device(_config(settings, ranks, ""), ranks.device.type)
@@ -133,6 +138,7 @@ def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
 def _measure(
     settings: Bench, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
 ) -> dict[str, Any]:
+    assert settings.batch_size is not None
     archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
     out = Console(quiet=True) if settings.json else console
     watch = LoadWatch()
@@ -167,8 +173,7 @@ def _measure(
         show_stages(stages, threads, out)
     alone, noise = loader_alone(rig, settings.repeats, progress)
     record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
-    line = f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}"
-    say(out, line)
+    say(out, f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}")
     trained = []
     for arch in archs:
         arch_rig = (
@@ -185,6 +190,7 @@ def _measure(
     load = watch.load()
     record["load"] = load.record()
     say(out, f"load      {load.text()}")
+    _tell_share(record, ranks, alone.median / threads, trained[0], out)
     record["training"] = [result.record() for result in trained]
     record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
     record["verdict"] = trained[0].verdict.sentence()
@@ -211,6 +217,15 @@ def _measure(
     return record
 
 
+def _tell_share(record: dict[str, Any], ranks: Ranks, per_thread: float, trained: Trained, out: Console) -> None:
+    """On several GPUs: what the cores of each rank allow if all of them train."""
+    gpus = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
+    if gpus > 1:
+        shared = ranks_share(available_cpus(), gpus, per_thread, trained)
+        record["ranks"] = shared.record()
+        say(out, f"ranks     {shared.text()}")
+
+
 def _warn_of_unreadable(images: Images, out: Console) -> None:
     """Name one of the sampled images that cannot be read."""
     if images.unreadable:
@@ -229,7 +244,7 @@ def _decoder(rig: Rig) -> ImageDecoder:
 
 
 def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ...], progress: Console) -> Comparison:
-    assert settings.loaders is not None
+    assert settings.loaders is not None and settings.batch_size is not None
     setting = Setting(
         batch_size=settings.batch_size,
         size=settings.img_size,

@@ -24,7 +24,9 @@ from fastimg.system.measurement import seconds, synchronise
 from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import resolution as effective
+from fastimg.train.choices import step_rates
 from fastimg.train.choices.batch_size import batches
+from fastimg.train.choices.machine_profile import device_name
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.run import Run
@@ -69,6 +71,8 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
     classes = dataset.classes or ("one", "two")
     model, preprocessing = build_model(replace(config, num_classes=max(2, len(classes))), ranks, classes)
+    if ranks.device.type == "cuda":
+        precision = step_rates.precision(precision, config, model, device_name(ranks.device))
     final = effective.resolve(config, config.data or Path(), model, preprocessing, None, ranks)
     blueprint = Blueprint(
         config=final,

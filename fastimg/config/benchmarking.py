@@ -27,8 +27,8 @@ class Measuring:  # more than 12 fields: a flag each
     in its own process on the same images, as its users set it up; loaders that are not installed are listed."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
     """Stages to measure: a comma-separated list of read, splice, decode, resize, copy, augment and step."""
-    batch_size: Annotated[int, arg(aliases=["-b"])] = 64
-    """Images per step."""
+    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    """Images per step. Default: 256 on a GPU, 64 on a CPU."""
     img_size: Annotated[int, arg(aliases=["--imgsz"])] = 224
     """Side of the crops in pixels."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"

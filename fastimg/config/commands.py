@@ -145,8 +145,8 @@ class Eval:  # more than 12 fields: a flag each
     """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
     contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
-    batch_size: Annotated[int, arg(aliases=["-b"])] = 64
-    """Images per step."""
+    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    """Images per step. Default: 256 on a GPU, 64 on a CPU."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
     """The data loader: fastimg's own (native, auto), PyTorch's DataLoader with Pillow and torchvision (torch), NVIDIA
     DALI, or FFCV (.beton only)."""
@@ -180,8 +180,8 @@ class Predict:
     """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
     """Number of classes to show for each image."""
-    batch_size: Annotated[int, arg(aliases=["-b"])] = 64
-    """Images per step."""
+    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    """Images per step. Default: 256 on a GPU, 64 on a CPU."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Number of threads that decode images, or auto."""
     max_pixels: int = flagtypes.MAX_PIXELS

@@ -69,6 +69,11 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "amp": ("use-amp", "native-amp", "apex-amp"),
     "model-ema": ("ema", "use-ema", "ema-model"),
     "model-ema-decay": ("ema-decay",),
+    "grad-compression": (
+        *("ddp-comm-hook", "comm-hook", "gradient-compression", "bf16-compress-hook", "fp16-compress-hook"),
+        "bf16-compress",
+    ),
+    "numa-binding": ("numa-bind", "numa", "numa-affinity", "cpu-affinity"),
     "sync-bn": ("sync-batchnorm", "syncbn", "sync-batch-norm"),
     "aa": ("auto-augment", "autoaugment", "trivial-augment", "augment", "aug"),
     "reprob": ("random-erase", "random-erasing", "erasing", "random-erase-prob", "re-prob"),

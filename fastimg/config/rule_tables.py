@@ -90,9 +90,13 @@ def _order_window(config: Train) -> str | None:
 
 
 def _ghost_batch(config: Train) -> str | None:
-    if config.ghost_bn is None or config.batch_size == "auto" or config.batch_size % config.ghost_bn == 0:
+    if config.ghost_bn is None or config.batch_size in (None, "auto") or config.batch_size % config.ghost_bn == 0:
         return None
     return f"does not divide the batch of {config.batch_size}; choose a divisor, or another --batch-size"
+
+
+def _one_ghost(config: Train) -> bool:
+    return config.ghost_bn is not None and config.ghost_bn == config.batch_size
 
 
 def _batch_search(config: Train) -> str | None:
@@ -210,10 +214,11 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("lr_base_size", lambda c: c.lr == "auto", "with --lr auto"),
     Idle("lr_base_size", lambda c: c.lr_scale == "none", "with --lr-scale none"),
     Idle("layer_decay", head_alone, "with --freeze backbone"),
-    Idle("ghost_bn", lambda c: c.ghost_bn == c.batch_size, lambda c: f"with --batch-size {c.batch_size}"),
+    Idle("ghost_bn", _one_ghost, lambda c: f"with --batch-size {c.batch_size}"),
     Idle("ghost_bn", lambda c: c.sync_bn, "with --sync-bn"),
     Idle("ghost_bn", _only_head, "with --freeze backbone and --head linear"),
     Idle("sync_bn", _only_head, "with --freeze backbone"),
+    Idle("grad_compression", lambda c: c.strategy == "fsdp", "with --strategy fsdp, which reduces in float32"),
     Idle("cache_dtype", lambda c: c.cache_embeddings == "off", "with --cache-embeddings off"),
     Idle("grad_checkpointing", head_alone, "with --freeze backbone"),
     Idle("progressive", plain, lambda c: f"with {'--no-aug' if c.no_aug else 'no augmentation'}"),
@@ -305,6 +310,11 @@ TRAIN_DEVICE = (
         "it uses CUDA graphs and has no effect on {device}; use --compile default",
     ),
     Device("augment_stream", lambda stream: stream != "auto", "has no effect on {device}; leave it out"),
+    Device(
+        "numa_binding",
+        lambda where: where != "auto",
+        "has no effect on {device}, where ranks are not bound; leave it out",
+    ),
     Device(
         "decode",
         lambda where: where == "gpu",

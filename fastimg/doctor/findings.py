@@ -8,7 +8,7 @@ from fastimg.system.hardware import Cpu, Cuda, Folder
 from fastimg.system.packages import Compiled, Compiler, Package, Pillow
 from fastimg.wording import plural
 
-from .remedies import MachineFacts, Unknown, size
+from .remedies import PER_THREAD, MachineFacts, Unknown, size
 
 
 class Row(NamedTuple):
@@ -107,6 +107,8 @@ def _in_use(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     yield "device", f"{used.device}, {used.precision}"
     yield "loader", f"{used.loader}, JPEGs decoded on {used.decode}"
     yield "augmentation", used.augmentation
+    for sentence in used.faster:
+        yield "faster", sentence
 
 
 def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
@@ -114,6 +116,8 @@ def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
         yield "CPU", unknown(facts.cpu)
     else:
         yield from _cpu(facts.cpu)
+        if isinstance(facts.cuda, Cuda) and facts.cuda.gpus:
+            yield "loader threads", _per_rank(facts.cpu, len(facts.cuda.gpus))
     memory = facts.memory
     if isinstance(memory, Unknown):
         yield "memory", unknown(memory)
@@ -148,6 +152,17 @@ def _cpu(cpu: Cpu) -> Iterator[tuple[str, str]]:
         limits.append(f"the container's quota is {cpu.quota:g}{lower}")
     limited = "".join(f"; {limit}" for limit in limits)
     yield "cores", f"{cpu.cores} to use: {cpu.logical} logical{physical}{limited}; load {cpu.load:g}"
+
+
+def _per_rank(cpu: Cpu, gpus: int) -> str:
+    """The threads that decode for each GPU if all of them train, and about what they allow."""
+    threads = max(1, cpu.cores // gpus)
+    rate = round(threads * PER_THREAD, -2)
+    words = f"{plural(cpu.cores, 'core')} over {plural(gpus, 'GPU')} are {plural(threads, 'thread')} a rank"
+    source = (
+        f"{threads} x {PER_THREAD:,} of benchmarks/results/loaders.jsonl, tiled photographs of 110 KB at 224 pixels"
+    )
+    return f"{words}: about {rate:,} img/s each (an estimate: {source}; `fastimg bench DATA` measures)"
 
 
 def _disk(disk: Disk | Unknown) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,10 @@ T = TypeVar("T")
 _GIB = 1 << 30
 _SLOW = 200e6  # bytes per second
 _CORES = 2  # minimum per GPU
+# Images per second of one thread of the loader where all cores decode, tiled photographs of 110 KB to crops of 224
+# pixels: half the median (3,533, n = 6) of the records "loader gil" with two workers on two cores of an AMD EPYC in
+# benchmarks/results/loaders.jsonl.
+PER_THREAD = 1770
 _FILES = 1024
 
 
@@ -55,6 +59,7 @@ class InUse:
     augmentation: str
     precision: str
     device: str
+    faster: tuple[str, ...] = ()  # what flags gain on this GPU, measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,7 @@ def _in_use() -> InUse:
     from fastimg.data.datasets import chosen_backend
     from fastimg.loaders.backends import nvcodec
     from fastimg.models.precision import choose
+    from fastimg.train.choices import step_rates
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda" and nvcodec.installed()
@@ -86,6 +87,7 @@ def _in_use() -> InUse:
         augmentation=names[backend_of(device)],
         precision=choose(device, True, "auto").reason,
         device=str(device),
+        faster=tuple(step_rates.machine_gains(torch.cuda.get_device_name(device))) if device.type == "cuda" else (),
     )
 
 

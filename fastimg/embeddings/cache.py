@@ -40,7 +40,6 @@ from .store import ArrayCache, Made
 
 _HEADER = len(npy_bytes(np.zeros(1, np.int32))) - 4  # bytes before the tokens of a text
 _QUEUED = 4096  # texts submitted to the pool at a time
-BATCH = {"cpu": 64, "cuda": 256}  # samples encoded together; divides the size of a shard
 
 
 @dataclass

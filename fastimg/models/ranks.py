@@ -5,11 +5,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -20,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fastimg.errors import UsageError
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system import rank_exchange
+from fastimg.system.affinity import UNBOUND, Binding, bind
 from fastimg.system.memory import keep_freed
 from fastimg.system.rank_exchange import RankExchange
 
@@ -33,6 +36,7 @@ class Ranks:
     local_world_size: int
     device: torch.device
     backend: str | None
+    binding: Binding = UNBOUND  # to cores beside the GPU
     exchange: RankExchange | None = field(default=None, compare=False, repr=False)  # None for one process
 
     @property
@@ -42,8 +46,8 @@ class Ranks:
 
     @property
     def cpus(self) -> int:
-        """The number of cores that this process may use."""
-        return available_cpus(self.local_world_size)
+        """The number of cores that this process may use: its own, or its share of those of all ranks here."""
+        return available_cpus(self.local_world_size, bound=bool(self.binding.cores))
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place."""
@@ -92,10 +96,11 @@ _ANNOUNCED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # set by torc
 
 
 @contextmanager
-def start(device: str) -> Iterator[Ranks]:
+def start(device: str, numa_binding: Literal["auto", "off"] = "off") -> Iterator[Ranks]:
     """Choose the device and join the process group that torchrun announced, if any: NCCL on GPUs, gloo on CPUs.
 
-    A rank that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
+    With `numa_binding` a rank on a GPU first moves to cores beside it: threads and pinned memory come later. A rank
+    that fails leaves without destroying the process group, which could wait for ranks that wait for this one.
     """
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -104,7 +109,10 @@ def start(device: str) -> Iterator[Ranks]:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     announced = world_size > 1 or os.environ.keys() >= _ANNOUNCED
     backend = ("nccl" if chosen.type == "cuda" else "gloo") if announced else None
-    ranks = Ranks(rank, world_size, local_world_size, chosen, backend)
+    binding = UNBOUND
+    if chosen.type == "cuda" and numa_binding == "auto":
+        binding = bind(gpu_addresses(device, local_world_size), local_rank, str(chosen))
+    ranks = Ranks(rank, world_size, local_world_size, chosen, backend, binding)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     else:
@@ -165,12 +173,32 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def check_strategy(strategy: str, ranks: Ranks, dtype: torch.dtype | None, sync_bn: bool) -> None:
+def gpu_addresses(device: str, local_world_size: int) -> list[str | None]:
+    """The PCI addresses of the GPUs of this machine's ranks, by local rank; None where torch does not tell one."""
+    index = torch.device("cuda" if device == "auto" else device).index
+    addresses: list[str | None] = []
+    for local_rank in range(local_world_size):
+        number = local_rank if index is None else index
+        properties = torch.cuda.get_device_properties(number) if number < torch.cuda.device_count() else None
+        domain, bus, slot = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+        known = domain is not None and bus is not None and slot is not None
+        addresses.append(f"{domain:04x}:{bus:02x}:{slot:02x}.0" if known else None)
+    return addresses
+
+
+def check_strategy(
+    strategy: str, ranks: Ranks, dtype: torch.dtype | None, sync_bn: bool, compression: str | None = None
+) -> None:
     """Raise UsageError if `strategy` is not possible here.
 
-    fsdp needs torchrun, and supports neither a gradient scaler nor --sync-bn; --sync-bn needs several ranks. `dtype` is
-    autocast's, None for float32.
+    fsdp needs torchrun, and supports neither a gradient scaler nor --sync-bn; --sync-bn and --grad-compression need
+    several ranks. `dtype` is autocast's, None for float32.
     """
+    if compression is not None and ranks.world_size == 1:
+        raise UsageError(
+            f"--grad-compression {compression}: has no effect with one process, which exchanges no gradients; leave it "
+            "out, or start several with torchrun"
+        )
     if sync_bn and ranks.world_size == 1:
         raise UsageError("--sync-bn has no effect with one process; leave it out, or start several with torchrun")
     if strategy != "fsdp":
@@ -195,12 +223,15 @@ def wrap(
     *,
     blocks: Sequence[nn.Module] = (),
     dtype: torch.dtype | None = None,
+    static_graph: bool = False,
+    compression: Literal["bf16", "fp16"] | None = None,
 ) -> nn.Module:
     """Wrap a pure model for data parallelism: in DistributedDataParallel, or for "fsdp" sharded in place.
 
     Buffers are not broadcast at every step; `agree_on_buffers` averages them before they are used or saved. `dtype` is
     autocast's; FSDP2 gathers one of the `blocks` at a time. Create optimisers afterwards, as FSDP2 makes parameters
-    DTensors.
+    DTensors. DistributedDataParallel may take the graph to be the same in every step, and exchange gradients as bf16 or
+    fp16 (`compression`).
     """
     if strategy == "fsdp":
         return _shard(model, ranks, blocks, dtype)
@@ -210,8 +241,39 @@ def wrap(
     # torch 2.15 renamed the flag.
     known = inspect.signature(ddp.__init__).parameters
     flag = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {flag: False, "gradient_as_bucket_view": True}
-    return ddp(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, **options)
+    options: dict[str, Any] = {flag: False, "gradient_as_bucket_view": True, "static_graph": static_graph}
+    match_strides(model)
+    wrapped = ddp(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None, **options)
+    if compression is not None:
+        wrapped.register_comm_hook(None, _HOOKS[compression])
+    return wrapped
+
+
+_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+
+
+def match_strides(model: nn.Module) -> None:
+    """Let gradients have the strides of their weights where a layout has several ways to write them.
+
+    The weight of a 1x1 or a depthwise convolution is contiguous and channels-last at once, as steps along dimensions of
+    size 1 do not matter. Images come channels-last, so gradients may have the strides of that layout where weights,
+    with --no-channels-last, have those of the other; DistributedDataParallel compares the numbers and would warn
+    (pytorch issue 47163). Weights that were made channels-last have its strides already.
+    """
+    for parameter in model.parameters():
+        both = parameter.ndim == 4 and parameter.is_contiguous()
+        if not both or not parameter.requires_grad or not parameter.is_contiguous(memory_format=torch.channels_last):
+            continue
+        own = parameter.stride()
+        if own != torch.empty(parameter.shape, device="meta", memory_format=torch.channels_last).stride():
+            parameter.register_hook(partial(_restrided, own))  # type: ignore[no-untyped-call]
+
+
+def _restrided(strides: Sequence[int], gradient: torch.Tensor) -> torch.Tensor:
+    """The same bytes in the same order, by other numbers. A gradient of another layout stays as it is."""
+    if gradient.stride() == strides or not gradient.is_contiguous():
+        return gradient
+    return gradient.as_strided(gradient.shape, strides)
 
 
 def _shard(model: nn.Module, ranks: Ranks, blocks: Sequence[nn.Module], dtype: torch.dtype | None) -> nn.Module:

@@ -24,7 +24,7 @@ from fastimg.config.commands import Embed, Train
 from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop, check_classes, worker_count
-from fastimg.embeddings.cache import BATCH, Encoding, Keeper, array_loader, pixels_of
+from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
 from fastimg.embeddings.encoder import cache_root, why_not
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
@@ -135,7 +135,7 @@ def _encoding(
     if model.convolutional:
         model.module.to(memory_format=torch.channels_last)
     settings = LoaderConfig(
-        batch_size=BATCH[ranks.device.type], order="sequential", workers=workers, on_error=config.on_error
+        batch_size=intent.BATCH[ranks.device.type], order="sequential", workers=workers, on_error=config.on_error
     )
     crop = center_crop(preprocessing)
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from fastimg.config.commands import Eval
+from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import EVAL
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import (
@@ -95,8 +96,9 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
         check_readable(backend, config.data, dataset)
         workers = worker_count(config.workers, ranks)
+        batch_size = config.batch_size or BATCH[ranks.device.type]
         loader = engine.loader(
-            dataset, config.batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices
+            dataset, batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices
         )
         if backend != "native" and engine.model.text is not None:
             raise UsageError(f"--loader {backend}: does not read texts; leave it out")

@@ -17,6 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from fastimg.config.commands import Predict
+from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import PREDICT
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
@@ -158,8 +159,9 @@ def classify(config: Predict, err: Console) -> list[Answer]:
         if config.text:
             datasets.append((GivenTexts(config.text), list(config.text)))
         workers = worker_count(config.workers, ranks)
+        batch_size = config.batch_size or BATCH[ranks.device.type]
         for dataset, names in datasets:
-            loader = engine.loader(dataset, config.batch_size, workers, config.max_pixels, "skip")
+            loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip")
             try:
                 answers += _answers(engine, loader, names, config.topk, err)
             finally:

@@ -49,7 +49,7 @@ class Result:
 def train(config: Train, console: Console) -> Result:
     """Train as `config` says. Raises UsageError, UserError and DataError, each with a sentence for the user."""
     with ExitStack() as stack:
-        ranks = stack.enter_context(start(config.device))
+        ranks = stack.enter_context(start(config.device, config.numa_binding))
         run = prepare(config, ranks, console, stack)
         if run is None:
             return Result(None, 0, None)

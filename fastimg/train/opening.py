@@ -182,7 +182,7 @@ def open_loader(
     scaling: bool = False,
 ) -> BatchSource:
     """The loader of a split. With `arrays` it reads embeddings; without `ranks` this process reads all of it."""
-    assert config.batch_size != "auto"
+    assert isinstance(config.batch_size, int)
     tokenised = isinstance(part.dataset, ArrayDataset) and arrays is None  # a dry run writes no tokens
     settings = LoaderConfig(
         batch_size=config.batch_size,

@@ -12,7 +12,7 @@ from fastimg.config.commands import Train
 from fastimg.data import augmentation
 from fastimg.data.datasets import DatasetPart, center_crop, chosen_backend, train_crop
 from fastimg.embeddings import eligibility as caching
-from fastimg.embeddings.cache import BATCH, Encoding, Keeper, pixels_of, views
+from fastimg.embeddings.cache import Encoding, Keeper, pixels_of, views
 from fastimg.loaders import BatchSource
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.models.precision import Precision
@@ -66,7 +66,7 @@ def embedded(
         model.module.to(memory_format=torch.channels_last)
     alone = replace(
         config,
-        batch_size=BATCH[ranks.device.type],
+        batch_size=intent.BATCH[ranks.device.type],
         workers=config.workers if config.workers != "auto" else str(ranks.cpus),
     )
     policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)

@@ -103,7 +103,7 @@ class Setup:
     @property
     def batch_size(self) -> int:
         """Samples per batch on this rank."""
-        assert self.config.batch_size != "auto"
+        assert isinstance(self.config.batch_size, int)
         return self.config.batch_size
 
     @property

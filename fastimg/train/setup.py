@@ -26,6 +26,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import Ranks, check_strategy
+from fastimg.models.registry import Model
 from fastimg.models.text_encoder import short_name
 from fastimg.system.terminal import say
 from fastimg.train.checkpoints.format import trained_before
@@ -39,11 +40,12 @@ from .assembly import Blueprint, assemble
 from .checkpoints import changed_data
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
-from .choices import refusals
+from .choices import refusals, step_rates
 from .choices import resolution as effective
 from .opening import build_model, check_classes, check_content, open_data
 from .parts import Parts, embedded, tokenised
 from .run import Run
+from .wrapping import changing_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Checked:
 
     config: Train
     stated: Stated  # by the weights that training starts from
-    precision: Precision
+    precision: Precision  # by what the device has; measured rates may choose another one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class Built:
     blueprint: Blueprint
     requested: Train  # as it was before open choices were resolved
     searched: bool  # for a batch size
+    batch_left_out: bool  # it is the default of the device
     part: DatasetPart  # images, texts or tokens; `blueprint.parts` may hold their embeddings
     val_part: DatasetPart | None
 
@@ -102,13 +105,13 @@ def check(config: Train, ranks: Ranks, console: Console) -> Checked:
     config, stated, origin = adopted(config)
     if origin:
         say(console, f"weights     {printable(origin)}")
-    refusals.check(config)
+    refusals.check(replace(config, batch_size=config.batch_size or intent.BATCH[ranks.device.type]))
     refusals.check_device(config, ranks.device.type)
     config, profile = machine.applied(config, ranks)
     if profile:
         say(console, f"profile     {profile}")
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
-    check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn)
+    check_strategy(config.strategy, ranks, precision.dtype, config.sync_bn, config.grad_compression)
     return Checked(config=config, stated=stated, precision=precision)
 
 
@@ -135,14 +138,13 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     part = opened.part
     val_part = opened.val_part
     model, preprocessing = build_model(config, ranks, part.dataset.classes, opened.checked.stated)
+    precision = _precision(opened, model, ranks)
     trained_on = _provenance(config, opened) if ranks.first and not config.dry_run else ()
     keeper = Keeper(cache_root(opened.path, config.cache_dir), ranks, worker_count(config.workers, ranks), console)
     if model.text is not None and not config.dry_run:
         part, val_part = tokenised(model.text, keeper, part, val_part, stack)
     searched = config.batch_size == "auto"
-    if opened.resuming:
-        config = _resumed_batch(config, opened.directory, ranks, console)
-        refusals.check_resumed(config)
+    config, left_out = with_batch(config, opened.directory if opened.resuming else None, ranks, console)
     choice, why_not = caching.choose(config, model, preprocessing)
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None
@@ -150,7 +152,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     if effective.views(config) and config.dry_run:
         parts = replace(parts, words="computed once by the frozen encoder (not in a dry run)")
     elif effective.views(config):
-        parts = embedded(config, model, preprocessing, opened.checked.precision, keeper, parts, stack)
+        parts = embedded(config, model, preprocessing, precision, keeper, parts, stack)
 
     def blueprint(batch_size: int) -> Blueprint:
         chosen = replace(config, batch_size=batch_size)
@@ -159,7 +161,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
             directory=opened.directory,
             model=model,
             preprocessing=preprocessing,
-            precision=opened.checked.precision,
+            precision=precision,
             parts=parts,
             trained_on=trained_on,
         )
@@ -170,6 +172,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         return assemble(replace(whole, config=alone, parts=replace(parts, val=None, evaluated=None)), ranks, alone=True)
 
     batch_size = config.batch_size
+    assert batch_size is not None
     if batch_size == "auto":
         tuned = machine.batch_size(config, preprocessing.train_size, len(part), ranks)
         if tuned is not None:
@@ -179,6 +182,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         blueprint=blueprint(batch_size),
         requested=replace(config, batch_size=batch_size),
         searched=searched,
+        batch_left_out=left_out,
         part=part,
         val_part=val_part,
     )
@@ -188,11 +192,12 @@ def announce(run: Run, built: Built, console: Console) -> None:
     """Print the effective configuration. A dry run ends here."""
     requested = built.requested
     rate = effective.rate_words(requested, run.setup.model, run.setup.true_batch, built.searched)
-    print_effective(console, run, built.part, built.val_part, rate)
+    print_effective(console, run, built.part, built.val_part, rate, batch_left_out=built.batch_left_out)
     if note := augmentation.order_note(requested):
         say(console, note, style="yellow")
     if requested.verbose:
         _print_slots(run, console)
+        _print_wrapper(run, console)
 
 
 def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitStack) -> None:
@@ -219,16 +224,39 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
             log.add("cache", step=run.progress.step, made=parts.made, seconds=round(parts.seconds, 3))
 
 
+def _precision(opened: Opened, model: Model, ranks: Ranks) -> Precision:
+    """The type of mixed precision: on a GPU by measured rates. A run that is resumed keeps its own."""
+    rule = opened.checked.precision
+    if rule.device_type != "cuda":
+        return rule
+    gpu = ranks.broadcast(machine.device_name(ranks.device))  # ranks on several kinds of GPU choose alike
+    scaled = rundir.scaled_before(opened.directory) if opened.resuming else None
+    return step_rates.precision(rule, opened.checked.config, model, gpu, scaled)
+
+
 def _provenance(config: Train, opened: Opened) -> tuple[provenance.TrainedOn, ...]:
     """What the run's checkpoints are trained on: the run's own data, and that of the weights that it starts from."""
     own = provenance.record(opened.path, opened.part, opened.val_part, config.train_split, config.seed)
     return (own, *trained_before(config.weights))
 
 
+def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Console) -> tuple[Train, bool]:
+    """`config` with a batch size, which may be `auto`, and whether it is the default of the device.
+
+    A run that is `resumed` keeps its batch where no flag gives another one.
+    """
+    if resumed is not None:
+        config = _resumed_batch(config, resumed, ranks, console)
+        refusals.check_resumed(config)
+    default = intent.BATCH[ranks.device.type]
+    return replace(config, batch_size=config.batch_size or default), config.batch_size is None
+
+
 def _resumed_batch(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:
     """The batch of the run that is resumed, divided among the ranks that there are now."""
     batch_size, accumulated = rundir.batch_of_before(directory, config, ranks.world_size)
-    if (batch_size, accumulated) != (config.batch_size, config.grad_accum_steps):
+    asked = config.batch_size or intent.BATCH[ranks.device.type]
+    if (batch_size, accumulated) != (asked, config.grad_accum_steps):
         say(
             console,
             f"--resume: {plural(batch_size, 'image')} x {accumulated} accumulated on each of "
@@ -264,6 +292,16 @@ def _compile_decoder(run: Run, console: Console) -> None:
             row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
             decoder.fill_row(content, (), row, scratch)
             say(console, f"compiled    the decoder of tiled JPEGs in {time.perf_counter() - began:.1f} s")
+
+
+def _print_wrapper(run: Run, console: Console) -> None:
+    """How DistributedDataParallel was told to work."""
+    config = run.setup.config
+    if run.setup.ranks.world_size == 1 or config.strategy == "fsdp":
+        return
+    reason = changing_graph(config)
+    graph = f"its graph may change ({reason})" if reason else "its graph is static"
+    say(console, f"ddp: {graph}; gradients are exchanged as {config.grad_compression or 'float32'}")
 
 
 def _print_slots(run: Run, console: Console) -> None:

@@ -21,7 +21,28 @@ from .run import Run, learning
 def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision) -> nn.Module:
     """The model as several ranks call it."""
     blocks = repeated(module) if config.strategy == "fsdp" else []
-    return wrap(module, ranks, config.strategy, blocks=blocks, dtype=precision.dtype)
+    return wrap(
+        module,
+        ranks,
+        config.strategy,
+        blocks=blocks,
+        dtype=precision.dtype,
+        static_graph=not changing_graph(config),
+        compression=config.grad_compression,
+    )
+
+
+def changing_graph(config: Train) -> str:
+    """Why DistributedDataParallel must not take the graph to be the same in every step; empty where it may.
+
+    With `no_sync`, which accumulation needs, torch's static graph fails an assertion (pytorch issue 143580); compiling
+    cuts the graph at DistributedDataParallel's buckets, which does not go with it (issue 109261).
+    """
+    if config.freeze is not None:
+        return f"--freeze {config.freeze}"
+    if config.grad_accum_steps > 1:
+        return f"--grad-accum-steps {config.grad_accum_steps}"
+    return f"--compile {config.compile}" if config.compile is not None else ""
 
 
 def compiled(parallel: nn.Module, config: Train) -> Compilation | None:

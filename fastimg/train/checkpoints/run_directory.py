@@ -26,7 +26,8 @@ _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
         *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
-        *("cache_dir", "augment_stream"),
+        *("cache_dir", "augment_stream", "numa_binding"),
+        "grad_compression",  # how ranks exchange gradients, as their number is
         *("batch_size", "grad_accum_steps"),  # their product is compared
     }
 )
@@ -109,12 +110,13 @@ def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int
     """(batch size, accumulated batches) for `world_size` ranks that resume a run which may have had more or fewer.
 
     A step keeps its number of images, in as few accumulated batches as possible, none larger than the batch size asked
-    for. With as many ranks as at first, or without a checkpoint, it is what was asked for; `auto` is the run's batch.
+    for. With as many ranks as at first, or without a checkpoint, it is what was asked for; `auto` and none are the
+    run's batch.
     Raises UsageError if the ranks cannot share a step evenly.
     """
     before = load(run / CONFIG, Train)
-    assert before.batch_size != "auto"  # `begin` was given what it became
-    asked = before.batch_size if config.batch_size == "auto" else config.batch_size
+    assert isinstance(before.batch_size, int)  # `begin` was given what it became
+    asked = config.batch_size if isinstance(config.batch_size, int) else before.batch_size
     if not (run / "last").exists():
         return asked, config.grad_accum_steps
     total: int = checkpoint.load_training((run / "last").resolve())["global_batch"]
@@ -132,6 +134,13 @@ def batch_of_before(run: Path, config: Train, world_size: int) -> tuple[int, int
     share = total // world_size
     accumulated = next(n for n in range(-(-share // asked), share + 1) if share % n == 0)
     return share // accumulated, accumulated
+
+
+def scaled_before(run: Path) -> bool | None:
+    """Whether the gradients of a run were scaled, which fp16 needs; None before its first checkpoint."""
+    if not (run / "last").exists():
+        return None
+    return bool(checkpoint.load_training((run / "last").resolve())["scaler"])
 
 
 def last_checkpoint(run: Path, effective: Train, global_batch: int) -> tuple[Path, dict[str, Any]] | None:

@@ -176,7 +176,7 @@ def rate_words(config: Train, model: Model, batch: int, searched: bool) -> str:
 
 def true_batch(config: Train, ranks: Ranks, samples: int | None) -> int:
     """Samples in an optimiser step over all ranks: no more than the training split has."""
-    assert config.batch_size != "auto"
+    assert isinstance(config.batch_size, int)
     asked = config.batch_size * config.grad_accum_steps * ranks.world_size
     return asked if samples is None else max(1, min(asked, samples))
 

@@ -14,13 +14,22 @@ from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import TextSide
 from fastimg.system.terminal import print_table
+from fastimg.train.choices.batch_size import SHARE
 from fastimg.train.optimisers import implementation
 from fastimg.train.patience import rule
 from fastimg.train.run import Run, Setup
 from fastimg.wording import agreeing, plural
 
 
-def print_effective(console: Console, run: Run, part: DatasetPart, val_part: DatasetPart | None, rate: str) -> None:
+def print_effective(
+    console: Console,
+    run: Run,
+    part: DatasetPart,
+    val_part: DatasetPart | None,
+    rate: str,
+    *,
+    batch_left_out: bool = False,
+) -> None:
     """Print the effective configuration, with every choice made. `rate` says where the learning rate comes from."""
     setup = run.setup
     config = setup.config
@@ -60,7 +69,7 @@ def print_effective(console: Console, run: Run, part: DatasetPart, val_part: Dat
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),
-        "batch": _batch(setup),
+        "batch": _batch(setup, batch_left_out),
         "memory": "activations within blocks are recomputed, not stored" if config.grad_checkpointing else None,
         "average": _average(config),
         "evaluation": _evaluation(config, val_part is not None),
@@ -68,6 +77,7 @@ def print_effective(console: Console, run: Run, part: DatasetPart, val_part: Dat
         "order": _order(config, len(part)),
         "loader": setup.data.loader.describe(),
         "device": f"{_devices(ranks)}, {setup.precision.reason}, {layout}, seed {config.seed}",
+        "cores": ranks.binding.words or None,
         "run": shown(setup.directory),
     }
     for name, value in rows.items():
@@ -193,12 +203,16 @@ def _evaluation(config: Train, validated: bool) -> str | None:
     return ", ".join(words) or None
 
 
-def _batch(setup: Setup) -> str:
+def _batch(setup: Setup, left_out: bool) -> str:
     factors = {"accumulated": setup.config.grad_accum_steps, "ranks": setup.ranks.world_size}
     total = setup.global_batch
     true = setup.true_batch
     text = "".join(f" x {count} {name}" for name, count in factors.items() if count > 1)
     words = f"{setup.batch_size}{text} = {total}" if text else str(total)
+    if left_out and setup.ranks.device.type == "cuda":
+        words += f" (--batch-size left out: {setup.batch_size} on a GPU)"
+        if total > SHARE * setup.data.samples:
+            words += f", over {SHARE:.0%} of the {setup.unit}: smaller batches give more steps"
     if true < total:
         words += f", more than the {true:,} {setup.unit} there are: each step takes all of them, as a batch of {true:,}"
     return words

@@ -1,10 +1,18 @@
 """The verdict's arithmetic: what limits, what comes next, what is promised; with made-up rates."""
 
 import dataclasses
+import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
+from fastimg.bench import benchmark
+from fastimg.bench.ranks_share import ranks_share
 from fastimg.bench.verdict import Advice, Measured, NoVerdict, doubts, judge, together
+from fastimg.models.ranks import Ranks
 from fastimg.system.machine_load import CpuTimes, Load, LoadWatch, read_cpu_times, share_of_others
 
 FAST = 10_000.0
@@ -147,3 +155,33 @@ def test_the_systems_count_of_processor_time(tmp_path):
     assert found is not None and found.busy / found.total == pytest.approx(660 / 5160)
     (tmp_path / "proc" / "stat").write_text("cpu  ?\n")
     assert read_cpu_times(tmp_path) is None
+
+
+def test_what_a_ranks_share_of_the_cores_allows() -> None:
+    trained: Any = SimpleNamespace(arch="resnet18", synthetic=SimpleNamespace(median=9000.0))
+    share = ranks_share(16, 8, 2006.0, trained)
+    assert share.text() == (
+        "16 cores over 8 GPUs are 2 threads a rank: about 4,012 img/s each, at the 2,006 of a thread measured here; "
+        "a step of resnet18 takes 9,000, which decoding would limit (an estimate)"
+    )
+    assert share.record() == {
+        "cores": 16,
+        "gpus": 8,
+        "threads_per_rank": 2,
+        "images_per_second_per_thread": 2006.0,
+        "images_per_second_per_rank": 4012.0,
+    }
+    assert "which is enough" in ranks_share(64, 4, 2006.0, trained).text()
+    assert ranks_share(2, 8, 2006.0, trained).threads == 1
+
+
+def test_bench_tells_the_share_where_there_are_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: Any = SimpleNamespace(arch="resnet18", synthetic=SimpleNamespace(median=9000.0))
+    monkeypatch.setattr(benchmark, "available_cpus", lambda: 16)
+    for device, gpus, told in (("cuda", 8, True), ("cuda", 1, False), ("cpu", 8, False)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        record: dict[str, Any] = {}
+        said = io.StringIO()
+        ranks = Ranks(0, 1, 1, torch.device(device), None)
+        benchmark._tell_share(record, ranks, 2006.0, trained, Console(file=said, width=300))
+        assert ("ranks" in record, "ranks     16 cores over 8 GPUs" in said.getvalue()) == (told, told)

@@ -109,7 +109,8 @@ def test_what_has_no_effect_is_resolved_to_its_default():
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_what_only_cuda_devices_do(device):
-    for field, value in {"compile": "reduce-overhead", "augment_stream": "own", "decode": "gpu"}.items():
+    values = {"compile": "reduce-overhead", "augment_stream": "own", "decode": "gpu", "numa_binding": "off"}
+    for field, value in values.items():
         refuse_device(Train(**{field: value}), "cuda", TRAIN_DEVICE)
         with pytest.raises(UsageError, match=f"^{flag(field)} {value}: .* {device}"):
             refuse_device(Train(**{field: value}), device, TRAIN_DEVICE)
@@ -139,6 +140,13 @@ def test_a_command_may_lack_fields_of_a_table():
     refuse(Command(), EVAL)
     with pytest.raises(UsageError, match="--on-error has no effect with --loader ffcv"):
         refuse(Command(on_error="fail"), EVAL)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_fsdp_does_not_compress_gradients(dtype):
+    refuse(Train(grad_compression=dtype), TRAIN)
+    with pytest.raises(UsageError, match="--grad-compression has no effect with --strategy fsdp"):
+        refuse(Train(grad_compression=dtype, strategy="fsdp"), TRAIN)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -115,7 +115,7 @@ def test_text_is_dumped_and_read_back(text, tmp_path):
         ("amp: 'False'", "amp", False),
         ("scale: ['0.5', 1]", "scale", (0.5, 1.0)),
         ("model_kwargs: a=1", "model_kwargs", ("a=1",)),
-        ("batch_size: null", "batch_size", 64),  # left out
+        ("batch_size: null", "batch_size", None),  # left out
         ("tta: null", "tta", False),
     ],
 )

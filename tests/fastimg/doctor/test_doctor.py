@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import re
+import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from fastimg import __version__
 from fastimg.doctor import diagnosis as doctor
 from fastimg.doctor import torch_facts
 from fastimg.doctor.findings import rows
-from fastimg.doctor.remedies import CACHES, Copying, InUse, MachineFacts, Unknown, advice, unusable
+from fastimg.doctor.remedies import CACHES, PER_THREAD, Copying, InUse, MachineFacts, Unknown, advice, unusable
 from fastimg.system import measurement
 from fastimg.system import packages as installed
 from fastimg.system.disks import Disk, DiskReading
@@ -431,3 +433,28 @@ def test_no_such_folder(cli, tmp_path, name, reason):
 def test_help(cli):
     ran = cli("doctor", "--help")
     assert ran.code == 0 and "--json" in ran.out and "FOLDER" in ran.out
+
+
+def test_the_threads_of_each_gpu():
+    facts = but(cpu=dataclasses.replace(CPU, cores=16), cuda=dataclasses.replace(CUDA, gpus=[GPU] * 8))
+    told = lines(facts)["machine", "loader threads"]
+    assert told.startswith(
+        "16 cores over 8 GPUs are 2 threads a rank: about 3,500 img/s each (an estimate: 2 x 1,770 of"
+    )
+    assert "benchmarks/results/loaders.jsonl" in told and "`fastimg bench DATA` measures" in told
+    assert lines(GOOD)["machine", "loader threads"].startswith("32 cores over 1 GPU are 32 threads a rank")
+    assert ("machine", "loader threads") not in lines(no_gpu())
+
+
+def test_the_rate_of_a_thread_is_that_of_the_records():
+    """Half of the median of two workers on two cores."""
+    file = Path(__file__).resolve().parents[3] / "benchmarks/results/loaders.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    rates = [r["images_per_second"] for r in records if r["benchmark"] == "loader gil" and r["workers"] == 2]
+    assert len(rates) >= 6 and pytest.approx(statistics.median(rates[:6]) / 2, rel=0.01) == PER_THREAD
+
+
+def test_what_flags_would_gain_is_told():
+    used = dataclasses.replace(GOOD.in_use, faster=("`train --compile` is 1.50x for transformers",))
+    assert lines(but(in_use=used))["in use", "faster"] == "`train --compile` is 1.50x for transformers"
+    assert ("in use", "faster") not in lines(GOOD) and advice(but(in_use=used)) == []

@@ -1,5 +1,6 @@
 """torchrun with two ranks on one machine (gloo) against one process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,11 @@ from safetensors.torch import load_file
 
 from fastimg import cli
 from fastimg.errors import UsageError
-from fastimg.models.ranks import Ranks, agree_on_buffers, check_strategy, choose_device
+from fastimg.loaders.runtime.cpus import available_cpus
+from fastimg.models import ranks as parallel
+from fastimg.models.ranks import Ranks, agree_on_buffers, check_strategy, choose_device, gpu_addresses, start
+from fastimg.system.affinity import UNBOUND, Binding
+from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
 
 
@@ -295,3 +301,140 @@ def test_what_fsdp_does_not_go_with(backend: str | None, dtype: torch.dtype | No
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="--device"):
         choose_device(name)
+
+
+GRADIENTS = """
+import copy, json, sys, warnings
+import timm, torch
+import torch.distributed as dist
+from fastimg.models.ranks import accumulate, start, wrap
+
+warnings.simplefilter("error")  # of strides, say
+found = {}
+
+def gradients(module, images, **options):
+    wrapped = wrap(copy.deepcopy(module), ranks, **options) if options else copy.deepcopy(module)
+    for step in range(3):
+        wrapped.zero_grad(set_to_none=True)
+        parts = images.chunk(2) if "halves" in name else [images]
+        for number, part in enumerate(parts, 1):
+            with accumulate(wrapped, last=number == len(parts)):
+                wrapped(part).square().mean().backward()
+    own = wrapped.module if options else wrapped
+    assert all(p.grad.stride() == p.stride() for p in own.parameters()) or not options
+    return torch.cat([p.grad.flatten() for p in own.parameters()])
+
+with start("cpu") as ranks:
+    torch.set_num_threads(1)
+    for arch in ("test_efficientnet", "test_resnet"):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            for accumulated in ("", " halves"):
+                name = f"{arch} {layout}{accumulated}"
+                torch.manual_seed(0)
+                module = timm.create_model(arch, num_classes=3).to(memory_format=layout)
+                torch.manual_seed(ranks.rank)
+                images = torch.randn(8, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+                mean = ranks.sum(gradients(module, images)) / 2
+                plain = gradients(module, images, static_graph=False)
+                ways = {"plain": plain}
+                if not accumulated:
+                    ways["static"] = gradients(module, images, static_graph=True)
+                for dtype in ("bf16", "fp16"):
+                    ways[dtype] = gradients(module, images, static_graph=not accumulated, compression=dtype)
+                far = {way: float((one - mean).norm() / mean.norm()) for way, one in ways.items()}
+                if not accumulated:
+                    far["static is plain"] = torch.equal(ways["static"], plain)
+                others = [torch.empty_like(mean) for _ in range(2)]
+                for one in ways.values():
+                    dist.all_gather(others, one)
+                    assert torch.equal(*others)  # ranks agree, bit for bit
+                found[name] = far
+    if ranks.first:
+        print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_gradients_of_two_ranks(tmp_path: Path) -> None:
+    """Without warnings of strides in either layout; the same with a static graph; near that when compressed."""
+    script = tmp_path / "gradients.py"
+    script.write_text(GRADIENTS)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, str(script)], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 8
+    for name, far in found.items():
+        assert far["plain"] < 1e-6, name
+        assert 1e-5 < far["bf16"] < 1e-2 and 1e-6 < far["fp16"] < 2e-3, name  # rounded, and by no more than that
+        assert far.get("static is plain", True), name
+
+
+@pytest.mark.slow
+def test_compressed_gradients_train_and_resume(
+    make_image_folder: Callable[[int], Path], two_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    """With accumulation, clipping and shared statistics: near the run without, and resumed to the same bits."""
+    data = make_image_folder(9)
+    shared = ("--sync-bn", "--opt", "sgd", "--lr", "0.01", "--verbose", "--checkpoint-hist", "9")
+    flags = [*arguments(data, tmp_path / "plain", "test_efficientnet", 2), *shared]
+    compressed = [*arguments(data, tmp_path / "bf16", "test_efficientnet", 2), *shared]
+    compressed += ["--grad-accum-steps", "2", "--grad-compression", "bf16"]
+    done = two_ranks([*flags, "--grad-accum-steps", "2"], compressed, [*flags, "--name", "static"])
+    assert "ddp: its graph may change (--grad-accum-steps 2); gradients are exchanged as bf16" in done.out
+    assert "ddp: its graph is static; gradients are exchanged as float32" in done.out
+    plain, rounded = (losses(tmp_path / name / "run") for name in ("plain", "bf16"))
+    assert len(plain) == len(rounded) and plain != rounded
+    np.testing.assert_allclose([r[2] for r in plain], [r[2] for r in rounded], rtol=2e-2)
+    run = tmp_path / "bf16/run"
+    whole = load_file(run / "last/model.safetensors")
+    steps = sorted((run / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert len(steps) > 1
+    checkpoint.point(run, "last", steps[0])
+    two_ranks([*compressed, "--resume", "auto"])
+    resumed = load_file(run / "last/model.safetensors")
+    assert (run / "last").resolve() != steps[0].resolve()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_compression_needs_several_ranks() -> None:
+    with pytest.raises(UsageError, match="--grad-compression bf16: has no effect with one process"):
+        check_strategy("ddp", Ranks(0, 1, 1, torch.device("cpu"), None), None, False, "bf16")
+    check_strategy("ddp", Ranks(0, 2, 2, torch.device("cpu"), "gloo"), None, False, "bf16")
+
+
+def test_addresses_of_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [SimpleNamespace(pci_domain_id=0, pci_bus_id=bus, pci_device_id=0) for bus in (0x1B, 0xC3)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    assert gpu_addresses("auto", 2) == gpu_addresses("cuda", 2) == ["0000:1b:00.0", "0000:c3:00.0"]
+    assert gpu_addresses("cuda:1", 2) == ["0000:c3:00.0"] * 2  # they share it
+    assert gpu_addresses("cuda", 3)[2] is None
+    del gpus[1].pci_bus_id
+    assert gpu_addresses("cuda", 2) == ["0000:1b:00.0", None]
+
+
+@pytest.mark.parametrize("numa_binding", ["auto", "off"])
+def test_a_rank_moves_beside_its_gpu_before_anything_else(monkeypatch: pytest.MonkeyPatch, numa_binding: Any) -> None:
+    done: list[str] = []
+    bound = Binding((0,), "core 0 of NUMA node 0, beside cuda:0")
+
+    def bind(addresses: list[str | None], local_rank: int, device: str) -> Binding:
+        done.append(f"bind {addresses} {local_rank} {device}")
+        return bound
+
+    monkeypatch.setattr(parallel, "choose_device", lambda name, rank: torch.device("cuda", 0))
+    monkeypatch.setattr(parallel, "gpu_addresses", lambda device, count: ["0000:1b:00.0"] * count)
+    monkeypatch.setattr(parallel, "bind", bind)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append("set_device"))
+    with start("cuda", numa_binding) as ranks:
+        assert ranks.binding == (bound if numa_binding == "auto" else UNBOUND)
+    assert done == [*(["bind ['0000:1b:00.0'] 0 cuda:0"] if numa_binding == "auto" else []), "set_device"]
+
+
+def test_the_cores_of_a_bound_rank_are_its_own() -> None:
+    """They are not divided again among the ranks of the machine."""
+    bound = Ranks(0, 64, 64, torch.device("cuda", 0), "nccl", Binding((0,), "core 0"))
+    assert bound.cpus == available_cpus(1)
+    assert Ranks(0, 64, 64, torch.device("cuda", 0), "nccl").cpus == 1

@@ -44,7 +44,7 @@ OWN = Preprocessing(
         (("--lr", "0.1", "--lr-scale", "none", "--lr-base-size", "64"), "--lr-base-size"),
         (("--freeze", "backbone", "--layer-decay", "0.7"), "--layer-decay"),
         (("--freeze", "backbone", "--grad-checkpointing"), "--grad-checkpointing"),
-        (("--ghost-bn", "64"), "--ghost-bn has no effect with --batch-size 64"),
+        (("--ghost-bn", "64", "--batch-size", "64"), "--ghost-bn has no effect with --batch-size 64"),
         (("--ghost-bn", "16", "--sync-bn"), "--sync-bn"),
         (("--freeze", "backbone", "--sync-bn"), "--sync-bn has no effect with --freeze backbone"),
         (("--tta", "--val-fraction", "0"), "--tta"),
@@ -72,7 +72,7 @@ def test_flags_without_effect(flags, named, tmp_path, cli):
             "--patience-metric has no effect without --patience; add that",
         ),
         (("--progressive-epochs", "1:2"), "--progressive-epochs has no effect without --progressive"),
-        (("--ghost-bn", "24"), "--ghost-bn 24: does not divide the batch of 64; choose a divisor"),
+        (("--ghost-bn", "24", "-b", "64"), "--ghost-bn 24: does not divide the batch of 64; choose a divisor"),
         (("--freeze", "2", "--freeze-epochs", "10"), "--freeze-epochs 10: the run has 10 epochs"),
         (("--batch-size", "auto", "--strategy", "fsdp"), "--batch-size auto: is found by one process for itself"),
         (("--duration", "0.5dur"), "--duration 0.5dur: a run cannot be a share of itself"),
@@ -220,7 +220,7 @@ def test_a_resize_below_the_crop():
 def resolved(convolutional=True, world_size=1, new_head=None, samples=None, **given):
     model = Model(torch.nn.Identity(), "x", {}, ("fc",), OWN, convolutional, new_head=new_head)
     ranks = Ranks(0, world_size, 1, torch.device("cpu"), None)
-    return resolve(Train(**given), Path("data"), model, OWN, None, ranks, samples=samples)
+    return resolve(Train(**{"batch_size": 64} | given), Path("data"), model, OWN, None, ranks, samples=samples)
 
 
 @pytest.mark.parametrize(
