@@ -184,7 +184,8 @@ def _span(text: str | None) -> str:
 def _average(config: Train) -> str | None:
     if not config.model_ema:
         return None
-    return f"moving average of the weights, decay {config.model_ema_decay:g}: validated and saved"
+    every = f", updated every {config.model_ema_steps} steps" if config.model_ema_steps > 1 else ""
+    return f"moving average of the weights, decay {config.model_ema_decay:g}{every}: validated and saved"
 
 
 def _evaluation(config: Train, validated: bool) -> str | None:

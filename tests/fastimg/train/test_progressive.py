@@ -57,7 +57,7 @@ def test_a_run_changes_size_and_says_so(trained, fast, tmp_path, cli, monkeypatc
     ran = cli("train", trained.shards, *flags, "-o", tmp_path / "runs")
     assert ran.code == 0, ran.err
     assert "crops of 32, 64 pixels, growing from epoch 1 to 2" in ran.out
-    assert seen == [*[32] * 6, *[64] * 6]  # three batches an epoch
+    assert seen == [32, *[32] * 6, *[64] * 6]  # once before the first step; three batches an epoch
 
 
 @pytest.mark.parametrize(
