@@ -424,14 +424,10 @@ def test_a_full_disk_ends_a_run_with_one_sentence(
     flags = arguments(trained.images, tmp_path)
     ran = cli(*flags)
     assert ran.code == 1 and len(ran.err.strip().splitlines()) == 1
-    assert (
-        "the checkpoint of step 3 could not be written ([Errno 28] No space left on device); make" in ran.err
-    )
+    assert "the checkpoint of step 3 could not be written ([Errno 28] No space left on device); make" in ran.err
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 2
     ran = cli(*flags, "--resume", "auto")  # its tenth is that of the last step
-    assert (
-        ran.code == 1 and "checkpoint of step 12 could not be written ([Errno 28] No space" in ran.err
-    )
+    assert ran.code == 1 and "checkpoint of step 12 could not be written ([Errno 28] No space" in ran.err
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 11
     assert cli(*flags, "--resume", "auto").code == 0
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 12
