@@ -1,12 +1,16 @@
 """The orders of an epoch: their cost, how well they mix, what they read from disk, and the memory of 20 epochs.
 
-    python benchmarks/order.py [--data FOLDER] [--only orders,mixing,reads,epochs]
+    python benchmarks/order.py [--data FOLDER] [--only orders,ahead,mixing,reads,epochs]
 
-`orders`: time and memory to create one. `mixing`: classes in a batch of class-sorted data, compared with `random`.
-`reads`: the native loader reads tar shards of the folder's JPEGs, tiled, repeated up to --samples, while the oldest
-pages that it requested or read are dropped from the page cache, so that it never holds more than one and a half
-windows; bytes are those that the process caused to be read from disk (/proc/self/io), as a share of the images' bytes,
-with the system's own read-ahead turned off. `request_kb`: adjacent uncached bytes requested at once. `block_reads`: how
+`orders`: time and memory to create one. `ahead`: what the consumer's thread spends, without decoding, on handing out a
+batch of 256 from tar shards, where it asks the system to read ahead itself and where the loader's threads do; and
+between the last batch of an epoch of ImageNet's size and the first of the next, after a validation of two seconds,
+where a thread has computed the order meanwhile and where none has. `mixing`: classes in a batch of class-sorted data,
+compared with `random`. `reads`: the native loader reads tar shards of the folder's JPEGs, tiled, repeated up to
+--samples, while the oldest pages that it requested or read are dropped from the page cache, so that it never holds more
+than one and a half windows; bytes are those that the process caused to be read from disk (/proc/self/io), as a share of
+the images' bytes, with the system's own read-ahead turned off. `request_kb`: adjacent uncached bytes requested at once.
+`block_reads`: how
 often a block is fetched if a cache of that size holds whole blocks, the most recently used ones, like a cache of remote
 objects. Each rank requests its own samples of a block. `epochs`: resident memory, threads, open files, and the
 threads' scratch, which follows the largest crop so far, at the end of each epoch.
@@ -23,16 +27,20 @@ import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import measure
 import numpy as np
 import numpy.typing as npt
+import torch
 from images import list_images
 from rich.console import Console
 
-from fastimg.loaders import Dataset, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders import Dataset, Decoder, Field, ImageDecoder, Loader, LoaderConfig, RandomResizedCrop, open_dataset
+from fastimg.loaders import epochs as epochs_module
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
 from fastimg.loaders.containers.tar import ShardWriter
 from fastimg.loaders.epochs import Order
@@ -53,7 +61,7 @@ def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders: for reads and epochs")
-    parser.add_argument("--only", default="orders,mixing,reads,epochs")
+    parser.add_argument("--only", default="orders,ahead,mixing,reads,epochs")
     parser.add_argument("--samples", type=int, default=16_000)
     parser.add_argument("--window", type=int, default=1536, help="of `reads`")
     parser.add_argument("--repeats", type=int, default=5)
@@ -63,6 +71,9 @@ def main() -> None:
     found: dict[str, list[Record]] = {}
     if "orders" in sections:
         found["orders"] = orders(args.repeats)
+    if "ahead" in sections:
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+            found["ahead"] = [*handing_out(Path(name), args.repeats), *next_epochs(args.repeats)]
     if "mixing" in sections:
         found["mixing"] = mixing()
     if args.data is not None:
@@ -106,6 +117,112 @@ def orders(repeats: int) -> list[Record]:
             per_sample = {"held_bytes": held / samples, "peak_bytes": peak / samples}
             records.append({"order": policy, "samples": samples, "ms": measure.Spread.of(times[1:]), **per_sample})
     return records
+
+
+class Asking(Loader):
+    """The native loader, whose consumer asks for what is read ahead, as it did before its threads did."""
+
+    def _dispatch(self, pool: Any, job: Any, plan: Any, step: int) -> None:
+        for ids in plan.prefetch_ids(step):
+            self.dataset.will_need(ids)
+        super()._dispatch(pool, job, replace(plan, blocks=Nothing()), step)
+
+
+class Nothing:
+    """Nothing is read ahead."""
+
+    def before(self, step: int) -> tuple[npt.NDArray[np.int64], ...]:
+        """No samples."""
+        return ()
+
+
+class NoPixels(Decoder):
+    """A decoder that leaves its rows as they are."""
+
+    fields = (Field("inputs", (1, 1, 3), np.dtype(np.uint8)),)
+
+    def fill_row(self, data: memoryview, draws: Any, row: Any, scratch: Scratch) -> None:
+        """Nothing is read."""
+
+    def fill(self, reader: Any, ids: Any, draws: Any, rows: Any, scratch: Scratch) -> list[Any]:
+        """Nothing is read."""
+        return []
+
+
+def handing_out(folder: Path, repeats: int) -> list[Record]:
+    """Milliseconds of the consumer's thread a batch, in `Loader._dispatch`."""
+    samples, size, batch = 32_768, 8192, 256
+    data = os.urandom(size)
+    for number, part in enumerate(np.array_split(np.arange(samples), _SHARDS)):
+        with ShardWriter(folder / f"train-{number:05d}.tar") as writer:
+            for i in part.tolist():
+                writer.add(f"{i:09d}", {"jpg": data, "cls": b"0"})
+    variants: dict[str, type[Loader]] = {"consumer": Asking, "threads": Loader}
+    dataset = open_dataset(folder)
+
+    def measured(kind: type[Loader], order: Order) -> float:
+        config = LoaderConfig(batch_size=batch, order=order, workers=2)
+        loader = kind(dataset, NoPixels(), config)
+        spent, inner = [0.0], loader._dispatch
+
+        def timed(*arguments: Any) -> None:
+            began = time.perf_counter()
+            inner(*arguments)
+            spent[0] += time.perf_counter() - began
+
+        loader._dispatch = timed  # type: ignore[method-assign]
+        for _ in loader:
+            pass
+        loader.close()
+        return 1e3 * spent[0] / len(loader)
+
+    records = []
+    for order in ("random", "quasi-random"):
+        calls = {name: partial(measured, kind, order) for name, kind in variants.items()}
+        for name, spread in measure.interleaved(calls, repeats).items():
+            shape = {"what": "handing out a batch", "order": order, "batch": batch, "samples": samples}
+            records.append({**shape, "variant": name, "ms": spread})
+    dataset.close()
+    return records
+
+
+def next_epochs(repeats: int) -> list[Record]:
+    """Milliseconds in which an epoch is planned, two seconds after the last batch of the one before."""
+
+    def measured(order: Order, prepared: bool) -> float:
+        config = LoaderConfig(batch_size=256, order=order)
+        data = Named(_IMAGENET)
+        plans = epochs_module.Epochs(data, config, None, 1, torch.device("cpu"))
+        plan = plans.begin()
+        if prepared:
+            plans.passed(plan, plan.steps - 1)
+        time.sleep(2.0)
+        began = time.perf_counter()
+        plans.begin()
+        return 1e3 * (time.perf_counter() - began)
+
+    records = []
+    for order in ("random", "quasi-random"):
+        calls = {"then": partial(measured, order, False), "ahead": partial(measured, order, True)}
+        for name, spread in measure.interleaved(calls, repeats).items():
+            shape = {"what": "planning the next epoch", "order": order, "batch": 256, "samples": _IMAGENET}
+            records.append({**shape, "variant": name, "ms": spread})
+    return records
+
+
+class Named:
+    """A dataset that has a size and is not read."""
+
+    name = fingerprint = "named"
+    classes: tuple[str, ...] = ()
+    notes = ()
+    content = "image"
+
+    def __init__(self, n: int) -> None:
+        self.labels = np.zeros(n, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 def mixing() -> list[Record]:

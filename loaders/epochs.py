@@ -5,9 +5,12 @@
 A backend is a subclass of `Epochs` that decodes; the rest of the application sees it as a `BatchSource`.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -42,16 +45,22 @@ class LoaderConfig:
     padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
     seed: int = 0
     workers: int | None = None  # threads; None: one for each core available to this process
-    prefetch: int = 3  # slots: batches in host memory, including the one in use
+    prefetch: int | None = None  # slots: batches in host memory, including the one in use; None: `slots_for` the device
     on_error: Literal["skip", "fail"] = "skip"  # an undecodable sample: weight 0 and counted, or an error
     rank: int = 0
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.prefetch < 2 or (self.workers is not None and self.workers < 1):
+        few = self.prefetch is not None and self.prefetch < 2
+        if self.batch_size < 1 or few or (self.workers is not None and self.workers < 1):
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
         if not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
+
+
+def slots_for(device_type: str) -> int:
+    """The number of slots, if none is given: on a GPU more, since a small model takes a batch in a few milliseconds."""
+    return 6 if device_type == "cuda" else 3
 
 
 class BatchSource(Protocol):
@@ -59,6 +68,7 @@ class BatchSource(Protocol):
 
     dataset: Dataset
     config: LoaderConfig
+    slots: int  # batches in host memory, including the one in use
     workers: int  # threads or processes
     slot_bytes: int  # size of one batch in host memory
 
@@ -173,13 +183,55 @@ class Faults:
         self.unreadable[index] = reason
 
 
+_PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
+
+
+class EpochOrder(NamedTuple):
+    """The order of an epoch, and what is read ahead by it."""
+
+    order: npt.NDArray[np.int64]  # a permutation of range(n)
+    blocks: WholeBlocks | None  # None: the samples of each batch
+
+
+def make_order(
+    config: LoaderConfig, slices: Slices, epoch: int, lengths: npt.NDArray[np.int64] | None, together: int
+) -> EpochOrder:
+    """The order of an epoch from where `slices` begin: a pure function. `lengths` are those of texts."""
+    c = config
+    order = epoch_order(slices.n, c.seed, epoch, c.order, c.block, c.window)
+    if lengths is not None and c.order != "sequential":
+        order = by_length(order, lengths, together, c.order, c.seed, epoch)
+    return EpochOrder(order, WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None)
+
+
+class OrderAhead:
+    """The order of an epoch, computed by a thread while the consumer does something else."""
+
+    def __init__(self, epoch: int, make: Callable[[], EpochOrder]) -> None:
+        self.epoch = epoch
+        self._make = make
+        self._made: EpochOrder | None = None
+        self._thread = threading.Thread(target=self._work, name="fastimg-order")
+        self._thread.start()
+
+    def take(self) -> EpochOrder:
+        """The order. If the thread failed, or belongs to the process that this one was forked from, computed here."""
+        self._thread.join()
+        return self._make() if self._made is None else self._made
+
+    def _work(self) -> None:
+        with contextlib.suppress(Exception):  # `take` meets the same error again, where it can be reported
+            self._made = self._make()
+
+
 class Epochs:
     """A dataset, or the samples of it that `indices` selects, read epoch by epoch.
 
     A `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any
     backend and any number of workers or ranks: it continues with the next sample. A quasi-random order follows the
     blocks of the dataset as it is stored, whatever the order of `indices`. During an epoch it takes 8 bytes per sample
-    (quasi-random: 9), plus `indices`. Raises DataError for data that cannot be used.
+    (quasi-random: 9), plus `indices`; between two epochs of many samples twice as much, since a thread computes the
+    next order from when the last batch is handed out. Raises DataError for data that cannot be used.
     """
 
     def __init__(
@@ -192,6 +244,7 @@ class Epochs:
     ) -> None:
         self.dataset = dataset
         self.config = config
+        self.slots = config.prefetch or slots_for(device.type)
         self.workers = workers
         self.device = device
         self.waits = Waits(device)
@@ -210,6 +263,7 @@ class Epochs:
                 "every rank needs at least one; start fewer ranks"
             )
         self._epoch = -1
+        self._next_order: OrderAhead | None = None
         self._position = self._n
         self._resume: tuple[int, int] | None = None
 
@@ -286,17 +340,26 @@ class Epochs:
         self._position = start
         if isinstance(self.dataset, Views):
             self.dataset.set_epoch(epoch)
-        c = self.config
         slices = self._slices(start)
-        order = epoch_order(self._n, c.seed, epoch, c.order, c.block, c.window)
-        if self._lengths is not None and c.order != "sequential":
-            order = by_length(order, self._lengths, self._together, c.order, c.seed, epoch)
-        blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
-        return EpochPlan(epoch, order, self._indices, slices, self._padding, blocks)
+        ahead = self._next_order
+        self._next_order = None
+        if ahead is not None and (ahead.epoch, 0) == (epoch, start):
+            made = ahead.take()
+        else:
+            made = make_order(self.config, slices, epoch, self._lengths, self._together)
+        return EpochPlan(epoch, made.order, self._indices, slices, self._padding, made.blocks)
 
     def passed(self, plan: EpochPlan, step: int) -> None:
-        """Record that batch `step` is being handed out: a state taken from now on continues after it."""
+        """Record that batch `step` is being handed out: a state taken from now on continues after it.
+
+        After the last one, a validation may follow: a thread computes the next epoch's order meanwhile.
+        """
         self._position = min(plan.slices.start + (step + 1) * plan.slices.global_batch, self._n)
+        if step + 1 == plan.steps and self._n >= _PREPARED and self.config.order in ("random", "quasi-random"):
+            epoch = plan.epoch + 1
+            # No reference to this loader, which an unused one could not be collected with.
+            make = partial(make_order, self.config, self._slices(0), epoch, self._lengths, self._together)
+            self._next_order = OrderAhead(epoch, make)
 
     def _order(self) -> str:
         """Everything but the data and the seed that the order of an epoch depends on."""

@@ -58,7 +58,7 @@ class Loader(Epochs):
         sequential.
     seed: determines the order and the crops. The pixels of a sample depend only on the seed, the epoch and its id.
     workers: number of threads that decode; None: one for each core available to this process.
-    prefetch: number of batches in host memory, including the one in use; 2 or more.
+    prefetch: number of batches in host memory, including the one in use; 2 or more. None: 3, or 6 for a GPU.
     on_error: "skip" gives an image that cannot be decoded the weight 0 and lists it in `unreadable`; "fail" raises.
     rank, world_size: this process's share of every global batch.
 
@@ -91,7 +91,7 @@ class Loader(Epochs):
         padding: Padding | None = None,
         seed: int = 0,
         workers: int | None = None,
-        prefetch: int = 3,
+        prefetch: int | None = None,
         on_error: Literal["skip", "fail"] = "skip",
         rank: int = 0,
         world_size: int = 1,
@@ -123,7 +123,7 @@ class Loader(Epochs):
         layout = self._layout(decoder)
         self._ring = _ring(decoder, layout, self.device)
         pinned = self.device.type == "cuda"
-        self._slots = [Slot(layout, pinned) for _ in range(config.prefetch)]
+        self._slots = [Slot(layout, pinned) for _ in range(self.slots)]
         self.slot_bytes = layout.nbytes
         self._tally = Tally(self.workers)
         self._pool: Pool | None = None
@@ -221,9 +221,8 @@ class Loader(Epochs):
         slot.rerouted.clear()
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
-        for upcoming in plan.prefetch_ids(step):
-            self.dataset.will_need(upcoming)
-        pool.fill(slot, job, job.decoder.draw(self.config.seed, plan.epoch, ids)[:decoded])
+        draws = job.decoder.draw(self.config.seed, plan.epoch, ids)[:decoded]
+        pool.fill(slot, job, draws, plan.prefetch_ids(step))
 
 
 def _ring(decoder: Decoder, layout: SlotLayout, device: torch.device) -> Ring:

@@ -1,6 +1,6 @@
 """A pool of threads that fill the rows of slots.
 
-    fill(slot, job, draws) -> queue of chunks -> [thread: take, fill rows, settle] -> wait(slot, job)
+    fill(slot, job, draws, ahead) -> queue of chunks -> [thread: take, read ahead, fill rows, settle] -> wait(slot, job)
 
 Each thread records what it is working on, and Python delivers signals only to the main thread: wherever the consumer
 is interrupted, `cancel` knows which threads to wait for. If a thread dies, the consumer gets its error and the pool is
@@ -11,7 +11,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +29,16 @@ from .ring import Slot
 
 
 class Job:
-    """One iteration and its decoder. Once it is cancelled, its remaining rows are dropped."""
+    """One iteration and its decoder. Once it is cancelled, its remaining rows are dropped.
 
-    __slots__ = ("blanks", "cancelled", "decoder", "failure")
+    `ahead`: samples to be read ahead. Asking for them takes a system call each, so a thread does it, before its next
+    chunk: at once if a thread is idle, and otherwise while the batches before are still being filled.
+    """
+
+    __slots__ = ("ahead", "blanks", "cancelled", "decoder", "failure")
 
     def __init__(self, decoder: Decoder) -> None:
+        self.ahead: deque[npt.NDArray[np.int64]] = deque()
         self.decoder = decoder
         self.blanks = {field.name: field.blank for field in decoder.fields}
         self.cancelled = False
@@ -106,10 +112,20 @@ class Pool:
         self._job = job
         return job
 
-    def fill(self, slot: Slot, job: Job, draws: npt.NDArray[np.float64]) -> None:
-        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights are already set."""
+    def fill(
+        self,
+        slot: Slot,
+        job: Job,
+        draws: npt.NDArray[np.float64],
+        ahead: Iterable[npt.NDArray[np.int64]] = (),
+    ) -> None:
+        """Fill the first `len(draws)` rows of `slot`, whose ids, targets and weights are already set.
+
+        The samples `ahead` are requested from the system first, the most urgent ones before the others.
+        """
         self._check_process()
         rows = len(draws)
+        job.ahead.extend(ahead)
         if rows and job.decoder.in_memory(self._dataset):
             self._fill_here(_Chunk(slot, job, 0, rows, draws))
             return
@@ -230,9 +246,18 @@ class Pool:
             self._tally.busy[number] += time.perf_counter() - began
         return None
 
+    def _read_ahead(self, job: Job) -> None:
+        while job.ahead and not job.cancelled:
+            try:
+                ids = job.ahead.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._dataset.will_need(ids)
+
     def _fill_rows(self, number: int, chunk: _Chunk, scratch: Scratch) -> None:
         slot = chunk.slot
         job = chunk.job
+        self._read_ahead(job)
         rows = {name: slot.arrays[name][chunk.start : chunk.stop] for name in job.blanks}
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         reader = SampleReader(self._dataset, job.is_cancelled)

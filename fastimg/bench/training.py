@@ -74,7 +74,7 @@ def measure_training(
 
     If the rates contradict each other there is no verdict, and nothing is tried.
     """
-    arch, slots = rig.run.setup.model.arch, rig.loader.config.prefetch
+    arch, slots = rig.run.setup.model.arch, rig.loader.slots
     synthetic, real = list[float](), list[float]()
     with telling(progress, f"measuring {arch}: on random pixels, and end to end"):
         for _ in range(settings.repeats):

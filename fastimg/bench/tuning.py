@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from fastimg.config.intent import architecture
-from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends import nvcodec
+from fastimg.loaders.epochs import slots_for
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.measurement import show as show_table
 from fastimg.system.memory import ran_out, release
@@ -26,7 +26,7 @@ from .rig import Rig, real_rate, with_loader
 
 GAIN = 1.03  # a larger value must be faster by this factor
 _ROUNDS = 2
-SLOTS = (2, LoaderConfig.prefetch, 6)
+SLOTS = (2, 3, 6)
 BATCHES = (16, 32, 64, 128, 256, 512)
 
 
@@ -53,7 +53,7 @@ def tune(rig: Rig, images: Images, count: int, progress: Console) -> Tuned:
     """Try them all. The dataset is read over and over, from memory where it fits there."""
     config, device = rig.config, rig.device
     best: dict[str, Any] = {"loader": "native", "decode": "cpu", "on_error": "skip"}
-    best |= {"workers": config.workers, "prefetch": LoaderConfig.prefetch, "batch_size": rig.run.setup.batch_size}
+    best |= {"workers": config.workers, "prefetch": slots_for(device.type), "batch_size": rig.run.setup.batch_size}
     best |= {"augment_stream": "own"}
     tried: list[dict[str, Any]] = []
 

@@ -6,13 +6,44 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from fastimg.errors import UsageError
-from fastimg.wording import several
+from fastimg.wording import plural, several
 
 Unit = Literal["ep", "ba", "sp", "dur"]
 
 _WORDS: dict[Unit, str] = {"ep": "epoch", "ba": "step", "sp": "sample"}
 _WRITTEN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(ep|ba|sp|dur|)", re.IGNORECASE)
 _EXAMPLES = "16ep (epochs), 300ba (optimiser steps), 100000sp (samples)"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something happens: every so many optimiser steps, or seconds by the clock. One of them is set."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return several("step") if self.steps is None else plural(self.steps, "step")
+        unit, word = next(((size, w) for size, w in _CLOCK_WORDS if self.seconds >= size), (1.0, "second"))
+        number = f"{self.seconds / unit:.12g}"
+        return f"{number} {word if number == '1' else several(word)}"
+
+
+_CLOCK = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_CLOCK_WORDS = ((3600.0, "hour"), (60.0, "minute"))
+_INTERVAL = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|m|min|h|)", re.IGNORECASE)
+
+
+def interval(text: str, flag: str) -> Interval:
+    """`200` steps, or `90s`, `10m`, `1.5h` by the clock. Raises UsageError naming `flag` and what could be written."""
+    match = _INTERVAL.fullmatch(str(text).strip())
+    number, unit = (match[1], match[2].lower()) if match else ("", "")
+    if match and not unit and number.isdigit() and int(number) >= 1:
+        return Interval(steps=int(number))
+    if unit and 0 < float(number) * _CLOCK[unit] < math.inf:
+        return Interval(seconds=float(number) * _CLOCK[unit])
+    raise UsageError(f"{flag} {text}: give a number of steps, 1 or more, or a time, as 90s, 10m or 1.5h")
 
 
 @dataclass(frozen=True)

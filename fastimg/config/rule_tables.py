@@ -150,6 +150,10 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _save_interval(config: Any) -> None:
+    durations.interval(config.save_interval, "--save-interval")
+
+
 def _list(config: Any) -> None:
     if config.augmentation not in (None, False):
         augmentation.listed(config.augmentation)
@@ -195,6 +199,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("freeze_epochs", lambda c: c.freeze is not None, "--freeze"),
     Needs("progressive_epochs", lambda c: c.progressive is not None, "--progressive"),
     Needs("model_ema_decay", lambda c: c.model_ema, "--model-ema"),
+    Needs("model_ema_steps", lambda c: c.model_ema, "--model-ema"),
     Needs("head_init", tuned, "--pretrained or --weights"),
     Needs("head_hidden", lambda c: c.head == "mlp", "--head mlp"),
     Needs("cache_embeddings", head_alone, "--freeze backbone all the time"),
@@ -251,6 +256,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("layer_decay", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("norm_weight_decay", _at_least(0), "0 or more"),
     Range("model_ema_decay", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("model_ema_steps", _at_least(1), "1 or more"),
     Range("compile", lambda mode: mode in COMPILE_MODES, f"one of {', '.join(COMPILE_MODES)}"),
     *CUDA_GRAPHS,
     Range("seed", _at_least(0), "0 or more"),
@@ -258,7 +264,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("order_window", _order_window),
     Range("max_pixels", _at_least(1), "1 or more"),
     Range("log_interval", _at_least(1), "1 or more"),
-    Range("save_interval", _at_least(1), "1 or more"),
+    Check("save_interval", _save_interval),
     Range("val_interval", _at_least(1), "1 or more"),
     Range("checkpoint_hist", _at_least(0), "0 or more"),
     Range("patience", _at_least(1), "1 or more"),

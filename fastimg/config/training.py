@@ -95,7 +95,7 @@ class Inputs:  # more than 12 fields: a flag each
     where no flag sets them, and its batch size with --batch-size auto. --profile alone, or auto, reads the profile in
     the user's cache directory."""
     prefetch: flagtypes.Int = None
-    """Number of batches held in host memory. Default: 3."""
+    """Number of batches held in host memory. Default: 3, on a GPU 6."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs. gpu: with nvImageCodec (the extra `gpu`), whose pixels differ slightly
     from the CPU's. auto: cpu."""
@@ -281,6 +281,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Validate and save an exponential moving average of the weights. Training itself continues from the weights."""
     model_ema_decay: flagtypes.Float = None
     """Decay of the moving average; at step t at most (1 + t) / (10 + t). Default: 0.9998."""
+    model_ema_steps: int = 1
+    """Update the moving average after every N-th step, by N times as much (as in torchvision's references)."""
     tta: bool = False
     """Validate with the mean of the logits of each image and its mirror image (test-time augmentation)."""
     evaluate_training_set: bool = False
@@ -300,8 +302,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Steps between progress lines and log records."""
     val_interval: int = 1
     """Epochs between validations."""
-    save_interval: int = 200
-    """Steps between checkpoints within an epoch. One is also written at the end of each epoch."""
+    save_interval: Annotated[str, arg(metavar="TIME|STEPS")] = "10m"
+    """Time between checkpoints within an epoch: 90s, 10m or 1h, or a number of steps. One is also written at the end of
+    each epoch. Training goes on while a checkpoint is written, but not with --strategy fsdp."""
     checkpoint_hist: int = 1
     """Checkpoints to keep beside the best and the last."""
     patience: flagtypes.Int = None

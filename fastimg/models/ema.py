@@ -15,17 +15,27 @@ class Ema:
     """Averages of the parameters and floating-point buffers, in the module's own order.
 
     At step t, counted from 0, the decay is min(decay, (1 + t) / (10 + t)), so that the average adapts quickly at first.
+    With `every` N the average moves after every N-th step only, and N times as far, at most all the way: as in
+    torchvision's references, where `--model-ema-steps` multiplies 1 - decay.
+
+    The module's tensors are looked up once, as an optimiser's are: they are changed in place as long as it lives.
     """
 
-    def __init__(self, module: nn.Module, decay: float = DECAY) -> None:
+    def __init__(self, module: nn.Module, decay: float = DECAY, every: int = 1) -> None:
         self.decay = decay
-        self.tensors = {name: tensor.clone() for name, tensor in _averaged(module).items()}
+        self.every = every
+        own = _averaged(module)
+        self.tensors = {name: tensor.clone() for name, tensor in own.items()}
+        self._own = local_shards(own.values())
+        self._averages = local_shards(self.tensors.values())
 
     @torch.no_grad()
-    def update(self, module: nn.Module, step: int) -> None:
-        """Move towards the module's tensors, after step `step`."""
+    def update(self, step: int) -> None:
+        """Move towards the module's tensors, after step `step`; a function of the step, so that resuming is exact."""
+        if (step + 1) % self.every:
+            return
         share = 1.0 - min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(local_shards(self.tensors.values()), local_shards(_averaged(module).values()), share)
+        torch._foreach_lerp_(self._averages, self._own, min(1.0, self.every * share))
 
     @contextmanager
     def swapped(self, module: nn.Module) -> Iterator[None]:

@@ -55,6 +55,14 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Every rank's tensor, on every rank: [ranks, *shape]."""
+        if self.world_size == 1:
+            return tensor[None]
+        every = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(every, tensor)
+        return torch.stack(every)
+
     def barrier(self) -> None:
         """Wait for all ranks on the host, for hours if need be: see `RankExchange`. It does not wait for the device."""
         self.gather("")
@@ -341,26 +349,75 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> torch
     return norm
 
 
-def agree_on_buffers(model: nn.Module, ranks: Ranks, averages: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Average floating-point buffers (running statistics) over ranks, so that all evaluate and save the same model.
+def agree_on_buffers(model: nn.Module, ranks: Ranks) -> None:
+    """Average floating-point buffers (running statistics) over ranks, so that all evaluate the same model.
 
-    `averages` holds their moving averages by name; these are averaged, too. Buffers of frozen modules are skipped: they
-    are the same on every rank, and a mean would round them.
+    Buffers of frozen modules are skipped: they are the same on every rank, and a mean would round them.
     """
     if ranks.world_size == 1:
         return
+    floating = list(_own_buffers(model).values())
+    if floating:
+        flat = torch.cat([buffer.detach().float().flatten() for buffer in floating])
+        _spread(ranks.sum(flat).div_(ranks.world_size), floating)
+
+
+@contextmanager
+def agreed_buffers(
+    model: nn.Module, ranks: Ranks, averages: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[dict[str, dict[str, torch.Tensor]]]:
+    """Within the block, floating-point buffers are their mean over ranks; afterwards each rank has its own again.
+
+    So a checkpoint holds one model, and a run does not depend on when checkpoints are written. Gives each rank's own
+    values, {"buffers" or "averages": {name: [ranks, *shape]}}, for `take_buffers`; empty if there is nothing to agree
+    on. `averages` holds the buffers' moving averages by name. All ranks call it; no device sync.
+    """
+    groups = {"buffers": _own_buffers(model)} if ranks.world_size > 1 else {}
+    if groups and averages is not None:
+        groups["averages"] = {name: averages[name] for name in groups["buffers"] if name in averages}
+    tensors = [tensor.detach() for group in groups.values() for tensor in group.values()]
+    if not tensors:
+        yield {}
+        return
+    own = torch.cat([tensor.flatten().float() for tensor in tensors])
+    rows = ranks.rows(own)  # [ranks, n]
+    _spread(rows.sum(dim=0).div_(ranks.world_size), tensors)
+    parts = iter(torch.split(rows, [tensor.numel() for tensor in tensors], dim=1))
+    try:
+        yield {
+            kind: {name: next(parts).reshape(len(rows), *tensor.shape) for name, tensor in group.items()}
+            for kind, group in groups.items()
+        }
+    finally:
+        _spread(own, tensors)
+
+
+def take_buffers(
+    stated: Mapping[str, Mapping[str, torch.Tensor]],
+    model: nn.Module,
+    ranks: Ranks,
+    averages: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Give this rank the buffers that it had when they were stated, if there are as many ranks as there were then."""
+    targets = {"buffers": dict(model.named_buffers()), "averages": averages or {}}
+    for kind, group in stated.items():
+        for name, rows in group.items():
+            if len(rows) == ranks.world_size and name in targets[kind]:
+                targets[kind][name].copy_(rows[ranks.rank])
+
+
+def _own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Floating-point buffers by name, without those of frozen modules."""
     frozen = {
         id(buffer)
         for module in model.modules()
         if (own := list(module.parameters())) and not any(p.requires_grad for p in own)
         for buffer in module.buffers()
     }
-    named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and id(b) not in frozen]
-    floating = [buffer for _, buffer in named]
-    if averages is not None:
-        floating += [averages[name] for name, _ in named if name in averages]
-    if floating:
-        flat = torch.cat([buffer.detach().float().flatten() for buffer in floating])
-        ranks.sum(flat).div_(ranks.world_size)
-        for buffer, part in zip(floating, torch.split(flat, [b.numel() for b in floating]), strict=True):
-            buffer.copy_(part.view_as(buffer))
+    return {name: b for name, b in model.named_buffers() if b.is_floating_point() and id(b) not in frozen}
+
+
+def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the parts of `flat` to tensors."""
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -7,6 +7,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)  # weakest first
+SAVE = 1  # a rank's request for a checkpoint: weaker than any signal to stop, each of which saves too
+_REQUESTS = (SAVE, *STOPPING)
 
 
 class Interrupt:
@@ -31,15 +33,16 @@ class Interrupt:
         self.signal = number
 
 
-def votes(heard: int) -> list[float]:
-    """What a rank adds to a sum over all ranks: one number per signal of STOPPING, 1 for the one that it heard.
+def votes(request: int) -> list[float]:
+    """What a rank adds to a sum over all ranks: one number per possible request, 1 for its own, if it has one.
 
-    The sum counts the ranks that heard each signal, so `strongest` can take the maximum. It travels with sums that the
-    ranks exchange anyway and needs no collective of its own.
+    A request is SAVE or a signal of STOPPING that the rank heard; 0 is none. The sum counts the ranks that have each
+    request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and needs no
+    collective of its own.
     """
-    return [float(heard == number) for number in STOPPING]
+    return [float(request == number) for number in _REQUESTS]
 
 
 def strongest(counts: Sequence[float]) -> int:
-    """The strongest signal that any rank heard, from the sum of all ranks' `votes`; 0 if none heard one."""
-    return max((int(number) for number, count in zip(STOPPING, counts, strict=True) if count), default=0)
+    """The strongest request of any rank, from the sum of all ranks' `votes`; 0 if none has one."""
+    return max((int(number) for number, count in zip(_REQUESTS, counts, strict=True) if count), default=0)

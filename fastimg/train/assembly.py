@@ -138,10 +138,11 @@ def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, bat
         frozen_too=config.freeze_epochs is not None,
     )
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
+    decay = config.model_ema_decay or DECAY
     return Optimisation(
         optimizer=optimizer,
         scaler=blueprint.precision.scaler(),
         schedule=effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train)),
         steps_per_epoch=steps_per_epoch,
-        ema=Ema(trained, config.model_ema_decay or DECAY) if config.model_ema else None,
+        ema=Ema(trained, decay, config.model_ema_steps) if config.model_ema else None,
     )

@@ -4,7 +4,6 @@ A run that is interrupted anywhere and resumed does the same arithmetic as one t
 and dropout are functions of the step.
 """
 
-import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 
 from fastimg.config.commands import Train
@@ -21,11 +19,12 @@ from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, ran_out
-from fastimg.system.progress import Display, Line
-from fastimg.system.signals import Interrupt, strongest, votes
-from fastimg.train.checkpoints.saving import save, write_pending
+from fastimg.system.progress import Display
+from fastimg.system.signals import SAVE, Interrupt
+from fastimg.train.checkpoints.saving import save
+from fastimg.train.reporting.lines import Lines, nothing_decoded
 from fastimg.train.reporting.summary import print_summary
-from fastimg.train.reporting.waiting import verdict, warn
+from fastimg.train.reporting.waiting import verdict
 from fastimg.wording import plural
 
 from .augment_stream import AugmentStream
@@ -34,7 +33,7 @@ from .patience import stopped
 from .run import Run
 from .setup import prepare
 from .step import optimiser_step
-from .wrapping import compile_ahead, unfreeze
+from .wrapping import compile_ahead, unfreeze, warm_augmentation
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,11 @@ def train(config: Train, console: Console) -> Result:
         if run is None:
             return Result(None, 0, None)
         try:
-            compile_ahead(run, partial(console.print, highlight=False) if ranks.first else _silent)
+            say = partial(console.print, highlight=False) if ranks.first else _silent
+            compile_ahead(run, say)
+            warm_augmentation(run, say)
             signal = _all_epochs(run, console)
         except Exception as error:
-            write_pending(run)
             if ran_out(error):
                 raise _out_of_memory(run) from error
             raise
@@ -71,7 +71,8 @@ def _all_epochs(run: Run, console: Console) -> int:
     """Train until the last epoch, a signal, or the end of patience. Returns the signal, else 0."""
     setup = run.setup
     progress = run.progress
-    with Interrupt() as interrupt, ExitStack() as stack:
+    # When the writer is left, all checkpoints are on disk.
+    with Interrupt() as interrupt, progress.writer, ExitStack() as stack:
         display = None
         if setup.ranks.first:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
@@ -105,100 +106,43 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     accounting.trace.begin(progress.step, progress.meter)
     left = len(loader) - run.step_in_epoch * accumulate
     batches = iter(loader)
+    lines = Lines(run, display)
     stream = AugmentStream(setup.ranks.device, config.augment_stream)
     began = time.perf_counter()
 
+    def asked() -> int:
+        return interrupt.signal or (SAVE if setup.ranks.first and progress.pace.overdue() else 0)
+
     while run.step_in_epoch < run.steps_of_epoch:
-        # Sync point between ranks: gradients, the true batch and signals are exchanged. On a GPU the host goes on.
-        stop = optimiser_step(run, batches, min(accumulate, left), stream, interrupt)
+        # Sync point between ranks: gradients, the true batch and requests are exchanged. On a GPU the host goes on.
+        request = optimiser_step(run, batches, min(accumulate, left), stream, asked)
         left -= accumulate
         if display is not None:
             display.advance(progress.epoch, run.step_in_epoch)
 
         ended = run.step_in_epoch == run.steps_of_epoch
-        save_now = progress.step % config.save_interval == 0 and not ended
-        accounting.trace.note(progress.step, progress.meter, ended or save_now or stop > 0)
+        due = progress.pace.at(progress.step)
+        accounting.trace.note(progress.step, progress.meter, ended or due or request > 0)
         if run.step_in_epoch % config.log_interval == 0 or ended:
-            stop = _report(run, display, interrupt.signal) or stop  # sync point: the meter is read
+            request = max(request, lines.add(asked(), at_once=ended))  # on a GPU it shows the line before
 
-        if stop or save_now:
-            _totals(run, 0)  # sync point: a run that has diverged is not saved
-            _log_steps(run)
+        stop = request if request > SAVE else 0
+        if stop or ((due or request) and not ended):
+            stop = max(stop, _save_within(run, lines))
             began = accounting.spend(began)
-            save(run)
         if stop:
             return stop
     accounting.spend(began)
     return 0
 
 
-def _report(run: Run, display: Display | None, signal: int) -> int:
-    """Show and log the state of the epoch, over all ranks. Returns the signal that some rank heard, else 0."""
-    setup = run.setup
-    progress = run.progress
-    score, signal = _totals(run, signal)
-    if score.samples == 0 and run.step_in_epoch == run.steps_of_epoch:
-        raise _nothing_decoded(run, setup.data.loader, "training")
-    _log_steps(run)
-    window = run.accounting.account.read()
-    speed = window.speed * setup.ranks.world_size
-    if display is not None and run.accounting.log is not None:
-        lr = setup.optimisation.schedule(progress.step - 1)
-        line = Line(
-            epoch=progress.epoch,
-            step=run.step_in_epoch,
-            loss=score.loss,
-            top1=score.top1,
-            lr=lr,
-            speed=speed,
-            wait_share=window.wait_share,
-            eta=(setup.steps - progress.step) * setup.true_batch / max(speed, 1e-9),
-            unit=setup.unit,
-        )
-        display.show(line)
-        values = score.as_dict(len(setup.data.classes))
-        speeds = {"lr": lr, f"{setup.unit}_per_second": round(speed, 1), **window.record()}
-        run.accounting.log.add("train", epoch=progress.epoch + 1, step=progress.step, **values, **speeds)
-        warn(run, display)
-    return signal
-
-
-def _log_steps(run: Run) -> None:
-    """Log the steps since the last call, over all ranks; in long runs one record has the mean of several steps."""
-    schedule = run.setup.optimisation.schedule
-    classes = len(run.setup.data.classes)
-    records = [
-        {"epoch": run.progress.epoch + 1, "step": step, **score.as_dict(classes), "lr": schedule(step - 1)}
-        for step, score in run.accounting.trace.read(run.setup.ranks)
-    ]
-    if run.accounting.log is not None:
-        run.accounting.log.add_all("step", records)
-
-
-def _totals(run: Run, signal: int) -> tuple[Score, int]:
-    """The epoch so far over all ranks, and the signal that some rank heard. Raises UserError if the loss is NaN."""
-    ranks = run.setup.ranks
-    sums = run.progress.meter.sums
-    total = ranks.sum(torch.cat([sums, sums.new_tensor(votes(signal))])).tolist()  # sync point
-    score = Score.of(total[: len(sums)])
-    if not math.isfinite(score.loss):
-        raise _diverged(run, score.loss)
-    return score, strongest(total[len(sums) :])
-
-
-def _diverged(run: Run, loss: float) -> UserError:
-    """The step in which the loss stopped being finite, and what to do about it. All ranks have to call this."""
-    setup = run.setup
-    progress = run.progress
-    if setup.ranks.world_size > 1:
-        dist.all_reduce(progress.bad_step, dist.ReduceOp.MIN)
-    bad = round(float(progress.bad_step))
-    last = setup.directory / "last"
-    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written before it"
-    return UserError(
-        f"the loss became {loss} in step {bad} (learning rate {setup.optimisation.schedule(bad - 1):.3g}); lower --lr, "
-        f"raise --warmup or set --clip-grad; {kept}"
-    )
+def _save_within(run: Run, lines: Lines) -> int:
+    """Save in the middle of an epoch. Returns the signal that a line on its way to the host brings, else 0."""
+    request = lines.settle()
+    run.accounting.trace.note(run.progress.step, run.progress.meter, due=True)
+    lines.record()  # sync point: a run that has diverged is not saved
+    save(run)
+    return request if request > SAVE else 0
 
 
 def _out_of_memory(run: Run) -> UserError:
@@ -252,7 +196,7 @@ def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
         agree_on_buffers(setup.model.module, setup.ranks)
         score = evaluate(setup.trained, loader, policy, setup.precision, setup.ranks, classes, setup.config.tta)
     if score.samples == 0:
-        raise _nothing_decoded(run, loader, name)
+        raise nothing_decoded(run, loader, name)
     return score
 
 
@@ -266,15 +210,6 @@ def _report_evaluation(run: Run, display: Display | None, kind: str, name: str, 
         text = f"{name}  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{balanced}{mark}"
         display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {text}")
         run.accounting.log.add(kind, epoch=progress.epoch, step=progress.step, **score.as_dict(classes))
-
-
-def _nothing_decoded(run: Run, loader: BatchSource, name: str) -> UserError:
-    """Names one sample that could not be decoded, and why; if this rank has none, another one does."""
-    failures = (f"{loader.dataset.sample_name(index)}: {reason}" for index, reason in loader.unreadable.items())
-    example = next(failures, "see the other ranks")
-    data = run.setup.config.data
-    unit = run.setup.unit[:-1]
-    return UserError(f"{data}: no {name} {unit} could be decoded ({example}); replace them")
 
 
 def _silent(_: str) -> None:

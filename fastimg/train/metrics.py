@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +47,44 @@ class Meter:
         return replace(Score.of(self.sums.tolist()), balanced_accuracy=balanced, missed=missed)
 
 
+class OnTheWay:
+    """Numbers on the way to the host, behind the work that is enqueued now.
+
+    On a GPU they are copied into pinned memory, and an event says when they have arrived: reading them then waits for
+    that event, not for all that was enqueued since.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> Any:
+        """The numbers as (nested) lists. A sync point where they have not arrived yet."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host.tolist()
+
+
+@dataclass(frozen=True)
+class TracedSteps:
+    """Sums of several stretches of steps, on the way to the host."""
+
+    steps: list[int]  # the last of each stretch
+    sums: OnTheWay  # [stretches, 4], over all ranks
+
+    def read(self) -> list[tuple[int, "Score"]]:
+        """(Step, score of the steps since the one before). A sync point where the sums have not arrived yet."""
+        scores = [Score.of(row) for row in self.sums.read()]
+        return [(step, score) for step, score in zip(self.steps, scores, strict=True) if score.samples]
+
+
 class Trace:
-    """Training step by step: a meter's sums are copied on the device every few steps, and read when they are logged."""
+    """Training step by step: a meter's sums are copied on the device every few steps, and fetched for the log."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -58,19 +95,18 @@ class Trace:
         self._noted = [(step, meter.sums.clone())]
 
     def note(self, step: int, meter: Meter, due: bool) -> None:
-        """`step` is done; `due` notes it in any case. No sync."""
-        if due or step % self._every == 0:
+        """`step` is done; `due` notes it in any case. A step that is noted again counts once. No sync."""
+        if (due or step % self._every == 0) and self._noted[-1][0] != step:
             self._noted.append((step, meter.sums.clone()))
 
-    def read(self, ranks: Ranks) -> list[tuple[int, "Score"]]:
-        """(Step, score over all ranks of the steps since the one before) since the last reading. A sync point."""
+    def fetch(self, ranks: Ranks) -> TracedSteps:
+        """Send what was noted since the last call to the host, summed over all ranks. No sync; all ranks call it."""
         if len(self._noted) < 2:
-            return []
+            return TracedSteps([], OnTheWay(torch.empty(0, 4)))
         sums = ranks.sum(torch.stack([sums for _, sums in self._noted]).diff(dim=0))
         steps = [step for step, _ in self._noted[1:]]
         self._noted = self._noted[-1:]
-        scores = [Score.of(row) for row in sums.tolist()]
-        return [(step, score) for step, score in zip(steps, scores, strict=True) if score.samples]
+        return TracedSteps(steps, OnTheWay(sums))
 
 
 def _recalls(by_class: list[list[float]]) -> tuple[float | None, tuple[int, ...]]:

@@ -192,7 +192,7 @@ def open_loader(
         padding=padding,
         seed=config.seed,
         workers=worker_count(config.workers, ranks) if ranks else int(config.workers),
-        prefetch=config.prefetch or LoaderConfig.prefetch,
+        prefetch=config.prefetch,
         on_error=config.on_error or "skip",
         rank=ranks.rank if ranks else 0,
         world_size=ranks.world_size if ranks else 1,

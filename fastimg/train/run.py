@@ -1,24 +1,23 @@
 """A training run: its setup, which never changes; its progress, which moves; and its accounting, which is only counted.
 
 run.setup       the configuration, the ranks, the data, the model, the optimiser
-run.progress    step, epoch, the meter, the validations so far, checkpoints that wait to be written
+run.progress    step, epoch, the meter, the validations so far, the writer of checkpoints
 run.accounting  seconds, the log, where the time goes; nothing in here influences the weights
 """
 
-import copy
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from fastimg.augment import Policy
 from fastimg.config.commands import Train
+from fastimg.config.durations import interval
 from fastimg.config.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
@@ -28,7 +27,7 @@ from fastimg.models.ema import Ema
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
-from fastimg.train.checkpoints.format import Card
+from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
 
 from .checkpoints import run_directory as rundir
@@ -168,29 +167,6 @@ class Setup:
             yield
 
 
-@dataclass(frozen=True, kw_only=True)
-class PendingCheckpoint:
-    """A checkpoint that is not written yet."""
-
-    card: Card
-    weights: Mapping[str, torch.Tensor]
-    training: dict[str, Any]
-    averages: Mapping[str, torch.Tensor] | None
-    files: Mapping[str, bytes] | None
-
-    def copied(self, learning: Collection[str]) -> "PendingCheckpoint":
-        """One that later steps do not change: with copies of the weights that learn, which are given by name."""
-        weights = {name: value.clone() if name in learning else value for name, value in self.weights.items()}
-        averages = None if self.averages is None else {name: value.clone() for name, value in self.averages.items()}
-        return PendingCheckpoint(
-            card=self.card,
-            weights=weights,
-            training=copy.deepcopy(self.training),
-            averages=averages,
-            files=self.files,
-        )
-
-
 @dataclass(kw_only=True)
 class Progress:
     """What moves. `parallel`, `parameters` and `compilation` change when --freeze ends."""
@@ -200,11 +176,11 @@ class Progress:
     compilation: Compilation | None
     meter: Meter  # of the epoch so far, this rank's share
     bad_step: torch.Tensor  # the first step whose loss was not finite, on the device
+    writer: Writer  # of checkpoints; only rank 0 writes
+    pace: Pace  # of checkpoints within an epoch
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     standing: Standing = field(default_factory=Standing)  # the validations so far
-    pending: dict[str, PendingCheckpoint] = field(default_factory=dict)  # by link: what `last` and `best` will be
-    saved_at: float = -math.inf  # when a checkpoint was last written, by the monotonic clock
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Record on the device whether this step's loss is finite. No sync."""
@@ -250,6 +226,8 @@ class Run:
             compilation=compilation,
             meter=Meter(device),
             bad_step=torch.full((), math.inf, dtype=torch.float64, device=device),
+            writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
+            pace=Pace(interval(setup.config.save_interval, "--save-interval")),
         )
         accounting = Accounting(
             account=Account(loader.spent, loader.workers),

@@ -311,7 +311,7 @@ def _print_slots(run: Run, console: Console) -> None:
     loaders = 1 if setup.data.val_loader is None else 2
     words = f"loader: {loader.describe()}; a batch takes {plural(nbytes, 'byte')} on the host"
     if setup.config.loader == "native":
-        slots = loader.config.prefetch
+        slots = loader.slots
         pinned = " pinned" if setup.ranks.device.type == "cuda" else ""
         words = (
             f"loader: {plural(loader.workers, 'thread')}, {plural(slots, 'slot')} of {plural(nbytes, 'byte')}, "

@@ -4,7 +4,7 @@ optimiser_step: for each micro-batch  augment -> forward_backward,  then  update
 update:         true batch size over ranks -> unscale -> clip -> optimiser -> scaler -> zero_grad -> moving average
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,7 @@ from fastimg.data.model_input import model_input
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.models import ranks as parallel
-from fastimg.system.signals import Interrupt, strongest, votes
+from fastimg.system.signals import strongest, votes
 
 from .augment_stream import AugmentStream
 from .losses import losses
@@ -37,11 +37,12 @@ class MicroBatch:
 
 
 def optimiser_step(
-    run: Run, batches: Iterator[Batch], count: int, stream: AugmentStream, interrupt: Interrupt | None = None
+    run: Run, batches: Iterator[Batch], count: int, stream: AugmentStream, asked: Callable[[], int] | None = None
 ) -> int:
-    """Train on the next `count` batches and update the weights once. Returns the signal that some rank heard, else 0.
+    """Train on the next `count` batches and update the weights once. Returns the strongest request of any rank, else 0.
 
-    `count` is --grad-accum-steps, or fewer at the end of an epoch.
+    `count` is --grad-accum-steps, or fewer at the end of an epoch. `asked` gives this rank's request, if it has one:
+    to save, or a signal (see `signals.votes`).
     """
     config = run.setup.config
     ranks = run.setup.ranks
@@ -55,7 +56,7 @@ def optimiser_step(
         forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
         rows += batch.samples
         run.accounting.account.add(batch.samples)
-    return update(run, rows, interrupt.signal if interrupt is not None else 0)
+    return update(run, rows, asked() if asked is not None else 0)
 
 
 def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBatch:
@@ -96,33 +97,34 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     progress.meter.add(logits.detach(), loss.detach(), batch.targets, batch.weight)
 
 
-def update(run: Run, rows: int, signal: int = 0) -> int:
-    """The optimiser's step on the gradients of `rows` samples. Returns the signal that some rank heard, else 0."""
+def update(run: Run, rows: int, request: int = 0) -> int:
+    """The optimiser's step on the gradients of `rows` samples. Returns the strongest request of any rank, else 0."""
     config = run.setup.config
     optimisation = run.setup.optimisation
     progress = run.progress
     optimizer = optimisation.optimizer
     scaler = optimisation.scaler
-    signal = average_gradients(run, rows, signal)
+    request = average_gradients(run, rows, request)
     if config.clip_grad is not None:
         scaler.unscale_(optimizer)  # clipping compares with the true norm
         parallel.clip_gradients(progress.parameters, config.clip_grad)
     set_lr(optimizer, optimisation.schedule(progress.step))
+    progress.writer.hold()  # the weights may still be on the way to a checkpoint
     scaler.step(optimizer)  # with fp16 a sync point: it skips the step if a gradient overflowed
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     if optimisation.ema is not None:
-        optimisation.ema.update(run.setup.trained, progress.step)
+        optimisation.ema.update(progress.step)
     progress.step += 1
-    return signal
+    return request
 
 
-def average_gradients(run: Run, rows: int, signal: int) -> int:
-    """Make the gradients the mean over the samples that counted, on all ranks, and agree on a signal.
+def average_gradients(run: Run, rows: int, request: int) -> int:
+    """Make the gradients the mean over the samples that counted, on all ranks, and agree on a request.
 
     Gradients were divided by the nominal batch. At the end of an epoch, and with images that could not be read, there
     are fewer samples: multiplying by nominal / true gives the mean over those. Sync point between ranks: the number of
-    samples and the ranks' votes for a signal are one vector and one sum.
+    samples and the ranks' votes for a request are one vector and one sum.
     """
     ranks = run.setup.ranks
     nominal = run.setup.nominal_batch
@@ -130,12 +132,12 @@ def average_gradients(run: Run, rows: int, signal: int) -> int:
     if ranks.world_size == 1:
         if rows != nominal:
             parallel.scale_gradients(parameters, nominal / max(rows, 1))
-        return signal
+        return request
     # Filled on the device: copying a list there would wait for all the work that is enqueued.
-    own = [torch.full((), float(value), device=ranks.device) for value in (rows, *votes(signal))]
+    own = [torch.full((), float(value), device=ranks.device) for value in (rows, *votes(request))]
     total = ranks.sum(torch.stack(own))
     parallel.scale_gradients(parameters, nominal * ranks.world_size / total[0].clamp(min=1.0))
-    # On a GPU nothing is read here, which would be a sync: signals are read with the meter.
+    # On a GPU nothing is read here, which would be a sync: requests are read with the meter.
     return strongest(total[1:].tolist()) if ranks.device.type == "cpu" else 0
 
 

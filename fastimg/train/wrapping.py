@@ -1,13 +1,17 @@
-"""The model as it is called: wrapped for several ranks, compiled, and both again when --freeze ends."""
+"""The model as it is called: wrapped for several ranks, compiled, and both again when --freeze ends; and what is
+compiled for its input before the first step."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
+from fastimg.augment import backends
 from fastimg.config.commands import Train
 from fastimg.data.model_input import model_input
+from fastimg.loaders import Batch
 from fastimg.loaders.decoders.arrays import MULTIPLE
 from fastimg.models.blocks import repeated
 from fastimg.models.compilation import Compilation, ahead, compile_modules
@@ -15,7 +19,9 @@ from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, wrap
 from fastimg.models.registry import train_mode
 
+from .augment_stream import AugmentStream
 from .run import Run, learning
+from .step import augment
 
 
 def wrapped(module: nn.Module, config: Train, ranks: Ranks, precision: Precision) -> nn.Module:
@@ -60,6 +66,49 @@ def compile_ahead(run: Run, say: Callable[[str], None]) -> None:
         train_mode(run.setup.trained)
         ahead(compilation, run.setup.trained, passes(run))
         say(f"compiled    {compilation.describe()}")
+
+
+_WARM = 64  # images: among so many, a policy draws whatever it has kernels for
+_LONG = 1.0  # seconds; what takes less is not worth a line
+
+
+def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
+    """Augment a blank batch of every size of the run, by a drawn plan, so that no step waits for a compiler.
+
+    Triton compiles its kernels for each size and type. On a CPU code is compiled for each type alone.
+    """
+    setup = run.setup
+    if setup.data.embedding is not None or setup.model.text is not None:
+        return
+    device = setup.ranks.device
+    preprocessing = setup.input.preprocessing
+    sizes = [preprocessing.train_size]
+    if setup.input.progressive is not None:
+        sizes = setup.input.progressive.sizes(setup.epochs)
+    if backends.backend_of(device) == "cpu":
+        sizes = sizes[:1]
+    stream = AugmentStream(device, "step")
+    began = time.perf_counter()
+    for size in sizes:
+        augment(run, _blank(size, device), stream, seed=0)
+    if setup.data.val_loader is not None:
+        levels = _blank(preprocessing.val_size, device).inputs
+        model_input(None, levels, setup.input.policy, setup.precision.input_dtype)
+    seconds = time.perf_counter() - began
+    if seconds >= _LONG:
+        *others, last = map(str, sizes)
+        words = f"{', '.join(others)} and {last}" if others else last
+        say(f"compiled    augmentation for images of {words} pixels in {seconds:.1f} s")
+
+
+def _blank(size: int, device: torch.device) -> Batch:
+    return Batch(
+        inputs=torch.zeros((_WARM, size, size, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2),
+        targets=torch.zeros(_WARM, dtype=torch.int64, device=device),
+        ids=torch.arange(_WARM),
+        weight=torch.ones(_WARM, device=device),
+        samples=_WARM,
+    )
 
 
 def unfreeze(run: Run, say: Callable[[str], None]) -> None:

@@ -156,7 +156,7 @@ class DaliLoader(LoaderAdapter):
             num_threads=self.workers,
             device_id=self.device.index if cuda else None,
             seed=(c.seed * 1_000_003 + epoch * 4099 + c.rank) & 0x7FFFFFFF,
-            prefetch_queue_depth=c.prefetch,
+            prefetch_queue_depth=self.slots,
             exec_dynamic=True,  # outputs live as long as they are referenced
         )
         kernel = {"interp_type": _FILTERS[crop.interpolation], "antialias": True}
@@ -253,7 +253,7 @@ class _Feed:
         self._again: deque[_Read] = deque()
         self._ahead: deque[Future[_Read]] = deque()
         self._work: Iterator[Future[_Read]] = (reader.submit(loader._read, plan, step) for step in range(plan.steps))
-        for _ in range(loader.config.prefetch):
+        for _ in range(loader.slots):
             self._submit()
 
     def take(self) -> _Read:

@@ -65,7 +65,7 @@ class FfcvLoader(LoaderAdapter):
             os_cache=True,
             order=self._traversal,
             drop_last=False,
-            batches_ahead=config.prefetch,
+            batches_ahead=self.slots,
             pipelines=pipelines,
         )
 

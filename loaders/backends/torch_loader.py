@@ -60,7 +60,7 @@ class TorchLoader(LoaderAdapter):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         super().__init__(dataset, crop, config, device, indices)
-        self._ahead = max(_AHEAD, -(-config.prefetch // self.workers))
+        self._ahead = max(_AHEAD, -(-self.slots // self.workers))
         self._rows = _Rows(dataset, ImageDecoder(crop, max_pixels), config.seed)
         self._requests = _Requests(dataset)
         self._torch: DataLoader[_Answer] | None = None

@@ -87,12 +87,25 @@ def save(
     """
     final = unused_name(run, card.step)
     part = begin(final)
-    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    weights = _apart(tensors)
     if averages is not None:
         training = {**training, "weights": weights}
-        weights = {name: averages.get(name, tensor).detach().cpu().contiguous() for name, tensor in weights.items()}
+        weights = _apart({name: averages.get(name, tensor) for name, tensor in weights.items()})
     finish(part, card, weights, training, files)
     return final
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors on the host, none of which shares memory with another one: safetensors refuses such."""
+    apart: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != own.nbytes
+        apart[name] = own.clone() if shared else own
+        seen.add(apart[name].untyped_storage().data_ptr())
+    return apart
 
 
 def unused_name(run: Path, step: int) -> Path:

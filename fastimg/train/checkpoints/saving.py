@@ -1,66 +1,102 @@
 """Saves a run, and restores it."""
 
-import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
 
-from fastimg.errors import UserError, reason_of
 from fastimg.loaders import DataError
-from fastimg.models.ranks import agree_on_buffers
+from fastimg.models.ranks import agreed_buffers, take_buffers
 from fastimg.models.registry import read_weights
 from fastimg.train.patience import Standing
-from fastimg.train.run import PendingCheckpoint, Run
+from fastimg.train.run import Run
 
 from . import changed_data
 from . import format as checkpoint
-
-PAUSE = 10.0  # seconds between checkpoints that may wait
+from .writer import UNWRITTEN, Snapshot, unwritten
 
 
 def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
-    """Write a checkpoint of this step, with everything that resuming needs; all ranks call it.
+    """Save this step, with everything that resuming needs; all ranks call it. Nothing of the run changes by it.
 
-    Rank 0 writes it; with --strategy fsdp each rank writes its shards. On embeddings an epoch takes less time than a
-    checkpoint: one that `may_wait` and comes soon after another stays in memory until the next is written.
+    Rank 0 copies it to host memory and leaves the rest to a thread, once the checkpoint before is written. On
+    embeddings an epoch takes less time than a checkpoint: one that `may_wait` stays in memory until the disk is free,
+    or is replaced by the next. With --strategy fsdp each rank writes its shards, and all wait until they are written:
+    torch's own asynchronous saving would let a thread communicate beside the training, and needs a process group of
+    its own for it.
     """
     setup = run.setup
     progress = run.progress
     ranks = setup.ranks
-    optimizer = setup.optimisation.optimizer
+    module = setup.model.module
     averages = setup.optimisation.ema.tensors if setup.optimisation.ema else None
-    agree_on_buffers(setup.model.module, ranks, averages)
+    waits = may_wait and setup.data.embedding is not None
+    if not waits:
+        progress.writer.settle()
     card = _card(run, best)
     training = _training_state(run)
     files = setup.model.text.tokenizer.files() if setup.model.text else None
     links = ["last", "best"] if best else ["last"]
     try:
-        if setup.config.strategy == "fsdp":
-            from .sharded import save_sharded
+        with agreed_buffers(module, ranks, averages) as each:
+            if each:
+                training["each_rank"] = each
+            if setup.config.strategy == "fsdp":
+                from .sharded import save_sharded
 
-            saved = save_sharded(setup.directory, card, setup.model.module, optimizer, training, ranks, averages, files)
-            if ranks.first:
-                _point(run, saved, links)
-        elif ranks.first:
-            training["optimizer"] = optimizer.state_dict()
-            weights = setup.model.module.state_dict()
-            pending = PendingCheckpoint(card=card, weights=weights, training=training, averages=averages, files=files)
-            soon = time.monotonic() - progress.saved_at < PAUSE
-            waits = may_wait and setup.data.embedding is not None and soon
-            if waits:
-                pending = pending.copied(setup.trained.state_dict())
-            progress.pending |= dict.fromkeys(links, pending)
-            if not waits:
-                _write_pending(run)
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library says
-        reason = reason_of(error)
-        raise UserError(
-            f"{setup.directory}: the checkpoint of step {progress.step} could not be written ({reason}); make room, "
-            "then continue from the previous one with --resume auto"
-        ) from error
-    ranks.barrier()
+                optimizer = setup.optimisation.optimizer
+                training = _on_host(training)
+                saved = save_sharded(setup.directory, card, module, optimizer, training, ranks, averages, files)
+                if ranks.first:
+                    for link in links:
+                        checkpoint.point(setup.directory, link, saved)
+                    checkpoint.prune(setup.directory, setup.config.checkpoint_hist)
+            elif ranks.first:
+                progress.writer.put(_snapshot(run, card, training, averages, files), links, waits)
+    except UNWRITTEN as error:
+        raise unwritten(setup.directory, progress.step, error) from error
+    if setup.config.strategy == "fsdp":
+        ranks.barrier()
+    progress.pace.saved()
+
+
+def _snapshot(
+    run: Run,
+    card: checkpoint.Card,
+    training: dict[str, Any],
+    averages: dict[str, torch.Tensor] | None,
+    files: dict[str, bytes] | None,
+) -> Snapshot:
+    """A copy in host memory, on its way there on a GPU. What is trained on embeddings leaves the encoder as it is."""
+    setup = run.setup
+    module = setup.model.module
+    state = setup.optimisation.optimizer.state_dict()
+    weights = module.state_dict()
+    learning = setup.trained.state_dict() if setup.data.embedding is not None else weights
+    averaged = [] if averages is None else [averages[name] for name, _ in setup.trained.named_parameters()]
+    moments = [value for values in state["state"].values() for value in values.values()]
+    addresses = {
+        tensor.data_ptr() for tensor in (*module.parameters(), *averaged, *moments) if isinstance(tensor, torch.Tensor)
+    }
+    moving = {name: value for name, value in weights.items() if name in learning}
+    room = run.progress.writer.room()
+    copied = room.take(
+        {"weights": moving, "averages": averages, "training": training, "optimizer": state}, beside=addresses
+    )
+    return Snapshot(
+        card=card,
+        weights={name: copied["weights"].get(name, value) for name, value in weights.items()},
+        training={**copied["training"], "optimizer": copied["optimizer"]},
+        averages=copied["averages"],
+        files=files,
+        room=room,
+    )
+
+
+def _on_host(training: dict[str, Any]) -> dict[str, Any]:
+    each = training.get("each_rank", {})
+    on_host = {kind: {name: rows.cpu() for name, rows in group.items()} for kind, group in each.items()}
+    return {**training, "meter": training["meter"].cpu(), **({"each_rank": on_host} if each else {})}
 
 
 def _card(run: Run, best: bool) -> checkpoint.Card:
@@ -98,35 +134,10 @@ def _training_state(run: Run) -> dict[str, Any]:
         "global_batch": setup.global_batch,
         "loader": setup.data.loader.state_dict(),
         "scaler": setup.optimisation.scaler.state_dict(),
-        "meter": sums.cpu(),
+        "meter": sums,
         **progress.standing.state_dict(),
         "seconds": run.accounting.seconds,
     }
-
-
-def write_pending(run: Run) -> None:
-    """Write the checkpoints that wait, before a run ends with an error."""
-    with contextlib.suppress(OSError, RuntimeError, SafetensorError):
-        _write_pending(run)
-
-
-def _write_pending(run: Run) -> None:
-    progress = run.progress
-    directory = run.setup.directory
-    by_step = {pending.card.step: pending for pending in progress.pending.values()}
-    for step, pending in sorted(by_step.items()):
-        saved = checkpoint.save(
-            directory, pending.card, pending.weights, pending.training, pending.averages, pending.files
-        )
-        _point(run, saved, [link for link, other in progress.pending.items() if other.card.step == step])
-    progress.pending = {}
-    progress.saved_at = time.monotonic()
-
-
-def _point(run: Run, saved: Path, links: list[str]) -> None:
-    for link in links:
-        checkpoint.point(run.setup.directory, link, saved)
-    checkpoint.prune(run.setup.directory, run.setup.config.checkpoint_hist)
 
 
 def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
@@ -146,6 +157,7 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
             average.copy_(tensors.get(name, average))  # a buffer that is not saved stays as it was built
         module.load_state_dict(training.get("weights", tensors))
         optimizer.load_state_dict(training["optimizer"])
+    take_buffers(training.get("each_rank", {}), module, setup.ranks, averages)
     setup.optimisation.scaler.load_state_dict(training["scaler"])
     progress.step = training["step"]
     progress.epoch = training["epoch"]

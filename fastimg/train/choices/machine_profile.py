@@ -15,8 +15,8 @@ import torch
 from fastimg import __version__
 from fastimg.config.commands import Train
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import LoaderConfig
 from fastimg.loaders.containers.atomic import replace_file
+from fastimg.loaders.epochs import slots_for
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks
@@ -125,7 +125,7 @@ def applied(config: Train, ranks: Ranks) -> tuple[Train, str]:
     changes: dict[str, Any] = {}
     if config.workers == "auto":
         changes["workers"] = str(profile.workers)
-    if config.prefetch is None and profile.prefetch != LoaderConfig.prefetch:
+    if config.prefetch is None and profile.prefetch != slots_for(ranks.device.type):
         changes["prefetch"] = profile.prefetch
     if config.augment_stream == "auto" and ranks.device.type == "cuda":
         changes["augment_stream"] = profile.augment_stream

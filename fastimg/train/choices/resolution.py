@@ -16,9 +16,9 @@ from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
 from fastimg.data.datasets import DatasetPart, chosen_backend
 from fastimg.errors import UsageError
-from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.loaders.decode import MAX_PIXELS
+from fastimg.loaders.epochs import slots_for
 from fastimg.loaders.order import WINDOW
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
@@ -102,7 +102,7 @@ def resolve(
         std=pre.std,
         **augmenting,
         loader=chosen_backend(config.loader),
-        prefetch=config.prefetch or LoaderConfig.prefetch,
+        prefetch=config.prefetch or slots_for(ranks.device.type),
         profile=None,
         on_error=config.on_error or "skip",
         max_pixels=config.max_pixels or MAX_PIXELS,

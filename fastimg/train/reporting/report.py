@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
-from fastimg.config.durations import parse
+from fastimg.config.durations import interval, parse
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
 from fastimg.loaders.containers.arrays import ArrayDataset
@@ -78,6 +78,7 @@ def print_effective(
         "loader": setup.data.loader.describe(),
         "device": f"{_devices(ranks)}, {setup.precision.reason}, {layout}, seed {config.seed}",
         "cores": ranks.binding.words or None,
+        "checkpoints": _checkpoints(config),
         "run": shown(setup.directory),
     }
     for name, value in rows.items():
@@ -194,7 +195,14 @@ def _span(text: str | None) -> str:
 def _average(config: Train) -> str | None:
     if not config.model_ema:
         return None
-    return f"moving average of the weights, decay {config.model_ema_decay:g}: validated and saved"
+    every = f", updated every {config.model_ema_steps} steps" if config.model_ema_steps > 1 else ""
+    return f"moving average of the weights, decay {config.model_ema_decay:g}{every}: validated and saved"
+
+
+def _checkpoints(config: Train) -> str:
+    """When they are written, and whether training waits."""
+    every = f"after each epoch and every {interval(config.save_interval, '--save-interval')}"
+    return f"{every}; training waits for them" if config.strategy == "fsdp" else f"{every}, beside training"
 
 
 def _evaluation(config: Train, validated: bool) -> str | None:

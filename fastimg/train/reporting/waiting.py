@@ -7,7 +7,6 @@ import torch
 from rich.markup import escape
 
 from fastimg.data.datasets import chosen_backend
-from fastimg.loaders import LoaderConfig
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.system.progress import Display
@@ -74,7 +73,7 @@ def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
         workers=loader.workers,
         cores=ranks.cpus,
         threads=torch.get_num_threads(),
-        prefetch=config.prefetch or LoaderConfig.prefetch,
+        prefetch=loader.slots,
         cuda=ranks.device.type == "cuda",
         folder=is_plain_folder(data),
         order=config.order,

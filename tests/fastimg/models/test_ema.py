@@ -18,11 +18,39 @@ def test_it_follows_by_its_decay_and_fast_while_it_is_young():
     for step in range(12):
         with torch.no_grad():
             module.weight.fill_(float(step))
-        average.update(module, step)
+        average.update(step)
         keep = min(0.5, (1 + step) / (10 + step))
         expected = keep * expected + (1 - keep) * step
     assert average.tensors["weight"].item() == pytest.approx(expected)
     assert module.weight.item() == 11.0
+
+
+def test_every_few_steps_it_moves_as_many_times_as_far():
+    module = torch.nn.Linear(1, 1)
+    average = Ema(module, decay=0.9, every=4)
+    expected = module.weight.item()
+    for step in range(40):
+        with torch.no_grad():
+            module.weight.fill_(float(step))
+        average.update(step)
+        if step % 4 == 3:
+            share = min(1.0, 4 * (1 - min(0.9, (1 + step) / (10 + step))))
+            expected = (1 - share) * expected + share * step
+        assert average.tensors["weight"].item() == pytest.approx(expected)
+    young = Ema(module, every=64)
+    young.update(63)
+    assert torch.equal(young.tensors["weight"], module.weight)  # never beyond the weights
+
+
+def test_tensors_are_looked_up_once(monkeypatch):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    average = Ema(module, decay=0.0)
+    monkeypatch.setattr(torch.nn.Module, "named_parameters", lambda *_: pytest.fail("looked up again"))
+    with torch.no_grad():
+        module[0].weight.fill_(2.0)
+        module[1].running_mean.fill_(3.0)
+    average.update(5)
+    assert (average.tensors["0.weight"] == 2).all() and (average.tensors["1.running_mean"] == 3).all()
 
 
 def test_statistics_of_batch_norms_are_averaged_and_counts_are_not():
@@ -60,7 +88,15 @@ def test_a_run_saves_the_average_and_resumes_with_both(trained, fast, tmp_path, 
     assert json.loads(scored.out)["loss"] == pytest.approx(record["loss"], rel=1e-5)  # of the averages, not the weights
 
 
-@pytest.mark.parametrize("flags", [("--model-ema-decay", "0.9"), ("--model-ema", "--model-ema-decay", "1")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--model-ema-decay", "0.9"),
+        ("--model-ema", "--model-ema-decay", "1"),
+        ("--model-ema-steps", "2"),
+        ("--model-ema", "--model-ema-steps", "0"),
+    ],
+)
 def test_refused(flags, trained, cli):
     ran = cli("train", trained.shards, *flags)
-    assert ran.code == 2 and "--model-ema-decay" in ran.err
+    assert ran.code == 2 and flags[-2] in ran.err

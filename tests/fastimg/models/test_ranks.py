@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,16 @@ from fastimg import cli
 from fastimg.errors import UsageError
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models import ranks as parallel
-from fastimg.models.ranks import Ranks, agree_on_buffers, check_strategy, choose_device, gpu_addresses, start
+from fastimg.models.ranks import (
+    Ranks,
+    agree_on_buffers,
+    agreed_buffers,
+    check_strategy,
+    choose_device,
+    gpu_addresses,
+    start,
+    take_buffers,
+)
 from fastimg.system.affinity import UNBOUND, Binding
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
@@ -264,6 +273,9 @@ class TwoRanks(Ranks):
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.add_(torch.tensor(self.other))
 
+    def rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tensor, torch.tensor(self.other)])
+
 
 def test_running_statistics_become_the_mean_over_ranks() -> None:
     norm = torch.nn.BatchNorm1d(2)
@@ -273,12 +285,26 @@ def test_running_statistics_become_the_mean_over_ranks() -> None:
     assert norm.running_var.tolist() == [1.5, 4.0]
 
 
-def test_moving_averages_of_running_statistics_become_the_mean_too() -> None:
+def test_a_checkpoint_has_the_means_and_the_run_goes_on_with_its_own() -> None:
+    """Of running statistics and of their moving averages; and what each rank had is stated."""
     norm = torch.nn.BatchNorm1d(1)
     averages = {"weight": torch.tensor([7.0]), "running_mean": torch.tensor([4.0])}
-    agree_on_buffers(norm, TwoRanks(0, 2, 2, torch.device("cpu"), "gloo", other=(2.0, 3.0, 6.0)), averages)
-    assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([1.0], [2.0])
-    assert averages["running_mean"].tolist() == [5.0] and averages["weight"].tolist() == [7.0]
+    ranks = TwoRanks(0, 2, 2, torch.device("cpu"), "gloo", other=(2.0, 3.0, 6.0))
+    with agreed_buffers(norm, ranks, averages) as each:
+        assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([1.0], [2.0])
+        assert averages["running_mean"].tolist() == [5.0] and averages["weight"].tolist() == [7.0]
+    assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([0.0], [1.0])
+    assert averages["running_mean"].tolist() == [4.0]
+    assert each["buffers"]["running_mean"].tolist() == [[0.0], [2.0]]
+    assert each["averages"]["running_mean"].tolist() == [[4.0], [6.0]]
+    second = replace(ranks, rank=1)
+    take_buffers(each, norm, second, averages)
+    assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([2.0], [3.0])
+    assert averages["running_mean"].tolist() == [6.0]
+    take_buffers(each, norm, replace(ranks, world_size=3), averages)  # other ranks than then: the means are taken
+    assert norm.running_mean.tolist() == [2.0]
+    with agreed_buffers(norm, second.alone(), averages) as each:
+        assert each == {} and norm.running_mean.tolist() == [2.0]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from fastimg.system.signals import Interrupt, strongest, votes
+from fastimg.system.signals import SAVE, Interrupt, strongest, votes
 
 INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
 
@@ -22,6 +22,8 @@ INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
         ([INT] * 30 + [0] * 34, INT),
         ([INT, TERM], TERM),
         ([INT] * 63 + [TERM], TERM),
+        ([SAVE] + [0] * 7, SAVE),
+        ([SAVE, INT], INT),  # which saves, too
     ],
 )
 def test_ranks_agree_on_the_strongest_signal(heard, agreed):

@@ -118,18 +118,18 @@ def test_a_trace_has_every_step():
     meter, trace = Meter(torch.device("cpu")), Trace(1)
     count(meter, 9.0)  # before a resumption
     trace.begin(7, meter)
-    assert trace.read(ALONE) == []
+    assert trace.fetch(ALONE).read() == []
     for step, loss in ((8, 1.0), (9, 2.0)):
         count(meter, loss)
         trace.note(step, meter, due=False)
-    assert [(step, score.loss, score.top1, score.samples) for step, score in trace.read(ALONE)] == [
+    assert [(step, score.loss, score.top1, score.samples) for step, score in trace.fetch(ALONE).read()] == [
         (8, 1.0, 0.5, 2),
         (9, 2.0, 0.5, 2),
     ]
     trace.note(10, meter, due=False)  # nothing could be decoded
     count(meter, 4.0, samples=1)
     trace.note(11, meter, due=False)
-    assert [(step, score.loss) for step, score in trace.read(ALONE)] == [(11, 4.0)]
+    assert [(step, score.loss) for step, score in trace.fetch(ALONE).read()] == [(11, 4.0)]
 
 
 def test_a_trace_of_many_steps_has_means():
@@ -138,5 +138,5 @@ def test_a_trace_of_many_steps_has_means():
     for step in range(1, 11):
         count(meter, float(step))
         trace.note(step, meter, due=step == 10)
-    found = [(step, score.loss, score.samples) for step, score in trace.read(ALONE)]
+    found = [(step, score.loss, score.samples) for step, score in trace.fetch(ALONE).read()]
     assert found == [(4, 2.5, 8), (8, 6.5, 8), (10, 9.5, 4)]

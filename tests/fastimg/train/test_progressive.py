@@ -57,7 +57,7 @@ def test_a_run_changes_size_and_says_so(trained, fast, tmp_path, cli, monkeypatc
     ran = cli("train", trained.shards, *flags, "-o", tmp_path / "runs")
     assert ran.code == 0, ran.err
     assert "crops of 32, 64 pixels, growing from epoch 1 to 2" in ran.out
-    assert seen == [*[32] * 6, *[64] * 6]  # three batches an epoch
+    assert seen == [32, *[32] * 6, *[64] * 6]  # once before the first step; three batches an epoch
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,39 @@ def test_pairs_that_cannot_be(flags, words, trained, fast, tmp_path, cli):
     rest = [*fast[: fast.index("--epochs")], "--epochs", "4"]
     ran = cli("train", trained.shards, *rest, *flags, "-o", tmp_path / "runs")
     assert ran.code == 2 and words in ran.err, ran.err
+
+
+@pytest.mark.parametrize("flags", [("--aa", "trivial", "--reprob", "0.3"), ("--rotate", "15", "--mixup", "0.2"), ()])
+def test_kernels_of_every_size_are_compiled_before_the_first_step(flags, trained, fast, tmp_path, cli, monkeypatch):
+    """As Triton counts, by what its kernels are specialised for: no step meets a combination that is new."""
+    import fastimg.train.step as step
+    from fastimg.augment import backends
+
+    compiled, late, began = set(), [], []
+
+    def counting(plan, images, table, dtype, out):
+        drawn = plan and (plan.ops.shape[1], bool(plan.trivial.any()), bool(plan.angle.any()), plan.erasing is not None)
+        kind = (images.shape[1:], images.stride()[1:], dtype, drawn)
+        if began and kind not in compiled:
+            late.append(kind)
+        compiled.add(kind)
+        return backends.reference.augment(plan, images, table)
+
+    update = step.update
+    monkeypatch.setattr(step, "update", lambda *args: began.append(1) or update(*args))
+    monkeypatch.setattr(backends, "backend_of", lambda device: "fused")
+    monkeypatch.setattr(backends, "_fused", lambda: counting)
+    rest = [*fast[: fast.index("--epochs")], "--epochs", "4", "--progressive", "32:64", "--progressive-epochs", "1:2"]
+    ran = cli("train", trained.shards, *rest, *flags, "--val-crop-size", "48", "-o", tmp_path / "runs")
+    assert ran.code == 0, ran.err
+    assert late == [] and {shape[-1] for shape, *_ in compiled} == {32, 48, 64}
+
+
+def test_compiling_for_long_is_said(trained, fast, tmp_path, cli, monkeypatch):
+    from fastimg.train import wrapping
+
+    monkeypatch.setattr(wrapping, "_LONG", 0.0)
+    monkeypatch.setattr(wrapping.backends, "backend_of", lambda device: "reference")
+    rest = [*fast[: fast.index("--epochs")], "--epochs", "4", "--progressive", "32:64", "--progressive-epochs", "1:2"]
+    ran = cli("train", trained.shards, *rest, "-o", tmp_path / "runs")
+    assert "compiled    augmentation for images of 32 and 64 pixels in " in ran.out

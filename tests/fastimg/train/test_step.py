@@ -19,6 +19,7 @@ from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import batch_size
 from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
+from fastimg.train.reporting import lines
 from fastimg.train.step import average_gradients, optimiser_step
 
 ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
@@ -146,9 +147,9 @@ def fifteen(train):
 @pytest.mark.parametrize("heard", [0, signal.SIGINT, signal.SIGTERM])
 def test_fifteen_ranks_that_hear_a_signal(fifteen, heard):
     """15 x SIGINT is no SIGTERM; with the meter's sums as with the step's."""
-    assert average_gradients(fifteen, rows=2, signal=heard) == heard
+    assert average_gradients(fifteen, rows=2, request=heard) == heard
     assert all((parameter.grad == 2.0).all() for parameter in fifteen.progress.parameters)  # 4 / 2 samples
-    assert loop._totals(fifteen, heard)[1] == heard
+    assert lines.show(fifteen, None, lines.send(fifteen, heard, None)) == heard
 
 
 def test_a_step_takes_no_more_batches_than_it_was_given(train, trained):

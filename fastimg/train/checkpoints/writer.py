@@ -1,0 +1,182 @@
+"""Writes checkpoints beside training: a thread takes a copy in host memory to disk, one at a time.
+
+    room -> HostCopy.take -> put(snapshot, links) -> [thread: wait for the copy, write, sync, rename, link, prune]
+
+The next checkpoint waits for the one before. What goes wrong in the thread is raised at the next call of `settle`.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+
+from fastimg.config.durations import Interval
+from fastimg.errors import UserError, reason_of
+
+from . import format as checkpoint
+from .host_copy import HostCopy
+
+PAUSE = 10.0  # seconds between checkpoints that may wait
+UNWRITTEN = (OSError, RuntimeError, SafetensorError)  # a full disk, as each library says
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """A checkpoint that later steps do not change. Its tensors lie in `room`, or never change."""
+
+    card: checkpoint.Card
+    weights: Mapping[str, torch.Tensor]
+    training: dict[str, Any]
+    averages: Mapping[str, torch.Tensor] | None
+    files: Mapping[str, bytes] | None
+    room: HostCopy
+
+
+class Writer:
+    """What is written, and what waits for it. All methods are called by the thread that trains.
+
+    `with writer:` ends with everything on disk, or raises why it is not; after another error it writes what it can.
+    """
+
+    def __init__(self, directory: Path, keep: int, device: torch.device) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._device = device
+        self._rooms: list[HostCopy] = []  # free ones
+        self._copying: HostCopy | None = None  # the next optimiser's step has to wait for it
+        self._waiting: dict[str, Snapshot] = {}  # by link: what `last` and `best` will be
+        self._thread: threading.Thread | None = None
+        self._began = -float("inf")  # when the thread began, by the monotonic clock
+        self._error: tuple[int, BaseException] | None = None  # the step of a checkpoint, and why it is not on disk
+
+    def room(self) -> HostCopy:
+        """Host memory for a snapshot: the same again, unless checkpoints wait."""
+        return self._rooms.pop() if self._rooms else HostCopy(self._device)
+
+    def hold(self) -> None:
+        """Called before the weights change: on a GPU the step's stream waits for a copy of them under way."""
+        if self._copying is not None:
+            self._copying.hold()
+            self._copying = None
+
+    def put(self, snapshot: Snapshot, links: Sequence[str], may_wait: bool = False) -> None:
+        """Write a snapshot, then point `links` at it: at once, or if it `may_wait`, when the disk is free.
+
+        A checkpoint that waits is replaced by the next one for the same link.
+        """
+        self._copying = snapshot.room
+        before = list(self._waiting.values())
+        self._waiting |= dict.fromkeys(links, snapshot)
+        for replaced in before:
+            if replaced not in self._waiting.values() and replaced.room not in self._rooms:
+                self._rooms.append(replaced.room)
+        busy = self._thread is not None and self._thread.is_alive()
+        if not may_wait or not (busy or time.monotonic() - self._began < PAUSE):
+            self._write_waiting()
+
+    def settle(self) -> None:
+        """Wait until nothing is being written. Raises UserError if a checkpoint could not be."""
+        self.join()
+        if self._error is None:
+            return
+        step, error = self._error
+        self._error = None
+        if isinstance(error, UNWRITTEN):
+            raise unwritten(self._directory, step, error) from error
+        raise error
+
+    def join(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def finish(self) -> None:
+        """Write what waits, and wait until it is written. Raises UserError if it could not be."""
+        if self._waiting:
+            self._write_waiting()
+        self.settle()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+        elif isinstance(error, Exception):
+            if self._waiting and self._error is None:
+                self.join()
+                self._start()
+            self.join()
+        else:  # a second Ctrl-C: what is being written is still completed
+            self.join()
+
+    def _write_waiting(self) -> None:
+        self.settle()
+        self._start()
+
+    def _start(self) -> None:
+        snapshots = self._waiting
+        self._waiting = {}
+        self._began = time.monotonic()
+        # Not a daemon: at the end of the process Python waits for it.
+        self._thread = threading.Thread(target=self._work, args=(snapshots,), name="fastimg-checkpoint")
+        self._thread.start()
+
+    def _work(self, snapshots: Mapping[str, Snapshot]) -> None:
+        by_step = {snapshot.card.step: snapshot for snapshot in snapshots.values()}
+        for step, snapshot in sorted(by_step.items()):
+            try:
+                snapshot.room.arrive()
+                write(self._directory, snapshot, [link for link, other in snapshots.items() if other is snapshot])
+                checkpoint.prune(self._directory, self._keep)
+            except Exception as error:  # noqa: BLE001 - raised by `settle`
+                self._error = (step, error)
+                return
+            finally:
+                self._rooms.append(snapshot.room)
+
+
+def write(directory: Path, snapshot: Snapshot, links: Sequence[str]) -> None:
+    """Write one checkpoint, and then move links to it."""
+    saved = checkpoint.save(
+        directory, snapshot.card, snapshot.weights, snapshot.training, snapshot.averages, snapshot.files
+    )
+    for link in links:
+        checkpoint.point(directory, link, saved)
+
+
+def unwritten(directory: Path, step: int, error: BaseException) -> UserError:
+    """What to say about a checkpoint that could not be written."""
+    return UserError(
+        f"{directory}: the checkpoint of step {step} could not be written ({reason_of(error)}); make room, "
+        "then continue from the previous one with --resume auto"
+    )
+
+
+class Pace:
+    """When the next checkpoint within an epoch is due: by steps, or by the clock since the last one."""
+
+    def __init__(self, interval: Interval) -> None:
+        self._interval = interval
+        self.saved()
+
+    def saved(self) -> None:
+        """A checkpoint is on its way, or training begins."""
+        self._since = time.monotonic()
+
+    def at(self, step: int) -> bool:
+        """Whether one is due after `step`: the same on all ranks. By the clock, never."""
+        return self._interval.steps is not None and step % self._interval.steps == 0
+
+    def overdue(self) -> bool:
+        """Whether one is due by this process's clock; ranks agree on rank 0's. By steps, never."""
+        return self._interval.seconds is not None and time.monotonic() - self._since >= self._interval.seconds

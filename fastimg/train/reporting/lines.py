@@ -1,0 +1,160 @@
+"""Progress lines and records of steps: sent to the host at one log step, shown there, or on a GPU at the next one.
+
+    Lines.add(request, at_once) -> sent to the host; shown and logged here, or by the next `add` or `settle`
+
+On a GPU a line that was shown at once would wait for all the work that is enqueued, and the device would then wait for
+the host to enqueue more. A line later its numbers have long arrived. Each line is labelled with its own step.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from fastimg.errors import UserError
+from fastimg.loaders import BatchSource
+from fastimg.system.progress import Display, Line
+from fastimg.system.signals import strongest, votes
+from fastimg.train.metrics import OnTheWay, Score, TracedSteps
+from fastimg.train.run import Run
+
+from .accounting import TrainingTime
+from .waiting import warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """The state of the epoch after `step`, over all ranks, on its way to the host."""
+
+    step: int  # optimiser steps of the run
+    step_in_epoch: int
+    totals: OnTheWay  # the meter's sums, and what the ranks ask for
+    traced: TracedSteps
+    window: TrainingTime | None  # since the last line; None: no line is shown
+
+
+def behind(device: torch.device) -> bool:
+    """Whether lines are shown a line later."""
+    return device.type == "cuda"
+
+
+class Lines:
+    """The progress lines of an epoch. Ranks call its methods alike, and get the same requests back.
+
+    All of them raise UserError where the loss is not finite, or where nothing could be decoded in a whole epoch.
+    """
+
+    def __init__(self, run: Run, display: Display | None) -> None:
+        self._run = run
+        self._display = display
+        self._unread: Unread | None = None
+
+    def add(self, request: int, at_once: bool) -> int:
+        """A line for this step, shown now if `at_once`. Returns the strongest request that was read, else 0."""
+        read = self.settle()
+        self._unread = send(self._run, request, self._run.accounting.account.read())
+        if at_once or not behind(self._run.setup.ranks.device):
+            return max(read, self.settle())  # sync point: the meter is read
+        return read
+
+    def settle(self) -> int:
+        """Show the line that is on its way, if there is one."""
+        if self._unread is None:
+            return 0
+        unread = self._unread
+        self._unread = None
+        return show(self._run, self._display, unread)
+
+    def record(self) -> None:
+        """Log the steps so far, without a line: before a save, since a run that has diverged is not saved."""
+        show(self._run, self._display, send(self._run, 0, None))  # sync point: the meter is read
+
+
+def send(run: Run, request: int, window: TrainingTime | None) -> Unread:
+    """Send the state of the epoch to the host, with what this rank asks for. No sync; all ranks call it."""
+    ranks = run.setup.ranks
+    sums = run.progress.meter.sums
+    own = [torch.full((), vote, dtype=sums.dtype, device=sums.device) for vote in votes(request)]  # no list is copied
+    return Unread(
+        step=run.progress.step,
+        step_in_epoch=run.step_in_epoch,
+        totals=OnTheWay(ranks.sum(torch.cat([sums, torch.stack(own)]))),
+        traced=run.accounting.trace.fetch(ranks),
+        window=window,
+    )
+
+
+def show(run: Run, display: Display | None, unread: Unread) -> int:
+    """Log what was sent, and show its line. Returns the strongest request of any rank, else 0.
+
+    A sync point only where the numbers have not arrived yet.
+    """
+    setup = run.setup
+    totals = unread.totals.read()
+    sums = len(run.progress.meter.sums)
+    score = Score.of(totals[:sums])
+    if not math.isfinite(score.loss):
+        raise _diverged(run, score.loss)
+    if unread.window is not None and score.samples == 0 and unread.step_in_epoch == run.steps_of_epoch:
+        raise nothing_decoded(run, setup.data.loader, "training")
+    _log_steps(run, unread)
+    log = run.accounting.log
+    window = unread.window
+    if window is not None and display is not None and log is not None:
+        speed = window.speed * setup.ranks.world_size
+        lr = setup.optimisation.schedule(unread.step - 1)
+        line = Line(
+            epoch=run.progress.epoch,
+            step=unread.step_in_epoch,
+            loss=score.loss,
+            top1=score.top1,
+            lr=lr,
+            speed=speed,
+            wait_share=window.wait_share,
+            eta=(setup.steps - unread.step) * setup.true_batch / max(speed, 1e-9),
+            unit=setup.unit,
+        )
+        display.show(line)
+        values = score.as_dict(len(setup.data.classes))
+        speeds = {"lr": lr, f"{setup.unit}_per_second": round(speed, 1), **window.record()}
+        log.add("train", epoch=run.progress.epoch + 1, step=unread.step, **values, **speeds)
+        warn(run, display)
+    return strongest(totals[sums:])
+
+
+def _log_steps(run: Run, unread: Unread) -> None:
+    """Log the steps since the line before; in long runs one record has the mean of several steps."""
+    schedule = run.setup.optimisation.schedule
+    classes = len(run.setup.data.classes)
+    records = [
+        {"epoch": run.progress.epoch + 1, "step": step, **score.as_dict(classes), "lr": schedule(step - 1)}
+        for step, score in unread.traced.read()
+    ]
+    if run.accounting.log is not None:
+        run.accounting.log.add_all("step", records)
+
+
+def _diverged(run: Run, loss: float) -> UserError:
+    """The step in which the loss stopped being finite, and what to do about it. All ranks have to call this."""
+    setup = run.setup
+    progress = run.progress
+    if setup.ranks.world_size > 1:
+        dist.all_reduce(progress.bad_step, dist.ReduceOp.MIN)
+    bad = round(float(progress.bad_step))
+    progress.writer.join()
+    last = setup.directory / "last"
+    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written before it"
+    return UserError(
+        f"the loss became {loss} in step {bad} (learning rate {setup.optimisation.schedule(bad - 1):.3g}); lower --lr, "
+        f"raise --warmup or set --clip-grad; {kept}"
+    )
+
+
+def nothing_decoded(run: Run, loader: BatchSource, name: str) -> UserError:
+    """Names one sample that could not be decoded, and why; if this rank has none, another one does."""
+    failures = (f"{loader.dataset.sample_name(index)}: {reason}" for index, reason in loader.unreadable.items())
+    example = next(failures, "see the other ranks")
+    data = run.setup.config.data
+    unit = run.setup.unit[:-1]
+    return UserError(f"{data}: no {name} {unit} could be decoded ({example}); replace them")

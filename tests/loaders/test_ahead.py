@@ -1,0 +1,162 @@
+"""What is done ahead of its time, and not on the consumer's thread: requests to read, and the next epoch's order."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from fastimg.loaders import LoaderConfig
+from fastimg.loaders import epochs as module
+from fastimg.loaders.epochs import slots_for
+from fastimg.loaders.order import epoch_order
+
+
+@pytest.fixture
+def asking(numbers):
+    """`asking(n)`: numbers that keep what was requested, and by which thread."""
+
+    class Asking(numbers):
+        def __init__(self, n):
+            super().__init__(n)
+            self.asked = []
+            self.read_before = []  # samples that were read before anybody had asked for them
+            self._known = set()
+
+        def will_need(self, indices):
+            self.asked.append((threading.current_thread().name, indices.tolist()))
+            self._known.update(indices.tolist())
+
+        def read(self, index, scratch):
+            if index not in self._known:
+                self.read_before.append(index)
+            return super().read(index, scratch)
+
+    return Asking
+
+
+def test_threads_of_the_loader_ask_for_what_is_read_ahead(asking, build, read):
+    data = asking(50)
+    loader = build(data, workers=1, seed=3)
+    ids = [id for batch in read(loader) for id in batch.ids][:50]
+    loader.close()
+    assert {name.rpartition("-")[0] for name, _ in data.asked} == {"fastimg-loader"}
+    assert [id for _, asked in data.asked for id in asked][:50] == ids  # the most urgent ones first
+    assert data.read_before == []  # one thread asks before it reads
+
+
+def test_a_thread_asks_while_it_is_busy_with_an_earlier_batch(asking, stamp, build):
+    """By the time that a batch's own turn comes, it was asked for long ago."""
+    data, asked_at = asking(40), {}
+
+    class Watching(stamp):
+        def fill_row(self, encoded, draws, row, scratch):
+            asked_at[int.from_bytes(encoded, "little")] = sum(len(asked) for _, asked in data.asked)
+            super().fill_row(encoded, draws, row, scratch)
+
+    loader = build(data, Watching(), workers=1, order="sequential", prefetch=5)
+    for _ in loader:
+        pass
+    loader.close()
+    # Five batches of four are handed out before any is used: the first of them is decoded with requests for later ones.
+    assert asked_at[8] >= 20 and asked_at[39] == 40
+
+
+def test_what_goes_wrong_there_reaches_the_consumer(asking, build, read):
+    class Gone(asking):
+        def will_need(self, indices):
+            raise module.DataError("gone")
+
+    loader = build(Gone(20))
+    with pytest.raises(module.DataError, match=r"^gone$"):
+        read(loader)
+    loader.close()
+
+
+def test_slots_of_each_device(numbers, build):
+    assert (slots_for("cpu"), slots_for("cuda")) == (3, 6)
+    for given, slots in ((None, 3), (2, 2), (7, 7)):
+        loader = build(numbers(20), prefetch=given)
+        assert loader.slots == slots == len(loader._slots)
+        loader.close()
+    settings = LoaderConfig(batch_size=2)
+    plan = module.Epochs(numbers(20), settings, None, 1, torch.device("cuda"))  # nothing is allocated
+    assert settings.prefetch is None and plan.slots == 6
+
+
+@pytest.fixture
+def orders(monkeypatch):
+    """The epochs whose orders were computed, with the thread that did."""
+    made = []
+
+    def noting(n, seed, epoch, *rest):
+        made.append((epoch, threading.current_thread().name))
+        return epoch_order(n, seed, epoch, *rest)
+
+    monkeypatch.setattr(module, "epoch_order", noting)
+    return made
+
+
+@pytest.mark.parametrize("options", [{"order": "random"}, {"order": "quasi-random", "block": 4, "window": 20}])
+def test_the_next_order_is_there_when_the_epoch_begins(options, numbers, build, read, orders, monkeypatch):
+    plain = build(numbers(50), **options)
+    expected = [read(plain) for _ in range(3)]
+    plain.close()
+    assert [epoch for epoch, _ in orders] == [0, 1, 2]  # so few samples are not worth a thread
+    orders.clear()
+    monkeypatch.setattr(module, "_PREPARED", 1)
+    loader = build(numbers(50), **options)
+    assert [read(loader) for _ in range(3)] == expected
+    loader.close()
+    main = threading.current_thread().name
+    assert orders[0] == (0, main) and sorted(orders[1:]) == [(epoch, "fastimg-order") for epoch in (1, 2, 3)]
+
+
+def test_another_epoch_has_its_own_order(numbers, build, read, orders, monkeypatch):
+    """The prepared one is dropped where the consumer goes on elsewhere."""
+    monkeypatch.setattr(module, "_PREPARED", 1)
+    loader, plain = build(numbers(50)), build(numbers(50))
+    first = read(loader)
+    for epoch in (7, 0):
+        loader.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        assert read(loader) == read(plain)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [batch.ids.tolist() for batch in batches]
+    loader.load_state_dict(state)  # the middle of an epoch whose successor is prepared
+    assert [batch.ids.tolist() for batch in loader] == rest and rest != [batch.ids for batch in first][1:]
+    for each in (loader, plain):
+        each.close()
+
+
+def test_an_error_of_the_thread_is_met_again_by_the_consumer(numbers, build, read, monkeypatch):
+    monkeypatch.setattr(module, "_PREPARED", 1)
+    loader = build(numbers(50))
+    read(loader)
+    monkeypatch.setattr(module, "epoch_order", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    read_again = module.OrderAhead(1, loader._next_order._make)
+    with pytest.raises(MemoryError, match="no room"):
+        read_again.take()
+    loader.close()
+
+
+def test_a_prepared_order_does_not_keep_an_unused_loader(numbers, build, read, monkeypatch):
+    monkeypatch.setattr(module, "_PREPARED", 1)
+    loader = build(numbers(50))
+    read(loader)
+    kept = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_an_order_is_a_pure_function_of_its_arguments():
+    made = [module.make_order(LoaderConfig(batch_size=4), module.Slices(99, 0, 4, 0, 1), 2, None, 4) for _ in range(2)]
+    assert np.array_equal(made[0].order, made[1].order) and sorted(made[0].order) == list(range(99))
