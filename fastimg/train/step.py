@@ -111,6 +111,8 @@ def update(run: Run, rows: int, signal: int = 0) -> int:
     scaler.step(optimizer)  # with fp16 a sync point: it skips the step if a gradient overflowed
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
+    if optimisation.lookahead is not None:
+        optimisation.lookahead.step(optimizer, progress.step + 1)
     if optimisation.ema is not None:
         optimisation.ema.update(run.setup.trained, progress.step)
     progress.step += 1
