@@ -95,9 +95,9 @@ def cifar_fast() -> Settings:
     Network, batch, schedule, shifts, mirror images in every second epoch and lookahead of Jordan, 94% on CIFAR-10 in
     3.29 Seconds on a Single GPU (arXiv 2404.00498; KellerJordan/cifar10-airbench, airbench94), whose rates are turned
     into those of a mean loss: 11.5 / 7.667 per 1,024 images, and 64 times that for the norms' biases.
-    Different here: the ramp begins at 0 and not at a fifth, an epoch's last batch is kept, the first layer's bias trains
-    to the end, lookahead averages weights and not running statistics, validation sees mirror images but no shifted
-    ones. Measured beside airbench's own script by benchmarks/cifar.py.
+    Different here: the ramp begins at 0 and not at a fifth, an epoch's last batch is kept, the first layer's bias
+    trains to the end, lookahead averages weights and not running statistics, validation sees mirror images but no
+    shifted ones. Measured beside airbench's own script by benchmarks/cifar.py.
     """
     return {
         "arch": "fastimg/airnet",
