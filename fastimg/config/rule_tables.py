@@ -289,8 +289,8 @@ _VALUES: tuple[Rule, ...] = (
 _PRECEDENCE: tuple[Rule, ...] = (
     Replaces("img_size", ("train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs")),
     # A recipe's arguments are for its model, its rate for its optimiser and batch, its ramp for its epochs.
-    Replaces("arch", ("model_kwargs",), in_recipes=True),
-    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay"), in_recipes=True),
+    Replaces("arch", ("model_kwargs", "norm_lr_scale"), in_recipes=True),
+    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"), in_recipes=True),
     Replaces("lr", ("lr_scale", "lr_base_size"), in_recipes=True),
     Replaces("duration", ("progressive_epochs",), in_recipes=True),
 )
