@@ -129,7 +129,6 @@ def test_unreadable_images_are_named_in_the_summary(make_image_folder, cli, tmp_
         (["--resident", "--prefetch", "4"], "--prefetch has no effect with --resident"),
         (["--resident", "--dct-scaling", "off"], "--dct-scaling has no effect with --resident"),
         (["--resident", "--profile", "auto"], "--profile has no effect with --resident"),
-        (["--resident", "--arch", "hf:x"], "--resident has no effect on texts"),
         (["--crop-padding", "4", "--scale", "0.5", "1"], "--crop-padding has no effect with --scale"),
         (["--crop-padding", "4", "--progressive", "16:32"], "--crop-padding has no effect with --progressive"),
         (["--crop-padding", "4", "--no-aug"], "--crop-padding has no effect with --no-aug"),
@@ -148,6 +147,11 @@ def test_what_is_refused(cli, image_folder, tmp_path, flags, words):
     ran = cli("train", image_folder, "--arch", "test_resnet", "--img-size", "32", "--output", tmp_path, *flags)
     assert ran.code == 2 and words in ran.err, ran.err
     assert not list(tmp_path.glob("test*"))
+
+
+def test_texts_are_not_kept(cli, tmp_path):
+    ran = cli("train", tmp_path, "--arch", "hf:x", "--resident", "--output", tmp_path)
+    assert ran.code == 2 and "--resident has no effect on texts" in ran.err
 
 
 def test_images_that_do_not_fit_are_refused_before_they_are_decoded(cli, image_folder, tmp_path, monkeypatch):
@@ -169,15 +173,16 @@ def test_a_search_for_the_batch_keeps_the_images_once(cli, make_image_folder, tm
     assert ran.code == 0 and "chosen" in ran.out + ran.err and len(loads) == 2, ran.err  # training and validation
 
 
-def test_the_recipe_learns_digits_in_seconds(cli, tmp_path):
-    """A narrow network, four epochs: nine digits of ten are right. At its full width it is 94 % of CIFAR-10's class."""
+@pytest.mark.usefixtures("one_thread")
+def test_the_recipe_learns_digits(cli, tmp_path):
+    """A narrow network, three epochs: three digits of four are right, where one of ten would be by chance."""
     from fastimg.data.digits import digits_folder
 
-    flags = ("--model-kwargs", "width=8", "--epochs", "4", "-b", "64", "--output", tmp_path, "--name", "digits")
-    ran = cli("train", digits_folder(), "--recipe", "cifar-fast", *flags)
+    flags = ("--model-kwargs", "width=8", "--epochs", "3", "-b", "64", "--no-amp", "--no-tta", "--output", tmp_path)
+    ran = cli("train", digits_folder(), "--recipe", "cifar-fast", *flags, "--name", "digits")
     assert ran.code == 0, ran.err
     top1 = [score[3] for score in scores(tmp_path / "digits") if score[0] == "val"]
-    assert max(top1) >= 0.85, top1
+    assert max(top1) >= 0.75, top1
 
 
 @pytest.mark.gpu
