@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "accuracy": measure.Spread.of([one["accuracy"] for one in found]),
             "precision": found[0]["precision"],
         }
+        raw = {f"{key}_of_each_run": [round(one[key], 4) for one in found] for key in ("seconds", "accuracy")}
         if args.airbench:
             ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*runs.values(), strict=True)]
             row["ratio"] = round(statistics.median(ratios), 3)  # of fastimg's seconds to airbench's, pair by pair
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             "batch_size": args.batch_size,
             **counts,
         }
-        record = {"benchmark": "cifar", **measure.flat(row), **setting, "environment": environment}
+        record = {"benchmark": "cifar", **measure.flat(row), **raw, **setting, "environment": environment}
         measure.append(args.out, record)
     shown = [{k: v.text() if isinstance(v, measure.Spread) else v for k, v in row.items()} for row in rows]
     measure.show(console, f"cifar-fast, {counts['images']:,} images, width {args.width}, {args.epochs} epochs", shown)
