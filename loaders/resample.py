@@ -37,7 +37,8 @@ def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: 
 def mirrored(begin: int, count: int, n: int) -> npt.NDArray[np.int64]:
     """Places `begin` to `begin + count` along an axis of `n` pixels; beyond its ends it is mirrored about the last."""
     inside = np.abs(np.arange(begin, begin + count))
-    return n - 1 - np.abs(n - 1 - inside)
+    places: npt.NDArray[np.int64] = n - 1 - np.abs(n - 1 - inside)
+    return places
 
 
 def _resample_mirrored(pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels) -> None:

@@ -24,8 +24,9 @@ class Inputs:  # more than 12 fields: a flag each
     embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME", help_behavior_hint="")] = None
-    """Any timm model, a torchvision model as torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or
-    hf:FOLDER, which comes with its weights. Default: the architecture that --weights states, else resnet50."""
+    """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
+    Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with its weights. Default: the architecture that --weights
+    states, else resnet50."""
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
     weights: flagtypes.File = None

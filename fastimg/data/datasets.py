@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from fastimg.config.training import Augmenting
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
-from fastimg.loaders.backends.settings import IGNORED_SETTINGS, Backend
+from fastimg.loaders.backends.settings import Backend, Reading
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop, Interpolation
@@ -130,12 +130,13 @@ def random_crop(size: int, interpolation: Interpolation, config: Augmenting) -> 
     )
 
 
-def chosen_backend(loader: str) -> Backend:
+def chosen_backend(loader: str) -> Reading:
     """The loader that --loader names; auto is fastimg's own."""
-    for name in IGNORED_SETTINGS:
+    loaders: tuple[Reading, ...] = get_args(Reading)  # --resident is a flag of its own
+    for name in loaders:
         if name == ("native" if loader == "auto" else loader):
             return name
-    raise UsageError(f"--loader {loader}: give auto or {', '.join(IGNORED_SETTINGS)}")
+    raise UsageError(f"--loader {loader}: give auto or {', '.join(loaders)}")
 
 
 def check_backend(backend: Backend) -> None:

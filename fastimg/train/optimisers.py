@@ -154,7 +154,10 @@ class Lookahead:
         if step % self.every or step < self.BEGIN * self.steps:
             return
         kept = self.DECAY**self.every * (step / self.steps) ** 3
-        weights = [p for group in optimizer.param_groups for p in group["params"] if optimizer.state.get(p)]
+        # A state that is not empty counts as made: AdamW's has to be AdamW's own first.
+        bare = isinstance(optimizer, torch.optim.SGD)
+        everything = [p for group in optimizer.param_groups for p in group["params"]]
+        weights = [p for p in everything if p.requires_grad and (bare or optimizer.state.get(p))]
         fresh = [p for p in weights if self.KEY not in optimizer.state[p]]
         for p in fresh:
             optimizer.state[p][self.KEY] = p.detach().clone()

@@ -156,7 +156,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
                 "--resident has no effect on cached embeddings; leave it out, or add --cache-embeddings off"
             )
         parts = resident(config, preprocessing, ranks, parts, console)
-    if not opened.resuming and config.weights is None and not config.dry_run:
+    if config.weights is None and not config.dry_run:  # a run that is resumed may have no checkpoint yet
         whiten(config, model, preprocessing, ranks, parts.train, console)
 
     def blueprint(batch_size: int) -> Blueprint:

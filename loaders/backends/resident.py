@@ -24,6 +24,7 @@ from fastimg.loaders.decoder import Decoder, Row, Rows
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
 from fastimg.loaders.loader import Loader
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.compiled import compiled
@@ -340,7 +341,8 @@ def resize_on_device(
     if not boxes:
         return
     cubic = crop.interpolation == "bicubic"
-    taps = sum(ragged.most_taps(float(max(box[side] for box in boxes)), size, cubic) for side in (2, 3))
+    longest = [float(max(box[side] for box in boxes)) for side in (2, 3)]
+    taps = most_taps(longest[0], size, cubic) + most_taps(longest[1], size, cubic)
     tables = np.zeros((len(windows), ragged.table_words(size, taps)), np.int32)
     places = np.zeros((len(windows), ragged.PLACE), np.int64)
     begin = pixels.data_ptr()

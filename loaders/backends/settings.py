@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-Backend = Literal["native", "torch", "dali", "ffcv", "synthetic", "resident"]
+Reading = Literal["native", "torch", "dali", "ffcv", "synthetic"]  # those that take a path, and nothing else
+Backend = Literal[Reading, "resident"]
 
 # By backend: settings of LoaderConfig, of the crop and of `open_source` that have no effect.
 IGNORED_SETTINGS: dict[Backend, tuple[str, ...]] = {

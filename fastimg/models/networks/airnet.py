@@ -22,14 +22,14 @@ _FLOOR = 5e-4  # added to eigenvalues, so that patterns that hardly occur are no
 class Moments(NamedTuple):
     """Sums over patches of D = 3 x 2 x 2 levels from 0 to 255: whole numbers in float64, exact in any order."""
 
-    count: int
+    patches: int
     products: torch.Tensor  # [D, D]
     levels: torch.Tensor  # [D]
 
     def __add__(self, other: object) -> "Moments":
         if not isinstance(other, Moments):
             return NotImplemented
-        return Moments(self.count + other.count, self.products + other.products, self.levels + other.levels)
+        return Moments(self.patches + other.patches, self.products + other.products, self.levels + other.levels)
 
 
 def patch_moments(images: torch.Tensor) -> Moments:
@@ -48,8 +48,8 @@ def whitening_filters(
     each = _SIDE * _SIDE
     offset = torch.tensor(mean, dtype=torch.float64).repeat_interleave(each)  # [D]
     scale = torch.tensor(std, dtype=torch.float64).repeat_interleave(each)
-    first = moments.levels / moments.count / 255
-    second = moments.products / moments.count / 255**2
+    first = moments.levels / moments.patches / 255
+    second = moments.products / moments.patches / 255**2
     crossed = torch.outer(offset, first)
     second = (second - crossed - crossed.T + torch.outer(offset, offset)) / torch.outer(scale, scale)
     values, vectors = torch.linalg.eigh(second)
@@ -96,7 +96,8 @@ class AirNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
         x = self.stages(F.gelu(self.stem(x)))
-        return self.head(F.adaptive_max_pool2d(x, 1).flatten(1)) * self.scale
+        logits: torch.Tensor = self.head(F.adaptive_max_pool2d(x, 1).flatten(1))
+        return logits * self.scale
 
     def fixed(self) -> set[str]:
         """The names of the parameters that never train."""
