@@ -162,6 +162,9 @@ def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, e
     keys = np.asarray(ids, dtype=np.int64)
     uniforms = functools.partial(_uniforms, seed, epoch, keys)
     flips = uniforms(_FLIP_STAGE, 2) < (policy.hflip, policy.vflip)
+    if policy.hflip and policy.hflip_alternates:
+        begun = _uniforms(seed, 0, keys, _FLIP_STAGE, 2)[:, 0] < policy.hflip  # in epoch 0
+        flips[:, 0] = begun ^ bool(epoch % 2)
     angle = np.zeros(len(keys))
     if policy.rotate:
         angle = policy.rotate * (2.0 * uniforms(_ROTATE_STAGE, 1)[:, 0] - 1.0)

@@ -26,7 +26,9 @@ _OTHER_NAMES = {
 class Policy:  # more than 12 fields: what a user may ask for, an operation each
     """What each image of a batch draws, in the order in which it is applied.
 
-    `hflip`, `vflip` and `erase` are probabilities. `rotate` is in degrees, uniform in [-rotate, rotate]. `brightness`,
+    `hflip`, `vflip` and `erase` are probabilities. With `hflip_alternates` the images that are mirrored in the first
+    epoch are the others in the second, and so on in turn (Jordan 2024): each image is seen both ways in any two epochs.
+    `rotate` is in degrees, uniform in [-rotate, rotate]. `brightness`,
     `contrast` and `saturation` are ranges of uniform factors; 1 leaves an image unchanged. `trivial` is
     TrivialAugmentWide (Mueller and Hutter 2021, with torchvision's table). `mixup` (Zhang et al. 2018) and `cutmix`
     (Yun et al. 2019) are the alphas of Beta(alpha, alpha), 0 for off; if both are given, each image takes one or the
@@ -40,6 +42,7 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     """
 
     hflip: float = 0.0
+    hflip_alternates: bool = False
     vflip: float = 0.0
     rotate: float = 0.0
     brightness: Range = (1.0, 1.0)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fastimg.loaders.folders.folder import FilesDataset
 
     from .batch import Batch, Field
-    from .crop import CenterCrop, RandomResizedCrop
+    from .crop import CenterCrop, RandomCrop, RandomResizedCrop
     from .decoder import Decoder
     from .decoders.images import ImageDecoder
     from .epochs import BatchSource, LoaderConfig
@@ -31,6 +31,7 @@ __all__ = [
     "ImageError",
     "Loader",
     "LoaderConfig",
+    "RandomCrop",
     "RandomResizedCrop",
     "ShardError",
     "WorkerError",
@@ -42,7 +43,7 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Dataset", "list_splits", "open_dataset"), "containers.datasets"),
     **dict.fromkeys(("DataError", "ImageError", "ShardError", "WorkerError"), "errors"),
-    **dict.fromkeys(("CenterCrop", "RandomResizedCrop"), "crop"),
+    **dict.fromkeys(("CenterCrop", "RandomCrop", "RandomResizedCrop"), "crop"),
     **dict.fromkeys(("BatchSource", "LoaderConfig"), "epochs"),
     **dict.fromkeys(("Batch", "Field"), "batch"),
     "Decoder": "decoder",

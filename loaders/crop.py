@@ -11,7 +11,10 @@ Size = int | tuple[int, int]  # pixels: the side of a square, or (height, width)
 
 
 class Window(NamedTuple):
-    """Cut `box` out of the image, resize it to `size`, and keep the crop's rectangle that begins at `at`."""
+    """Cut `box` out of the image, resize it to `size`, and keep the crop's rectangle that begins at `at`.
+
+    Only a padded crop's rectangle reaches beyond what was resized: that is then mirrored about its outermost pixels.
+    """
 
     box: tuple[int, int, int, int]  # x, y, width, height in source pixels
     size: tuple[int, int]  # width, height after the resize
@@ -124,13 +127,59 @@ class CenterCrop:
     def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
         """See `Crop`."""
         crop_height, crop_width = (self.size, self.size) if isinstance(self.size, int) else self.size
-        least_height, least_width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
-        if width * least_height <= height * least_width:
-            w, h = least_width, int(least_width * height / width)
-        else:
-            w, h = int(least_height * width / height), least_height
+        w, h = _covering(width, height, self.resize)
         at = (round((w - crop_width) / 2.0), round((h - crop_height) / 2.0))
         return Window((0, 0, width, height), (w, h), at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop:
+    """torchvision's Resize(size), then RandomCrop(size, padding=padding, padding_mode="reflect").
+
+    `size` is a side in pixels, or (height, width): the image is made as small as it can be and still cover it, mirrored
+    about its outermost pixels by up to `padding` pixels on each side, and cut anywhere. Raises ValueError for a padding
+    that is not smaller than both sides.
+    """
+
+    size: Size
+    padding: int
+    interpolation: Interpolation = "bilinear"
+    draws: int = 2
+
+    def __post_init__(self) -> None:
+        size = pair(self.size)
+        object.__setattr__(self, "size", _plain(size))
+        if not 0 <= self.padding < min(size):
+            raise ValueError(
+                f"a padding of {self.padding} pixels: a crop of {describe_size(self.size)} has room for 0 to "
+                f"{min(size) - 1}"
+            )
+
+    def window(self, width: int, height: int, draws: Sequence[float]) -> Window:
+        """See `Crop`."""
+        w, h = self.resized(width, height)
+        tall, wide = pair(self.size)
+        x = int(draws[0] * (w + 2 * self.padding - wide + 1)) - self.padding
+        y = int(draws[1] * (h + 2 * self.padding - tall + 1)) - self.padding
+        return Window((0, 0, width, height), (w, h), (x, y))
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) of an image of `width` x `height` once it is resized, before it is padded."""
+        return _covering(width, height, self.size)
+
+
+def _covering(width: int, height: int, least: Size) -> tuple[int, int]:
+    """(width, height) of an image made as small as it can be and still cover `least`, truncated to whole pixels."""
+    least_height, least_width = (least, least) if isinstance(least, int) else least
+    if width * least_height <= height * least_width:
+        return least_width, int(least_width * height / width)
+    return int(least_height * width / height), least_height
+
+
+def reaches_out(window: Window, width: int, height: int) -> bool:
+    """Whether an output of `width` x `height` pixels reaches beyond what was resized, and is mirrored there."""
+    left, top = window.at
+    return left < 0 or top < 0 or left + width > window.size[0] or top + height > window.size[1]
 
 
 def sized(crop: Crop, size: Size) -> Crop:

@@ -1,9 +1,10 @@
 """The one resampler: bit-equal to torchvision's antialiased uint8 resize of the box, then a cut of the window."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from .crop import Interpolation, Window
+from .crop import Interpolation, Window, reaches_out
 from .decode import Pixels
 
 _KERNELS = {
@@ -15,6 +16,9 @@ _KERNELS = {
 def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels) -> None:
     """Write `window` of `pixels` [H, W, 3] into `out` [h, w, 3], contiguous uint8. The kernels run without the GIL."""
     x, y, width, height = window.box
+    if reaches_out(window, out.shape[1], out.shape[0]):
+        _resample_mirrored(pixels, window, interpolation, out)
+        return
     box = np.ascontiguousarray(pixels[y : y + height, x : x + width])
     if not box.flags.writeable:  # Pillow's arrays: torch warns about what it might write to
         box = box.copy()
@@ -28,3 +32,22 @@ def resample(pixels: Pixels, window: Window, interpolation: Interpolation, out: 
     left, top = window.at
     cut = resized[0, :, top : top + out.shape[0], left : left + out.shape[1]]
     torch.from_numpy(out).permute(2, 0, 1).copy_(cut)
+
+
+def mirrored(begin: int, count: int, n: int) -> npt.NDArray[np.int64]:
+    """Places `begin` to `begin + count` along an axis of `n` pixels; beyond its ends it is mirrored about the last."""
+    inside = np.abs(np.arange(begin, begin + count))
+    places: npt.NDArray[np.int64] = n - 1 - np.abs(n - 1 - inside)
+    return places
+
+
+def _resample_mirrored(pixels: Pixels, window: Window, interpolation: Interpolation, out: Pixels) -> None:
+    x, y, width, height = window.box
+    resized = pixels[y : y + height, x : x + width]
+    if window.size != (width, height):
+        resized = np.empty((window.size[1], window.size[0], 3), np.uint8)
+        resample(pixels, window._replace(at=(0, 0)), interpolation, resized)
+    left, top = window.at
+    rows = mirrored(top, out.shape[0], len(resized))
+    columns = mirrored(left, out.shape[1], resized.shape[1])
+    out[...] = resized[rows[:, None], columns]

@@ -239,7 +239,7 @@ def _decoder(rig: Rig) -> ImageDecoder:
     config, preprocessing = rig.config, rig.run.setup.input.preprocessing
     if config.no_aug:
         return ImageDecoder(center_crop(preprocessing))
-    crop = train_crop(preprocessing, config.scale, config.ratio)
+    crop = train_crop(preprocessing, config)
     return ImageDecoder(crop, dct_scaling=effective.scales(config))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders import Dataset, ImageDecoder, ImageError
-from fastimg.loaders.crop import shape_of
+from fastimg.loaders.crop import reaches_out, shape_of
 from fastimg.loaders.decode import decode_box, read_header
 from fastimg.loaders.jpeg.decoding import baseline, entropy
 from fastimg.loaders.jpeg.decoding.colour import to_columns
@@ -206,6 +206,8 @@ class _Thread:
             return None
         window = crop.window(width, height, draws)
         bicubic = crop.interpolation == "bicubic"
+        if reaches_out(window, *shape_of(crop)[::-1]):
+            return None
         if not find_region(header, *window, shape_of(crop)[::-1], bicubic, decoder.dct_scaling, region):
             return None
         t1 = clock()

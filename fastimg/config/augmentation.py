@@ -17,7 +17,8 @@ DEFAULT_RATIO = (3 / 4, 4 / 3)
 DEFAULT_HFLIP = 0.5
 JITTER = ("brightness", "contrast", "saturation")
 FIELDS = tuple(field.name for field in dataclasses.fields(Augmenting) if field.name != "no_aug")
-ON_A_LIST = tuple(name for name in FIELDS if name not in ("augmentation", "scale", "ratio"))  # what a list replaces
+_CROPS = ("scale", "ratio", "crop_padding")
+ON_A_LIST = tuple(name for name in FIELDS if name not in ("augmentation", *_CROPS))  # what a list replaces
 _PIXELS = ("hflip", "vflip", "rotate", *JITTER, "aa", "reprob", "mixup", "cutmix")  # the flags that a list can set
 _FIELD = {"trivial": "aa", "erase": "reprob"}  # where the flag has another name than the operation
 
@@ -64,6 +65,7 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("hflip", "vflip", "reprob"), (_is_share, "a probability, from 0 to 1")),
     **dict.fromkeys(("mixup", "cutmix"), (_is_alpha, "the alpha of a Beta distribution: 0 (never), or 0.001 to 100")),
     **dict.fromkeys(JITTER, (_are_factors, "two factors from 0 up, the smaller first")),
+    "crop_padding": (lambda pixels: 1 <= pixels <= 16384, "1 pixel or more"),
     "scale": (_are_shares, "shares above 0 and up to 1, the smaller first"),
     "ratio": (_are_ratios, "ratios above 0, the smaller first"),
     "rotate": (lambda degrees: 0 <= degrees <= 180, "degrees to either side, from 0 to 180"),
@@ -83,7 +85,7 @@ class Listed(NamedTuple):
 def asked(config: Augmenting) -> list[str]:
     """The fields with which the user asks for augmentation."""
     values = {name: getattr(config, name) for name in FIELDS}
-    return [name for name, value in values.items() if value is not None and value != "none" and value != []]
+    return [name for name, value in values.items() if value not in (None, False, "none", [])]
 
 
 def listed(value: bool | list[Entry] | None) -> Listed:
@@ -184,7 +186,7 @@ def effective(config: Augmenting, plain: bool) -> dict[str, Any]:
     """Every field of Augmenting with its choice made; None for what does not happen. `plain`: validation's crops."""
     settings: dict[str, Any] = dict.fromkeys(FIELDS)
     if plain:
-        return {**settings, "no_aug": True}
+        return {**settings, "alternating_flip": False, "no_aug": True}
     said = None if config.augmentation is None else listed(config.augmentation)
     chosen = {"hflip": DEFAULT_HFLIP} if said is None else dict(said.settings)
     if config.color_jitter is not None:
@@ -193,8 +195,10 @@ def effective(config: Augmenting, plain: bool) -> dict[str, Any]:
     settings |= {name: value for name, value in chosen.items() if value not in (0.0, (1.0, 1.0), "none")}
     return settings | {
         "no_aug": False,
-        "scale": config.scale or DEFAULT_SCALE,
-        "ratio": config.ratio or DEFAULT_RATIO,
+        "scale": None if config.crop_padding else config.scale or DEFAULT_SCALE,
+        "ratio": None if config.crop_padding else config.ratio or DEFAULT_RATIO,
+        "crop_padding": config.crop_padding,
+        "alternating_flip": config.alternating_flip,
         "hflip": chosen.get("hflip", 0.0),
         "vflip": chosen.get("vflip", 0.0),
         "aa": "trivial" if settings["aa"] else None,

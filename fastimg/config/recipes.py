@@ -90,34 +90,42 @@ def resnet50_short(epochs: int = 16) -> Settings:
 
 
 def cifar_fast() -> Settings:
-    """CIFAR-10 and its like, 32 x 32 pixels, from random weights in 24 epochs.
+    """CIFAR-10 and its like, 32 x 32 pixels, from random weights in 10 epochs, all images on the device.
 
-    Batch, rate, schedule, weight decay and mirror images of ffcv's CIFAR example (libffcv/ffcv, examples/cifar). Its
-    own nine-layer network, shifts and cutout are not here: the model is timm's small DarkNet, which sees all 32 pixels
-    in its first layers and ends at 4 x 4, and the crop is of random scale. Measured: nothing yet.
+    Network, batch, schedule, shifts, mirror images in every second epoch and lookahead of Jordan, 94% on CIFAR-10 in
+    3.29 Seconds on a Single GPU (arXiv 2404.00498; KellerJordan/cifar10-airbench, airbench94), whose rates are turned
+    into those of a mean loss: 11.5 / 7.667 per 1,024 images, and 64 times that for the norms' biases.
+    Different here: the ramp begins at 0 and not at a fifth, an epoch's last batch is kept, the first layer's bias
+    trains to the end, lookahead averages weights and not running statistics, validation sees mirror images but no
+    shifted ones. Measured beside airbench's own script by benchmarks/cifar.py.
     """
     return {
-        "arch": "darknet17",
-        "model_kwargs": ("output_stride=8",),
+        "arch": "fastimg/airnet",
+        "resident": True,
         "train_crop_size": 32,
         "val_crop_size": 32,
         "crop_pct": 1.0,
         "interpolation": "bilinear",
         "mean": (0.4914, 0.4822, 0.4465),
         "std": (0.247, 0.2435, 0.2616),
-        "scale": (0.6, 1.0),
+        "crop_padding": 2,
         "hflip": 0.5,
-        "epochs": 24,
-        "batch_size": 512,
+        "alternating_flip": True,
+        "epochs": 10,
+        "batch_size": 1024,
         "opt": "sgd",
-        "lr": 0.5,
+        "lr": 1.5,
         "lr_scale": "linear",
-        "lr_base_size": 512,
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "smoothing": 0.1,
+        "lr_base_size": 1024,
+        "momentum": 0.85,
+        "weight_decay": 1.33e-3,
+        "norm_weight_decay": 1.33e-3,
+        "norm_lr_scale": 64.0,
+        "lookahead": 5,
+        "smoothing": 0.2,
         "sched": "linear",
-        "warmup": "0.2dur",  # there 5 epochs of 24
+        "warmup": "0.23dur",
+        "min_lr": 0.105,
         "amp_dtype": "auto",
         "channels_last": True,
         "tta": True,

@@ -21,6 +21,7 @@ from .training import COMPILE_MODES, CUDA_GRAPH_MODES, Train
 IMAGE_FIELDS = (
     *("decode", "dct_scaling", "max_pixels", "img_size", "train_crop_size", "val_crop_size", "val_resize_size"),
     *("crop_pct", "interpolation", "mean", "std", "progressive", "progressive_epochs", "tta", "blurpool", "drop_path"),
+    "resident",
 )
 
 
@@ -61,7 +62,13 @@ def _are_shares_above_zero(values: Collection[float]) -> bool:
 
 
 def _loads_with(backend: str) -> Callable[[Any], bool]:
+    if backend == "resident":
+        return lambda config: bool(getattr(config, "resident", False))
     return lambda config: bool(config.loader == backend)
+
+
+def _is_unmirrored(config: Any) -> bool:
+    return not augmentation.effective(config, config.no_aug)["hflip"]
 
 
 def _mixes(name: str) -> Callable[[Any], bool]:
@@ -167,14 +174,17 @@ def _growing_crops(config: Train) -> None:
 AUGMENTATION: tuple[Rule, ...] = (
     *(Excludes(name, "no_aug") for name in FIELDS),
     *(Excludes(name, "color_jitter") for name in JITTER),
+    Excludes("crop_padding", "scale"),
+    Excludes("crop_padding", "ratio"),
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
     Check("augmentation", _list),
+    Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
 )
 
 # What each backend does without. The loader's settings are called as the flags are.
 LOADER: tuple[Rule, ...] = tuple(
-    Idle(setting, _loads_with(backend), f"with --loader {backend}")
+    Idle(setting, _loads_with(backend), "with --resident" if backend == "resident" else f"with --loader {backend}")
     for backend, settings in IGNORED_SETTINGS.items()
     for setting in settings
 )
@@ -196,6 +206,9 @@ _EFFECTS: tuple[Rule, ...] = (
     Excludes("decay", "decay_epochs"),
     Excludes("crop_pct", "val_resize_size"),
     Excludes("train_crop_size", "progressive"),
+    Excludes("crop_padding", "progressive"),
+    Idle("crop_padding", lambda c: c.decode == "gpu", "with --decode gpu"),
+    Idle("resident", lambda c: c.loader not in ("auto", "native"), lambda c: f"with --loader {c.loader}"),
     Needs("freeze_epochs", lambda c: c.freeze is not None, "--freeze"),
     Needs("progressive_epochs", lambda c: c.progressive is not None, "--progressive"),
     Needs("model_ema_decay", lambda c: c.model_ema, "--model-ema"),
@@ -239,6 +252,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("cutmix", lambda c: c.batch_size == 1, "with --batch-size 1", given=_mixes("cutmix")),
     Idle("amp_dtype", lambda c: not c.amp, "with --no-amp"),
     Idle("profile", lambda c: c.loader not in ("auto", "native"), lambda c: f"with --loader {c.loader}"),
+    Idle("profile", lambda c: c.resident, "with --resident"),
+    Idle("norm_lr_scale", _only_head, "with --freeze backbone"),
 )
 
 CUDA_GRAPHS: tuple[Rule, ...] = (Check("compile", _cuda_graphs),)
@@ -255,6 +270,8 @@ _VALUES: tuple[Rule, ...] = (
     Range("lr_base_size", _at_least(1), "1 or more"),
     Range("layer_decay", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("norm_weight_decay", _at_least(0), "0 or more"),
+    Range("norm_lr_scale", _is_above_zero, "a number above 0"),
+    Range("lookahead", _at_least(2), "2 or more"),
     Range("model_ema_decay", _is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("model_ema_steps", _at_least(1), "1 or more"),
     Range("compile", lambda mode: mode in COMPILE_MODES, f"one of {', '.join(COMPILE_MODES)}"),
@@ -301,8 +318,8 @@ _VALUES: tuple[Rule, ...] = (
 _PRECEDENCE: tuple[Rule, ...] = (
     Replaces("img_size", ("train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs")),
     # A recipe's arguments are for its model, its rate for its optimiser and batch, its ramp for its epochs.
-    Replaces("arch", ("model_kwargs",), in_recipes=True),
-    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay"), in_recipes=True),
+    Replaces("arch", ("model_kwargs", "norm_lr_scale"), in_recipes=True),
+    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"), in_recipes=True),
     Replaces("lr", ("lr_scale", "lr_base_size"), in_recipes=True),
     Replaces("duration", ("progressive_epochs",), in_recipes=True),
 )

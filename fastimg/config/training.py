@@ -24,8 +24,9 @@ class Inputs:  # more than 12 fields: a flag each
     embedded digits."""
 
     arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME", help_behavior_hint="")] = None
-    """Any timm model, a torchvision model as torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or
-    hf:FOLDER, which comes with its weights. Default: the architecture that --weights states, else resnet50."""
+    """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
+    Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with its weights. Default: the architecture that --weights
+    states, else resnet50."""
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
     weights: flagtypes.File = None
@@ -87,6 +88,9 @@ class Inputs:  # more than 12 fields: a flag each
     ] = "auto"
     """The data loader: fastimg's own (native, auto), PyTorch's DataLoader with Pillow and torchvision (torch), NVIDIA
     DALI, FFCV (.beton only), or synthetic, random pixels on the device, which shows how fast training could be."""
+    resident: bool = False
+    """Decode every image once, and keep them all as uint8 on the device, where crops are cut: for small datasets, up to
+    half of the free memory of a GPU, or of the host on a CPU. Each rank keeps all of them."""
     workers: Annotated[str, arg(aliases=["-j"])] = "auto"
     """Number of threads that decode images (processes with --loader torch), or auto for this process's share of the
     cores."""
@@ -147,8 +151,13 @@ class Augmenting:  # more than 12 fields: a flag each
     """Smallest and largest share of the image's area in a training crop. Default: 0.08 1."""
     ratio: flagtypes.Pair = None
     """Smallest and largest aspect ratio of a training crop. Default: 0.75 1.3333."""
+    crop_padding: flagtypes.Int = None
+    """Instead of random resized crops: mirror the image about its edges by this many pixels, and cut the crop out at
+    random, as torchvision's RandomCrop(padding=N, padding_mode="reflect"). Images of another size are resized first."""
     hflip: flagtypes.Float = None
     """Probability of a horizontal flip. Default: 0.5."""
+    alternating_flip: FlagCreatePairsOff[bool] = False
+    """Mirror each image in every second epoch, and a share of --hflip in the first, instead of drawing anew."""
     vflip: flagtypes.Float = None
     """Probability of a vertical flip. Default: 0."""
     rotate: flagtypes.Float = None
@@ -218,6 +227,11 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Weight decay, except of norms and biases. Default: 0.05 for AdamW, 5e-5 for SGD."""
     norm_weight_decay: flagtypes.Float = None
     """Weight decay of norms and biases. Default: 0."""
+    norm_lr_scale: flagtypes.Float = None
+    """Multiply the learning rate of norms by this; what they decay by in a step does not change. Default: 1."""
+    lookahead: flagtypes.Int = None
+    """Every so many steps, move the weights back towards their running average, which grows slower over the run as in
+    airbench (Lookahead). Default: never."""
     clip_grad: flagtypes.Float = None
     """Clip the gradient to this norm."""
     smoothing: Annotated[float, arg(aliases=["--label-smoothing"])] = 0.1

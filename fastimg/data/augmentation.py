@@ -8,6 +8,7 @@ images in [0, 1] that are not normalised yet; then normalisation, erasing, and m
 from fastimg.augment.policy import Policy
 from fastimg.config.augmentation import JITTER, arguments_shown, listed
 from fastimg.config.commands import Augmenting
+from fastimg.wording import plural
 
 
 def order_note(config: Augmenting) -> str:
@@ -24,6 +25,7 @@ def policy_of(config: Augmenting, mean: tuple[float, float, float], std: tuple[f
     """The policy of an effective configuration."""
     return Policy(
         hflip=config.hflip or 0.0,
+        hflip_alternates=config.alternating_flip,
         vflip=config.vflip or 0.0,
         rotate=config.rotate or 0.0,
         brightness=config.brightness or (1.0, 1.0),
@@ -48,7 +50,9 @@ def sentence(config: Augmenting, crop: int | None) -> str:
             f"random resized crop {crop} (scale {config.scale[0]:g} to {config.scale[1]:g}, "
             f"ratio {config.ratio[0]:.3g} to {config.ratio[1]:.3g})"
         ]
-    words += [f"hflip {config.hflip or 0:g}"]
+    if config.crop_padding is not None:
+        words = [f"random crop {crop} of the image mirrored by {plural(config.crop_padding, 'pixel')} at its edges"]
+    words += [f"hflip {config.hflip or 0:g}{', alternating' if config.alternating_flip else ''}"]
     words += [f"vflip {config.vflip:g}"] if config.vflip else []
     words += [f"rotate {config.rotate:g} degrees to either side"] if config.rotate else []
     words += [f"{name} {value[0]:g} to {value[1]:g}" for name in JITTER if (value := getattr(config, name))]

@@ -3,16 +3,17 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fastimg.config.flag_types import parse_workers
+from fastimg.config.training import Augmenting
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.loaders import CenterCrop, Dataset, RandomResizedCrop, list_splits, open_dataset
+from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads
-from fastimg.loaders.backends.settings import IGNORED_SETTINGS, Backend
+from fastimg.loaders.backends.settings import Backend, Reading
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop, Interpolation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
     import torch
 
     from fastimg.loaders import BatchSource, LoaderConfig
+    from fastimg.loaders.backends.resident import ResidentImages
     from fastimg.models.ranks import Ranks
     from fastimg.models.registry import Preprocessing
 
@@ -39,6 +41,7 @@ class DatasetPart:
     origin: str  # in words
     held_out: float | None = None  # the share of the training split, for a validation part that was taken from it
     split: str | None = None  # the split, for one that is read whole
+    held: "ResidentImages | None" = None  # its images, where they are kept on the device
 
     def __len__(self) -> int:
         return len(self.dataset) if self.indices is None else len(self.indices)
@@ -143,34 +146,30 @@ def center_crop(preprocessing: "Preprocessing") -> CenterCrop:
     return CenterCrop(size=p.val_size, resize=p.val_resize, interpolation=p.interpolation)
 
 
-def train_crop(
-    preprocessing: "Preprocessing", scale: tuple[float, float] | None, ratio: tuple[float, float] | None
-) -> RandomResizedCrop:
-    """What training sees of an image."""
-    return random_crop(preprocessing.train_size, preprocessing.interpolation, scale, ratio)
+def train_crop(preprocessing: "Preprocessing", config: Augmenting) -> Crop:
+    """What training with augmentation sees of an image."""
+    return random_crop(preprocessing.train_size, preprocessing.interpolation, config)
 
 
-def random_crop(
-    size: int,
-    interpolation: Interpolation,
-    scale: tuple[float, float] | None,
-    ratio: tuple[float, float] | None,
-) -> RandomResizedCrop:
-    """A crop to `size` pixels; None for the usual scale or ratio."""
+def random_crop(size: int, interpolation: Interpolation, config: Augmenting) -> Crop:
+    """The crop to `size` pixels that `config` asks for, with the usual scale and ratio where it has none."""
+    if config.crop_padding is not None:
+        return RandomCrop(size=size, padding=config.crop_padding, interpolation=interpolation)
     return RandomResizedCrop(
         size=size,
         interpolation=interpolation,
-        scale=scale or RandomResizedCrop.scale,
-        ratio=ratio or RandomResizedCrop.ratio,
+        scale=config.scale or RandomResizedCrop.scale,
+        ratio=config.ratio or RandomResizedCrop.ratio,
     )
 
 
-def chosen_backend(loader: str) -> Backend:
+def chosen_backend(loader: str) -> Reading:
     """The loader that --loader names; auto is fastimg's own."""
-    for name in IGNORED_SETTINGS:
+    loaders: tuple[Reading, ...] = get_args(Reading)  # --resident is a flag of its own
+    for name in loaders:
         if name == ("native" if loader == "auto" else loader):
             return name
-    raise UsageError(f"--loader {loader}: give auto or {', '.join(IGNORED_SETTINGS)}")
+    raise UsageError(f"--loader {loader}: give auto or {', '.join(loaders)}")
 
 
 def check_backend(backend: Backend) -> None:
@@ -200,7 +199,11 @@ def build_loader(
     decode: Literal["cpu", "gpu"] = "cpu",
     dct_scaling: bool = False,
 ) -> "BatchSource":
-    """The loader of a part."""
+    """The loader of a part: of its images in memory, if they are kept there."""
+    if part.held is not None:
+        from fastimg.loaders.backends.resident import ResidentLoader  # it imports torch
+
+        return ResidentLoader(part.held, crop, config)
     most = MAX_PIXELS if max_pixels is None else max_pixels
     return open_source(backend, part.dataset, crop, config, device, part.indices, most, decode, dct_scaling)
 

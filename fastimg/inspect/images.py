@@ -116,7 +116,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
 def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     """How training would augment and crop images: flags take precedence over the configuration file."""
     file = Train()
-    given = {name: getattr(config, name) for name in FIELDS if getattr(config, name) is not None}
+    given = {name: getattr(config, name) for name in FIELDS if getattr(config, name) not in (None, False)}
     if config.no_aug:
         given["no_aug"] = True
     if config.config is not None:
@@ -131,7 +131,7 @@ def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     if merged.no_aug:
         resize = resize if resize >= size else round(size / 0.875)
         return merged, CenterCrop(size=size, resize=resize, interpolation=interpolation)
-    return merged, random_crop(size, interpolation, merged.scale, merged.ratio)
+    return merged, random_crop(size, interpolation, merged)
 
 
 def _kornia(shown: Train, crop: Crop) -> "KorniaPass | None":

@@ -11,6 +11,7 @@ _CLASSES = {
     "Block",
     "Bottleneck",
     "CNBlock",
+    "ConvStage",
     "_DenseLayer",
     "EncoderBlock",
     "Fire",

@@ -1,4 +1,5 @@
-"""Models by name: timm's, torchvision's as `torchvision/NAME`, Hugging Face's text encoders as `hf:NAME`.
+"""Models by name: timm's, torchvision's as `torchvision/NAME`, ours as `fastimg/NAME`, Hugging Face's text encoders
+as `hf:NAME`.
 
 A model stays pure: precision, data parallelism and freezing are applied from outside.
 """
@@ -29,8 +30,12 @@ from fastimg.wording import plural
 from .blocks import blocks
 from .blurpool import blur_strides
 from .heads import HIDDEN, HeadInit, HeadKind, init_head, replace_head
+from .networks import airnet
 from .text_encoder import TextClassifier, empty_encoder, load_encoder, width_of
 from .tokenizer import Tokenizer
+
+OWN_PREFIX = "fastimg/"
+OWN = {"fastimg/airnet": airnet.AirNet}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +156,8 @@ def build(
     kwargs = dict(kwargs or {})
     if arch.startswith(HF_PREFIX):
         model = _text(arch, num_classes, kwargs, head_init, max_length, text)
+    elif arch.startswith(OWN_PREFIX):
+        model = _own(arch, num_classes, pretrained, kwargs)
     elif arch.startswith("torchvision/"):
         model = _torchvision(arch, num_classes, pretrained, kwargs, head_init)
     else:
@@ -268,6 +275,22 @@ def _text(
     module = TextClassifier(encoder, width_of(encoder), num_classes, settings["pooling"], settings["pad"])
     init_head(module, "classifier", head_init)
     return Model(module, arch, kwargs, ("classifier",), NO_PIXELS, False, text=text, new_head=head_init)
+
+
+def _own(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any]) -> Model:
+    if arch not in OWN:
+        raise UsageError(f"--arch {arch}: fastimg has no such model of its own{nearest(arch, OWN)}")
+    if pretrained:
+        raise UsageError(f"--pretrained: there are no weights for {arch}; leave it out, or give --weights FILE")
+    try:
+        module = OWN[arch](num_classes, **kwargs)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--model-kwargs: {arch} does not accept them: {reason_of(error)}") from error
+    size = airnet.SIZE
+    preprocessing = Preprocessing(
+        train_size=size, val_size=size, val_resize=size, interpolation="bilinear", mean=airnet.MEAN, std=airnet.STD
+    )
+    return Model(module, arch, kwargs, ("head",), preprocessing, True, size)
 
 
 def _torchvision(arch: str, num_classes: int, pretrained: bool, kwargs: dict[str, Any], head_init: HeadInit) -> Model:
@@ -490,11 +513,17 @@ def freeze(model: Model, what: str) -> int:
             )
         frozen = {name for block in parts[: int(what)] for name in block.parameters}
     for name, parameter in model.module.named_parameters():
-        parameter.requires_grad_(name not in frozen)
+        parameter.requires_grad_(name not in frozen and name not in fixed(model.module))
     count = sum(p.numel() for p in model.module.parameters() if p.requires_grad)
     if count == 0:
         raise UsageError(f"--freeze {what}: {model.arch} has no separate classifier layer; leave --freeze out")
     return count
+
+
+def fixed(module: nn.Module) -> set[str]:
+    """The names of the parameters that a model never trains, as some of ours say in a method `fixed`."""
+    names = getattr(module, "fixed", None)
+    return set(names()) if callable(names) else set()
 
 
 def train_mode(module: nn.Module) -> None:

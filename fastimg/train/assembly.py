@@ -27,7 +27,7 @@ from fastimg.models.sync_norm import share_statistics
 from .checkpoints import changed_data
 from .choices import resolution as effective
 from .opening import open_loader
-from .optimisers import build_optimizer
+from .optimisers import Lookahead, build_optimizer
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
 from .wrapping import compiled, wrapped
@@ -101,7 +101,7 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     if config.no_aug:
         crop: Crop = center_crop(preprocessing)
     else:
-        crop = train_crop(preprocessing, config.scale, config.ratio)
+        crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
     loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
 
@@ -134,15 +134,18 @@ def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, bat
         config.momentum,
         impl=config.opt_impl,
         norm_weight_decay=config.norm_weight_decay or 0.0,
+        norm_lr_scale=config.norm_lr_scale or 1.0,
         layer_decay=config.layer_decay,
         frozen_too=config.freeze_epochs is not None,
     )
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
     decay = config.model_ema_decay or DECAY
+    schedule = effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train))
     return Optimisation(
         optimizer=optimizer,
         scaler=blueprint.precision.scaler(),
-        schedule=effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train)),
+        schedule=schedule,
         steps_per_epoch=steps_per_epoch,
         ema=Ema(trained, decay, config.model_ema_steps) if config.model_ema else None,
+        lookahead=Lookahead(every=config.lookahead, steps=schedule.steps) if config.lookahead else None,
     )

@@ -1,6 +1,8 @@
 """Opens what a run starts with: its data, its model, and the loader of a split."""
 
-from contextlib import ExitStack
+import json
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,13 +11,16 @@ from rich.console import Console
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
+from fastimg.config.flag_types import parse_workers
 from fastimg.data.datasets import (
     DatasetPart,
     build_loader,
+    center_crop,
     check_readable,
     chosen_backend,
     find_dataset,
     open_parts,
+    train_crop,
     worker_count,
 )
 from fastimg.embeddings.cache import array_loader
@@ -29,6 +34,7 @@ from fastimg.loaders.epochs import Padding
 from fastimg.loaders.order import WINDOW, Order
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
+from fastimg.models.networks import airnet
 from fastimg.models.ranks import Ranks
 from fastimg.models.recompute import checkpoint_blocks
 from fastimg.models.registry import Model, Preprocessing, build, check_kwargs, freeze, parse_kwargs
@@ -38,6 +44,8 @@ from fastimg.train.choices.stated_weights import Stated
 from fastimg.wording import plural, with_flags
 
 from .choices import resolution as effective
+
+WHITENED = 5000  # training images that a whitening layer is made from
 
 
 def open_data(
@@ -149,6 +157,42 @@ def build_model(
     if config.grad_checkpointing and not checkpoint_blocks(model.module):
         raise UsageError(f"--grad-checkpointing has no effect: {arch} has no repeated blocks; leave it out")
     return model, preprocessing
+
+
+def whiten(
+    config: Train, model: Model, preprocessing: Preprocessing, ranks: Ranks, part: DatasetPart, console: Console
+) -> None:
+    """Set the first layer of a model that whitens patches, from up to WHITENED training crops of the first epoch.
+
+    Rank 0 reads them for all. A checkpoint has the layer's weights as it has any others.
+    """
+    network = model.module
+    if not isinstance(network, airnet.AirNet):
+        return
+    crop: Crop = center_crop(preprocessing) if intent.plain(config) else train_crop(preprocessing, config)
+    count = min(WHITENED, len(part))
+    text = ""
+    if ranks.first:
+        alone = replace(config, batch_size=min(250, count), workers=str(parse_workers(config.workers, ranks.cpus)))
+        loader = open_loader(alone, None, part, crop, "random", "zeros", model)
+        with closing(loader):
+            read = 0
+            moments = None
+            for batch in loader:
+                good = batch.inputs.cpu()[batch.weight.cpu() > 0][: count - read]
+                seen = airnet.patch_moments(good)
+                moments = seen if moments is None else moments + seen
+                read += len(good)
+                if read >= count:
+                    break
+        if read:
+            assert moments is not None
+            filters = airnet.whitening_filters(moments, preprocessing.mean, preprocessing.std)
+            text = json.dumps(filters.tolist())
+            say(console, f"whitening   the first layer, from patches of {plural(read, 'training image')}")
+    text = ranks.broadcast(text)
+    if text:  # otherwise no image can be read, which training will report
+        network.whiten(torch.tensor(json.loads(text)))
 
 
 def _size_flag(config: Train) -> str:

@@ -6,17 +6,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
+from fastimg.config.flag_types import parse_workers
 from fastimg.data import augmentation
 from fastimg.data.datasets import DatasetPart, center_crop, chosen_backend, train_crop
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Encoding, Keeper, pixels_of, views
+from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
+from fastimg.loaders.backends.resident import ResidentImages
 from fastimg.loaders.containers.arrays import ArrayDataset
+from fastimg.loaders.crop import Crop
 from fastimg.models.precision import Precision
+from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, TextSide
+from fastimg.system import memory
+from fastimg.system.terminal import say
 from fastimg.train.reporting.report import shown
 from fastimg.wording import plural
 
@@ -50,6 +58,65 @@ def tokenised(
     return tokens(part), None if val_part is None else tokens(val_part)
 
 
+RESIDENT_SHARE = 0.5  # of the free memory, that --resident may take
+
+
+def resident(config: Train, preprocessing: Preprocessing, ranks: Ranks, parts: Parts, console: Console) -> Parts:
+    """All splits with their images on the device; in a dry run they are only measured.
+
+    Raises UserError if they take more than RESIDENT_SHARE of the memory that is free.
+    """
+    evaluated: Crop = center_crop(preprocessing)
+    crop = evaluated if intent.plain(config) else train_crop(preprocessing, config)
+
+    def kept(part: DatasetPart | None, crop: Crop) -> DatasetPart | None:
+        if part is None:
+            return None
+        workers = parse_workers(config.workers, ranks.cpus)  # nothing trains meanwhile
+        settings = {} if config.max_pixels is None else {"max_pixels": config.max_pixels}
+        images = ResidentImages(
+            part.dataset,
+            crop,
+            ranks.device,
+            part.indices,
+            workers=workers,
+            on_error=config.on_error or "skip",
+            **settings,
+        )
+        return replace(part, held=images)
+
+    train = kept(parts.train, crop)
+    assert train is not None
+    parts = replace(parts, train=train, val=kept(parts.val, evaluated), evaluated=kept(parts.evaluated, evaluated))
+    held = [part.held for part in (parts.train, parts.val, parts.evaluated) if part is not None and part.held]
+    _check_room(sum(images.nbytes for images in held), len(train), ranks)
+    if not config.dry_run:
+        for images in held:
+            images.load()
+        count = plural(sum(map(len, held)), "image")
+        say(console, f"resident    {count} read and decoded in {sum(images.seconds for images in held):.1f} s")
+    return parts
+
+
+def _check_room(nbytes: int, samples: int, ranks: Ranks) -> None:
+    """Refuse images that are too large together: those of all processes of a host, if they are kept on the host."""
+    needed = nbytes
+    where = str(ranks.device)
+    if ranks.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(ranks.device)
+    else:
+        free = memory.available()
+        needed *= ranks.local_world_size
+        where = "the host"
+    short = needed > RESIDENT_SHARE * free
+    if ranks.sum(torch.tensor([float(short)], device=ranks.device)).item():  # all ranks stop together
+        raise UserError(
+            f"--resident: the images take {needed:,} bytes ({plural(samples, 'training image')}), and {where} has "
+            f"{free:,} free, of which they may take {RESIDENT_SHARE:.0%}; leave --resident out, or make the images "
+            "smaller with `fastimg convert --max-size`"
+        )
+
+
 def embedded(
     config: Train,
     model: Model,
@@ -74,7 +141,7 @@ def embedded(
     scales = effective.scales(config)
 
     def encoded(part: DatasetPart, view: int | None) -> ArrayDataset:
-        crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config.scale, config.ratio)
+        crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config)
 
         def open_(missing: DatasetPart) -> BatchSource:
             return open_loader(

@@ -32,7 +32,7 @@ from fastimg.train.reporting.accounting import Account
 
 from .checkpoints import run_directory as rundir
 from .metrics import Meter, Trace
-from .optimisers import Schedule
+from .optimisers import Lookahead, Schedule
 from .patience import DEFAULT_METRIC, Best, Metric, Standing
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
@@ -83,6 +83,7 @@ class Optimisation:
     schedule: Schedule
     steps_per_epoch: int
     ema: Ema | None = None
+    lookahead: Lookahead | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

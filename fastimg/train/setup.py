@@ -19,7 +19,7 @@ from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
 from fastimg.embeddings.encoder import cache_root
-from fastimg.errors import printable
+from fastimg.errors import UsageError, printable
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -42,8 +42,8 @@ from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
-from .opening import build_model, check_classes, check_content, open_data
-from .parts import Parts, embedded, tokenised
+from .opening import build_model, check_classes, check_content, open_data, whiten
+from .parts import Parts, embedded, resident, tokenised
 from .run import Run
 from .wrapping import changing_graph
 
@@ -153,6 +153,14 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         parts = replace(parts, words="computed once by the frozen encoder (not in a dry run)")
     elif effective.views(config):
         parts = embedded(config, model, preprocessing, precision, keeper, parts, stack)
+    if config.resident:
+        if effective.views(config):
+            raise UsageError(
+                "--resident has no effect on cached embeddings; leave it out, or add --cache-embeddings off"
+            )
+        parts = resident(config, preprocessing, ranks, parts, console)
+    if config.weights is None and not config.dry_run:  # a run that is resumed may have no checkpoint yet
+        whiten(config, model, preprocessing, ranks, parts.train, console)
 
     def blueprint(batch_size: int) -> Blueprint:
         chosen = replace(config, batch_size=batch_size)
@@ -278,7 +286,12 @@ def _compile_decoder(run: Run, console: Console) -> None:
     """Compile the decoder of tiled JPEGs now if this machine has not compiled it yet, and say how long it took."""
     setup = run.setup
     data = run.setup.data
-    if setup.config.loader != "native" or data.embedding is not None or setup.model.text is not None:
+    if (
+        setup.config.loader != "native"
+        or setup.config.resident
+        or data.embedding is not None
+        or setup.model.text is not None
+    ):
         return
     dataset = data.loader.dataset
     indices = data.loader.indices
@@ -310,7 +323,7 @@ def _print_slots(run: Run, console: Console) -> None:
     nbytes = loader.slot_bytes
     loaders = 1 if setup.data.val_loader is None else 2
     words = f"loader: {loader.describe()}; a batch takes {plural(nbytes, 'byte')} on the host"
-    if setup.config.loader == "native":
+    if setup.config.loader == "native" and not setup.config.resident:
         slots = loader.slots
         pinned = " pinned" if setup.ranks.device.type == "cuda" else ""
         words = (

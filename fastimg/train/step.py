@@ -113,6 +113,8 @@ def update(run: Run, rows: int, request: int = 0) -> int:
     scaler.step(optimizer)  # with fp16 a sync point: it skips the step if a gradient overflowed
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
+    if optimisation.lookahead is not None:
+        optimisation.lookahead.step(optimizer, progress.step + 1)
     if optimisation.ema is not None:
         optimisation.ema.update(progress.step)
     progress.step += 1

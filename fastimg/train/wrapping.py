@@ -17,7 +17,7 @@ from fastimg.models.blocks import repeated
 from fastimg.models.compilation import Compilation, ahead, compile_modules
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks, wrap
-from fastimg.models.registry import train_mode
+from fastimg.models.registry import fixed, train_mode
 
 from .augment_stream import AugmentStream
 from .run import Run, learning
@@ -117,7 +117,8 @@ def unfreeze(run: Run, say: Callable[[str], None]) -> None:
     progress = run.progress
     config = setup.config
     module = setup.model.module
-    parameters = list(module.parameters())
+    never = fixed(module)
+    parameters = [parameter for name, parameter in module.named_parameters() if name not in never]
     if config.freeze_epochs is None or setup.frozen(progress.epoch) or all(p.requires_grad for p in parameters):
         return
     for parameter in parameters:

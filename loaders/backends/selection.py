@@ -102,6 +102,11 @@ def open_source(
             from .ffcv import FfcvLoader
 
             return FfcvLoader(dataset, crop, config, device, indices)
+        case "resident":
+            from .resident import ResidentImages, ResidentLoader
+
+            held = ResidentImages(dataset, crop, device, indices, max_pixels, config.workers, config.on_error)
+            return ResidentLoader(held, crop, config)
         case "synthetic":
             from .synthetic import SyntheticLoader
 

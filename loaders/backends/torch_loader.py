@@ -19,11 +19,12 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from fastimg.loaders.containers.datasets import Dataset
-from fastimg.loaders.crop import Crop, Size, shape_of
+from fastimg.loaders.crop import Crop, Size, reaches_out, shape_of
 from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import DataError, ImageError, WorkerError
+from fastimg.loaders.resample import mirrored
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -179,6 +180,10 @@ def _image(images: ImageDecoder, data: memoryview, draws: list[float]) -> torch.
     resized: torch.Tensor = functional.resize(box, size, _FILTERS[images.crop.interpolation], antialias=True)
     left, top = window.at
     tall, wide = shape_of(images.crop)
+    if reaches_out(window, wide, tall):
+        rows = torch.from_numpy(mirrored(top, tall, window.size[1]))
+        columns = torch.from_numpy(mirrored(left, wide, window.size[0]))
+        return resized[:, rows[:, None], columns].permute(1, 2, 0)
     return resized[:, top : top + tall, left : left + wide].permute(1, 2, 0)
 
 

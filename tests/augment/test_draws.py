@@ -185,3 +185,17 @@ def test_images_too_large():
             for y in (0, height - 1):
                 for row in (0, 3):
                     assert abs(affine[:, row] * x + affine[:, row + 1] * y + affine[:, row + 2]).max() < 2**31
+
+
+def test_alternating_mirror_images_change_with_every_epoch():
+    """Each image is seen both ways in two epochs; the first is drawn as without alternation, whatever the batch."""
+    ids = np.arange(4000)
+    drawn = [draw(Policy(hflip=0.3), ids, 7, epoch).hflip for epoch in range(3)]
+    turns = [draw(Policy(hflip=0.3, hflip_alternates=True), ids, 7, epoch).hflip for epoch in range(5)]
+    assert torch.equal(turns[0], drawn[0]) and abs(turns[0].double().mean() - 0.3) < 0.03
+    for epoch in range(4):
+        assert torch.equal(turns[epoch + 1], ~turns[epoch])
+    alone = draw(Policy(hflip=0.3, vflip=0.5, hflip_alternates=True), ids[100:107], 7, 3)
+    assert torch.equal(alone.hflip, turns[3][100:107])
+    assert torch.equal(alone.vflip, draw(Policy(vflip=0.5), ids[100:107], 7, 3).vflip)  # it is drawn as ever
+    assert not draw(Policy(hflip_alternates=True), ids, 7, 1).hflip.any()

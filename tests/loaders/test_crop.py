@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from fastimg.loaders.crop import CenterCrop, RandomResizedCrop, Window, sized
+from fastimg.loaders.crop import CenterCrop, RandomCrop, RandomResizedCrop, Window, reaches_out, sized
 from fastimg.loaders.random import uniforms
+from fastimg.loaders.resample import resample
 
 sides = st.integers(1, 6000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=22, max_size=22)
@@ -169,3 +170,50 @@ def test_rectangles_made_smaller():
     for size in ((65, 96), (64, 97), 65):
         with pytest.raises(ValueError, match="give at most 64 x 96, or make the loader with a larger crop"):
             sized(crop, size)
+
+
+def cut_by_us(crop, pixels, numbers, shape):
+    out = np.zeros((*shape, 3), np.uint8)
+    resample(pixels, crop.window(pixels.shape[1], pixels.shape[0], numbers), crop.interpolation, out)
+    return out
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("width", "height", "size", "padding"),
+    [(32, 32, (32, 32), 4), (40, 64, (32, 32), 31), (33, 20, (16, 24), 5), (9, 7, (16, 16), 0), (90, 20, (8, 8), 3)],
+)
+def test_padded_crops_are_torchvisions(width, height, size, padding, interpolation):
+    """Its Resize, its reflecting Pad and its crop, at the place that is drawn; some of them without any padding."""
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    image = torch.from_numpy(pixels).permute(2, 0, 1)
+    crop = RandomCrop(size=size, padding=padding, interpolation=interpolation)
+    w, h = crop.resized(width, height)
+    resized = v2.functional.resize(image, [h, w], v2.InterpolationMode(interpolation), antialias=True)
+    padded = v2.functional.pad(resized, [padding] * 4, padding_mode="reflect")
+    corners = [[0.0, 0.0], [np.nextafter(1, 0)] * 2, [0.0, 0.999]]
+    for numbers in [*corners, *uniforms(1, 2, np.arange(12), 3, 2).tolist()]:
+        window = crop.window(width, height, numbers)
+        x, y = window.at[0] + padding, window.at[1] + padding
+        assert 0 <= x <= padded.shape[2] - size[1] and 0 <= y <= padded.shape[1] - size[0]
+        expected = padded[:, y : y + size[0], x : x + size[1]].permute(1, 2, 0).numpy()
+        assert np.array_equal(cut_by_us(crop, pixels, numbers, size), expected)
+
+
+def test_padded_crops_are_drawn_evenly():
+    crop = RandomCrop(size=32, padding=2)
+    table = uniforms(1, 2, np.arange(5000), 3, crop.draws)
+    places = np.array([crop.window(32, 32, row).at for row in table.tolist()])
+    for axis in (0, 1):
+        values, counts = np.unique(places[:, axis], return_counts=True)
+        assert values.tolist() == [-2, -1, 0, 1, 2] and stats.chisquare(counts).pvalue > 0.001
+    assert reaches_out(Window((0, 0, 32, 32), (32, 32), (-1, 0)), 32, 32)
+    assert not reaches_out(Window((0, 0, 32, 32), (34, 32), (2, 0)), 32, 32)
+
+
+def test_paddings_that_cannot_be():
+    for padding in (-1, 24, 32):
+        with pytest.raises(ValueError, match=f"a padding of {padding} pixels: a crop of 24 x 32 has room for 0 to 23"):
+            RandomCrop(size=(24, 32), padding=padding)
+    with pytest.raises(TypeError, match="RandomCrop has one size"):
+        sized(RandomCrop(size=32, padding=4), 24)

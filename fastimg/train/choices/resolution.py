@@ -32,7 +32,7 @@ _BASE = 256  # the batch that a learning rate is for, as timm has it
 
 def scales(config: Train) -> bool:
     """Whether training crops may be decoded smaller than they are."""
-    scaling = "dct_scaling" not in IGNORED_SETTINGS[chosen_backend(config.loader)]
+    scaling = "dct_scaling" not in IGNORED_SETTINGS[chosen_backend(config.loader)] and not config.resident
     return scaling and config.dct_scaling == "auto" and config.decode != "gpu" and not plain(config)
 
 
@@ -47,6 +47,11 @@ def preprocessing(config: Train, own: Preprocessing) -> Preprocessing:
             f"--val-resize-size {val_resize} is smaller than the crop of {val_size}; raise it to that at least"
         )
     train_size = config.train_crop_size or size or own.train_size
+    if config.crop_padding is not None and config.crop_padding >= train_size and not plain(config):
+        raise UsageError(
+            f"--crop-padding {config.crop_padding}: crops of {train_size} pixels can be mirrored by up to "
+            f"{train_size - 1}; give less"
+        )
     if config.progressive is not None:
         train_size = progressive(config).large
     if plain(config):
@@ -114,6 +119,7 @@ def resolve(
         momentum=0.9 if config.momentum is None else config.momentum,
         weight_decay=_weight_decay(config),
         norm_weight_decay=config.norm_weight_decay or 0.0,
+        norm_lr_scale=config.norm_lr_scale or 1.0,
         sched=sched,
         warmup=_warmup(config, trained),
         warmup_epochs=None,

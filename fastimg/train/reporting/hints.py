@@ -64,8 +64,8 @@ class Remedy(NamedTuple):
 
 
 def hint(facts: WaitingFacts) -> Hint | None:
-    """The verdict; None if the run hardly waits, and for synthetic pixels, which are not read from anywhere."""
-    if facts.wait <= LIMIT or facts.backend == "synthetic":
+    """The verdict; None if the run hardly waits, and for pixels that are not read from anywhere."""
+    if facts.wait <= LIMIT or facts.backend in ("synthetic", "resident"):
         return None
     kind, waits_for, remedies = _cause(facts)
     unit = UNITS[facts.unit]

@@ -157,8 +157,10 @@ def _optimiser(config: Train, implementation: str, rate: str) -> str:
     words = [f"{config.opt} ({implementation})", f"lr {config.lr:g}{origin}"]
     words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
     words += [f"weight decay {config.weight_decay:g}{norms}"]
+    words += [f"norms at {config.norm_lr_scale:g} times the rate"] if config.norm_lr_scale not in (None, 1.0) else []
     words += [f"momentum {config.momentum:g}"] if config.momentum is not None else []
     words += [f"gradients clipped at {config.clip_grad:g}"] if config.clip_grad is not None else []
+    words += [f"lookahead every {config.lookahead} steps"] if config.lookahead is not None else []
     return ", ".join(words)
 
 

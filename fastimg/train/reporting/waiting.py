@@ -52,7 +52,11 @@ def _slow_starts(run: Run) -> str | None:
     if not steady.wait_share <= LIMIT < later.wait_share:
         return None
     facts = replace(_facts(run, steady), wait=later.wait_share)
-    return None if facts.backend == "synthetic" else started_slowly(facts, starting.wait / account.starts).text
+    return (
+        None
+        if facts.backend in ("synthetic", "resident")
+        else started_slowly(facts, starting.wait / account.starts).text
+    )
 
 
 def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
@@ -66,7 +70,7 @@ def _facts(run: Run, window: TrainingTime) -> WaitingFacts:
         wait=window.wait_share,
         speed=window.speed,
         data=shown(data),
-        backend=chosen_backend(config.loader) if encoded else "native",
+        backend=("resident" if config.resident else chosen_backend(config.loader)) if encoded else "native",
         unit=setup.unit,
         encoded=encoded,
         ranks=ranks.world_size,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.loaders.crop import Crop
+from fastimg.loaders.crop import Crop, Window, reaches_out, shape_of
 from fastimg.loaders.runtime.compiled import compiled, held, inlined, is_kept
 from fastimg.loaders.runtime.scratch import GROUP, Scratch
 
@@ -69,8 +69,9 @@ class TileQueue:
         width, height, address = _peek(view, self._places[number])
         if width == 0 or width * height > max_pixels:
             return False
-        box, size, at = crop.window(width, height, draws)
-        if size[0] * size[1] > max_pixels:
+        window = crop.window(width, height, draws)
+        box, size, at = window
+        if size[0] * size[1] > max_pixels or _is_mirrored(window, crop):
             return False
         self._jobs[number] = (address, view.size, row, 0, *box, *size, *at)
         self._queued.append(data)
@@ -94,6 +95,14 @@ class TileQueue:
         undecoded = [(row, data) for row, status, data in queued if status == OTHER]
         self._queued.clear()
         return undecoded
+
+
+def _is_mirrored(window: Window, crop: Crop) -> bool:
+    """Whether some pixels of the crop are mirrored, which the compiled decoder does not do."""
+    if window.at == (0, 0):  # what most crops are
+        return False
+    tall, wide = shape_of(crop)
+    return reaches_out(window, wide, tall)
 
 
 def will_compile(data: bytes | memoryview) -> bool:

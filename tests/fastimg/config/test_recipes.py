@@ -14,7 +14,7 @@ from fastimg.config.durations import parse
 from fastimg.config.yaml_file import combined, load
 from fastimg.errors import UsageError
 from fastimg.models.input_size import check_input
-from fastimg.models.registry import build, parse_kwargs
+from fastimg.models.registry import build
 from fastimg.train.choices.refusals import check
 
 NAMES = [*recipes.RECIPES, *(f"resnet50-short:{epochs}" for epochs in (16, 24, 32, 40, 56, 88))]
@@ -44,13 +44,11 @@ def test_models_to_fine_tune_have_published_weights(name):
 
 def test_the_model_for_cifar_takes_its_pixels():
     values = recipes.settings("cifar-fast")
-    kwargs = parse_kwargs(values["model_kwargs"])
-    model = build(values["arch"], 10, kwargs=kwargs, img_size=values["train_crop_size"])
+    model = build(values["arch"], 10, img_size=values["train_crop_size"])
     check_input(model, values["train_crop_size"], 10, "--img-size")
     assert model.convolutional
     with torch.inference_mode():
-        features = model.module.eval().forward_features(torch.zeros(1, 3, 32, 32))
-    assert features.shape[2:] == (4, 4)
+        assert model.module.eval().stages(torch.zeros(1, 24, 31, 31)).shape == (1, 256, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_defaults_recipe_file_flags(tmp_path):
     own = recipes.settings("cifar-fast")
     assert load(file, Train) == Train(**{**own, "recipe": "cifar-fast", "epochs": 3, "weight_decay": 0.001})
     given = parsed("--config", file, "--wd", "0.002", "--arch", "test_resnet", "--no-tta", "--batch-size", "64")
-    assert (given.log_interval, given.momentum, given.epochs, given.weight_decay) == (20, 0.9, 3, 0.002)
+    assert (given.log_interval, given.momentum, given.epochs, given.weight_decay) == (20, 0.85, 3, 0.002)
     assert (given.arch, given.tta, given.batch_size) == ("test_resnet", False, 64)  # also where it is the default
     assert parsed("--config", file, "--recipe=finetune-cnn").opt == "adamw"
     assert parsed("--recipe", "cifar-fast", "data").data.name == "data"
@@ -188,7 +186,10 @@ def test_flags_win_over_a_recipe(flags):
         ("resnet50-short", {"opt": "sgd"}, {"lr": 1.7, "momentum": 0.9}),  # that is what it was
         ("resnet50-short", {"duration": "300ba"}, {"epochs": None, "progressive_epochs": None}),
         ("resnet50-short", {"img_size": 128}, {"val_crop_size": None, "progressive": None, "crop_pct": 0.875}),
-        ("cifar-fast", {"arch": "resnet18"}, {"model_kwargs": (), "lr": 0.5}),
+        ("cifar-fast", {"arch": "resnet18"}, {"norm_lr_scale": None, "lr": 1.5, "resident": True}),
+        ("cifar-fast", {"scale": (0.5, 1.0)}, {"crop_padding": None, "resident": True}),
+        ("cifar-fast", {"hflip": 0.0}, {"alternating_flip": False, "crop_padding": 2}),
+        ("cifar-fast", {"loader": "torch"}, {"resident": False, "crop_padding": 2}),
         ("finetune-vit", {"freeze": "backbone"}, {"layer_decay": None}),
         ("finetune-vit", {"freeze": "backbone", "freeze_epochs": 1}, {"layer_decay": 0.75}),
         ("finetune-cnn", {"pretrained": False}, {"weights": None, "warmup": "0.2dur"}),
@@ -203,7 +204,8 @@ def test_a_list_in_a_file_replaces_the_recipes_augmentation(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("recipe: cifar-fast\naugmentation: [vflip]\n")
     given = load(file, Train)
-    assert (given.hflip, given.scale, given.augmentation) == (None, (0.6, 1.0), ["vflip"])
+    assert (given.hflip, given.crop_padding, given.augmentation) == (None, 2, ["vflip"])
+    assert not given.alternating_flip  # the list mirrors nothing from left to right
     check(given)
 
 

@@ -1,0 +1,252 @@
+"""`--recipe cifar-fast` beside airbench's own script, on the same 32 x 32 pixels: in turn, in processes of their own.
+
+    python benchmarks/cifar.py --data FOLDER --airbench airbench94.py     # of KellerJordan/cifar10-airbench
+    python benchmarks/cifar.py --device cuda --out FILE                   # fastimg alone, for benchmarks/gpu.py
+
+FOLDER is anything that `fastimg train` reads; without it, scikit-learn's digits. Images are resized to 32 pixels once,
+and given to both as they are then. Seconds are those in which airbench's script counts: whitening, training, and the
+last evaluation; not imports, reading, or evaluations between epochs. On a CPU the script runs with its calls of CUDA
+and its halves taken out from outside, under the autocast that fastimg chose; on a GPU as it is. Accuracies are those
+with test-time augmentation: mirror images here, also shifted ones there.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from rich.console import Console
+
+from fastimg.config.commands import Train
+from fastimg.config.recipes import settings
+from fastimg.data.datasets import open_parts
+from fastimg.data.digits import digits_folder
+from fastimg.loaders import CenterCrop, LoaderConfig
+from fastimg.loaders.backends.selection import open_source
+from fastimg.models.precision import choose
+
+SIZE = 32
+Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]  # [N, 32, 32, 3], [N]
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Measure, print, and append the results; return them."""
+    args = _parsed(arguments)
+    if args.one is not None:
+        run = _fastimg if args.one == "fastimg" else _airbench
+        print(json.dumps(run(args)))
+        return []
+    console = Console(width=110)
+    with tempfile.TemporaryDirectory() as folder:
+        counts = _write(args, Path(folder))
+        names = ["fastimg", "airbench"] if args.airbench else ["fastimg"]
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for number in range(args.runs):
+            for name in names if number % 2 == 0 else names[::-1]:
+                runs[name].append(_process(name, number, args, Path(folder)))
+                found = runs[name][-1]
+                console.print(f"{name:8} {found['seconds']:8.2f} s   {found['accuracy']:.2%}", highlight=False)
+    environment = measure.environment()
+    rows = []
+    for name, found in runs.items():
+        row = {
+            "by": name,
+            "seconds": measure.Spread.of([one["seconds"] for one in found]),
+            "accuracy": measure.Spread.of([one["accuracy"] for one in found]),
+            "precision": found[0]["precision"],
+        }
+        raw = {f"{key}_of_each_run": [round(one[key], 4) for one in found] for key in ("seconds", "accuracy")}
+        if args.airbench:
+            ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*runs.values(), strict=True)]
+            row["ratio"] = round(statistics.median(ratios), 3)  # of fastimg's seconds to airbench's, pair by pair
+        rows.append(row)
+        setting = {
+            "data": args.data.name if args.data else "digits",
+            "device": args.device,
+            "width": args.width,
+            "epochs": args.epochs,
+            "batch_size": args.batch_size,
+            **counts,
+        }
+        record = {"benchmark": "cifar", **measure.flat(row), **raw, **setting, "environment": environment}
+        measure.append(args.out, record)
+    shown = [{k: v.text() if isinstance(v, measure.Spread) else v for k, v in row.items()} for row in rows]
+    measure.show(console, f"cifar-fast, {counts['images']:,} images, width {args.width}, {args.epochs} epochs", shown)
+    return [measure.flat(row) for row in rows]
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="shards or a folder of images; default: scikit-learn's digits")
+    parser.add_argument("--airbench", type=Path, help="airbench94.py, to run beside it")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first stage, in both")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--repeat", type=int, default=1, help="use every training image so many times, for timing")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "cifar.jsonl")
+    parser.add_argument("--one", choices=("fastimg", "airbench"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _process(name: str, seed: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One run in a process of its own."""
+    own = ["--one", name, "--folder", str(folder), "--seed", str(seed), "--device", args.device]
+    own += ["--width", str(args.width), "--epochs", str(args.epochs), "--batch-size", str(args.batch_size)]
+    own += ["--airbench", str(args.airbench)] if args.airbench else []
+    ran = subprocess.run([sys.executable, __file__, *own], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise SystemExit(f"{name} failed:\n{ran.stdout}\n{ran.stderr}")
+    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return result
+
+
+def _write(args: argparse.Namespace, folder: Path) -> dict[str, int]:
+    """The same pixels for both: a folder of PNGs, and the two files that airbench's script makes of CIFAR-10."""
+    train, val = open_parts(args.data or digits_folder(), "train", None, None, 0)
+    assert val is not None
+    count = {}
+    for split, part, repeat in (("train", train, args.repeat), ("val", val, 1)):
+        images, labels = _pixels(part.dataset, part.indices)
+        images, labels = np.tile(images, (repeat, 1, 1, 1)), np.tile(labels, repeat)
+        count[split] = len(labels)
+        for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+            file = folder / "images" / split / f"{label:02d}" / f"{number:06d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file, compress_level=1)
+        content = {"images": torch.from_numpy(images), "labels": torch.from_numpy(labels), "classes": []}
+        (folder / "cifar10").mkdir(exist_ok=True)
+        torch.save(content, folder / "cifar10" / ("train.pt" if split == "train" else "test.pt"))
+    return {"images": count["train"], "validated": count["val"]}
+
+
+def _pixels(dataset: Any, indices: npt.NDArray[np.int64] | None) -> Split:
+    crop = CenterCrop(size=SIZE, resize=SIZE)
+    with contextlib.closing(
+        open_source("native", dataset, crop, LoaderConfig(batch_size=100, order="sequential"), indices=indices)
+    ) as loader:
+        kept = [(b.inputs.permute(0, 2, 3, 1)[b.weight > 0].clone(), b.targets[b.weight > 0].clone()) for b in loader]
+    return torch.cat([i for i, _ in kept]).numpy(), torch.cat([t for _, t in kept]).numpy()
+
+
+def _fastimg(args: argparse.Namespace) -> dict[str, Any]:
+    """`fastimg train --recipe cifar-fast`, in this process."""
+    from fastimg.train import setup
+    from fastimg.train.loop import train
+
+    spent = 0.0
+    whiten = setup.whiten
+
+    def timed(*given: Any) -> None:
+        nonlocal spent
+        began = time.perf_counter()
+        whiten(*given)
+        spent = time.perf_counter() - began
+
+    setup.whiten = timed
+    values = settings("cifar-fast") | {
+        "data": args.folder / "images",
+        "model_kwargs": (f"width={args.width}",),
+        "epochs": args.epochs,
+        "batch_size": args.batch_size,
+        "val_interval": args.epochs,
+        "seed": args.seed,
+        "device": args.device,
+        "output": args.folder / "runs",
+        "log_interval": 1000,
+    }
+    rate = values["lr"] * args.batch_size / values["lr_base_size"]
+    values["min_lr"] = rate * values["min_lr"] / values["lr"]
+    result = train(Train(**values), Console(file=io.StringIO()))
+    assert result.run is not None and result.best is not None
+    records = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    seconds = spent + sum(record["train_seconds"] for record in epochs) + epochs[-1]["val_seconds"]
+    device = torch.device(args.device)
+    return {"seconds": seconds, "accuracy": result.best.top1, "precision": choose(device, True, "auto").reason}
+
+
+class _Clock:
+    """Stands for a CUDA event."""
+
+    def __init__(self, enable_timing: bool = True) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: "_Clock") -> float:
+        return 1e3 * (end.at - self.at)
+
+
+def _airbench(args: argparse.Namespace) -> dict[str, Any]:
+    """The script's own `main`, its settings the ones given."""
+    precision = choose(torch.device(args.device), True, "auto")
+    spec = importlib.util.spec_from_file_location("airbench", args.airbench)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.hyp["net"]["base_width"] = args.width
+    module.hyp["opt"]["train_epochs"] = args.epochs
+    module.hyp["opt"]["batch_size"] = args.batch_size
+    torch.manual_seed(args.seed)
+    seen: dict[str, Any] = {}
+
+    def note(variables: dict[str, Any], is_final_entry: bool) -> None:
+        seen.update(seconds=variables["total_time_seconds"], accuracy=variables["tta_val_acc"])
+
+    module.print_training_details = note
+    with contextlib.chdir(args.folder):
+        if args.device == "cpu":
+            _take_cuda_out(module, partial(precision.autocast))
+        module.main(0)
+    return {**seen, "precision": precision.reason if args.device == "cpu" else "fp16 weights"}
+
+
+def _take_cuda_out(module: Any, autocast: Any) -> None:
+    """What the script asks of CUDA becomes nothing, and halves become floats under `autocast`."""
+    anything: Any = torch
+    anything.cuda.Event = _Clock
+    anything.cuda.synchronize = lambda: None
+    anything.Tensor.half = lambda tensor: tensor.float()
+    anything.nn.Module.half = lambda network: network
+    anything.nn.Module.cuda = lambda network: network
+    defaults = module.CifarLoader.__init__.__defaults__
+    module.CifarLoader.__init__.__defaults__ = (*defaults[:-1], "cpu")  # the last is gpu=0
+    make = module.make_net
+
+    def autocasting() -> Any:
+        network = make()
+        forward = network.forward
+
+        def called(inputs: torch.Tensor) -> torch.Tensor:
+            with autocast():
+                output: torch.Tensor = forward(inputs)
+            return output.float()
+
+        network.forward = called
+        return network
+
+    module.make_net = autocasting
+
+
+if __name__ == "__main__":
+    main()

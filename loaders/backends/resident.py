@@ -1,0 +1,361 @@
+"""Images that are decoded once and stay on the device: crops are cut there, and nothing is read again.
+
+    ResidentImages   headers -> sizes -> load: the pool decodes all images into one buffer, which goes to the device
+    ResidentLoader   ids, draws -> cut, or resized, on the device -> Batch
+
+What no random number decides is done before an image is kept: a centre crop is kept as it is cut, a padded crop's image
+as it is resized, any other image whole. Batches are the native loader's, bit for bit (without DCT scaling).
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.crop import Crop, RandomCrop, Size, Window, describe_size, pair, shape_of
+from fastimg.loaders.decode import MAX_PIXELS, Header, Pixels, decode_box, read_header
+from fastimg.loaders.decoder import Decoder, Row, Rows
+from fastimg.loaders.decoders.images import ImageDecoder
+from fastimg.loaders.epochs import EpochPlan, LoaderConfig
+from fastimg.loaders.errors import DataError, ImageError
+from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
+from fastimg.loaders.loader import Loader
+from fastimg.loaders.resample import resample
+from fastimg.loaders.runtime.compiled import compiled
+from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
+
+from .adapter import DecodedBatch, LoaderAdapter
+
+_BATCH = 256  # images that the pool decodes at a time
+
+Places = npt.NDArray[np.int64]
+
+
+class ResidentImages:
+    """The images of a dataset, or those that `indices` names, for one crop on one device.
+
+    Creating it reads the headers, unless all images are kept in one size; `nbytes` is then known. `load` decodes, and
+    does nothing the second time. It takes the same number of bytes on the host meanwhile. An image that cannot be
+    decoded is left black, and named in `unreadable`; with `on_error` "fail" it ends the reading with a DataError.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        crop: Crop,
+        device: torch.device | str = "cpu",
+        indices: npt.NDArray[np.int64] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        workers: int | None = None,
+        on_error: Literal["skip", "fail"] = "skip",
+    ) -> None:
+        self.dataset = dataset
+        self.crop = crop
+        self.device = torch.device(device)
+        self.indices = indices
+        self.max_pixels = max_pixels
+        self.unreadable: dict[int, str] = {}  # id -> reason
+        self.seconds = 0.0  # that reading and decoding have taken
+        self.pixels: torch.Tensor | None = None  # uint8 [pixels of all images, 3]
+        self._workers = workers
+        self._on_error = on_error
+        self._number = np.arange(len(dataset))  # id -> number of the image in here
+        if indices is not None:
+            self._number[indices] = np.arange(len(indices))
+        self.sizes = self._read_sizes()  # int64 [n, 2], width and height; zeros for an image that cannot be decoded
+        ends = self.sizes.prod(axis=1).cumsum()
+        self.first = ends - self.sizes.prod(axis=1)  # int64 [n], the first pixel of each image
+        self.nbytes = 3 * int(self.sizes.prod(axis=1).sum())
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def numbers(self, ids: npt.NDArray[np.int64]) -> Places:
+        """The places of samples in `sizes` and `first`."""
+        return self._number[ids]
+
+    def load(self) -> torch.Tensor:
+        """The pixels of all images on the device [pixels, 3], decoded by the pool if they are not there yet."""
+        if self.pixels is None:
+            began = time.perf_counter()
+            buffer = np.zeros((max(1, self.nbytes // 3), 3), np.uint8)  # one pixel where none can be decoded
+            readable = np.flatnonzero(self.sizes[:, 0])
+            for _ in self._read(_Keeping(self, buffer), readable):
+                pass
+            for index in self.unreadable:  # one that was found to be damaged may be half decoded
+                number = int(self._number[index])
+                self.image(buffer, number)[:] = 0
+                self.sizes[number] = 0
+            self.pixels = torch.from_numpy(buffer).to(self.device)
+            self.seconds += time.perf_counter() - began
+        return self.pixels
+
+    def image(self, pixels: Pixels, number: int) -> Pixels:
+        """The view [height, width, 3] of one image in the `pixels` of all."""
+        width, height = self.sizes[number].tolist()
+        first = int(self.first[number])
+        return pixels[first : first + width * height].reshape(height, width, 3)
+
+    def describe(self) -> str:
+        """How many images take how much memory where."""
+        return f"resident, {plural(len(self), 'image')}, {self.nbytes / 2**20:,.1f} MiB on {self.device.type}"
+
+    def _read_sizes(self) -> Places:
+        count = len(self.dataset) if self.indices is None else len(self.indices)
+        if not self.crop.draws:
+            tall, wide = shape_of(self.crop)
+            return np.tile(np.array([wide, tall]), (count, 1))
+        began = time.perf_counter()
+        batches = self._read(_Measuring(self.crop, self.max_pixels), np.arange(count))
+        sizes = np.concatenate(list(batches))
+        self.seconds += time.perf_counter() - began
+        return sizes
+
+    def _read(self, decoder: Decoder, numbers: Places) -> Generator[npt.NDArray[Any], None, None]:
+        """What `decoder` makes of the images at `numbers`, in their order, batch by batch."""
+        if not len(numbers):
+            return
+        ids = numbers if self.indices is None else self.indices[numbers]
+        config = LoaderConfig(
+            batch_size=min(_BATCH, len(ids)), order="sequential", workers=self._workers, on_error=self._on_error
+        )
+        with Loader(self.dataset, decoder, config, indices=ids) as loader:
+            left = len(ids)
+            for batch in loader:
+                yield batch.inputs[:left].numpy().copy()
+                left -= len(batch.ids)
+            self.unreadable.update(loader.unreadable)
+
+
+class ResidentLoader(LoaderAdapter):
+    """Batches that are cut out of `images` on their device. It has no threads and reads nothing.
+
+    `crop` is the one that the images were kept for. Raises ValueError for another one.
+    """
+
+    def __init__(self, images: ResidentImages, crop: Crop, config: LoaderConfig) -> None:
+        if crop != images.crop:
+            raise ValueError(f"{crop}: the images were kept for {images.crop}; keep them for this crop")
+        super().__init__(images.dataset, crop, config, images.device, images.indices, workers=1)
+        self.workers = self.slot_bytes = 0  # none on the host
+        self._images = images
+        self._resizes = bool(crop.draws) and not isinstance(crop, RandomCrop)
+        self._out = torch.empty(0, dtype=torch.uint8)  # of the last batch, on a CPU
+        if self._resizes and self.device.type == "cuda" and not isinstance(crop.size, int):
+            raise ValueError(f"crop {describe_size(crop.size)}: the GPU's resize makes only squares; give one side")
+
+    def describe(self) -> str:
+        """See `BatchSource`."""
+        return self._images.describe()
+
+    def set_size(self, size: Size) -> None:
+        """See `BatchSource`. Raises TypeError where images were resized before they were kept."""
+        if not self._resizes and pair(size) != shape_of(self.crop):
+            raise TypeError(f"the images are kept for crops of {describe_size(self.crop.size)}, which cannot change")
+        super().set_size(size)
+
+    def _decode(self, plan: EpochPlan) -> Generator[DecodedBatch, None, None]:
+        pixels = self._images.load()
+        unreadable = self._images.unreadable
+        for step in range(plan.steps):
+            ids, _, decoded = plan.rows(step)
+            failed = {}
+            if unreadable:
+                known = enumerate(ids[:decoded].tolist())
+                failed = {row: unreadable[index] for row, index in known if index in unreadable}
+            draws = ImageDecoder(self.crop).draw(self.config.seed, plan.epoch, ids[:decoded])
+            numbers = self._images.numbers(ids[:decoded])
+            make = self._resized if self._resizes else self._cut
+            yield DecodedBatch(make(pixels, numbers, draws), failed)
+
+    def _cut(self, pixels: torch.Tensor, numbers: Places, draws: npt.NDArray[np.float64]) -> torch.Tensor:
+        jobs = jobs_of(self._images, numbers, draws)
+        out = self._blank()
+        if self.device.type == "cpu":
+            cut_rows(pixels.numpy(), jobs, out.numpy())
+        else:
+            out[: len(jobs)] = cut(pixels, self._moved(torch.from_numpy(jobs)), shape_of(self.crop))
+        return out
+
+    def _resized(self, pixels: torch.Tensor, numbers: Places, draws: npt.NDArray[np.float64]) -> torch.Tensor:
+        out = self._blank()
+        sizes = self._images.sizes[numbers].tolist()
+        windows = [
+            self.crop.window(width, height, chances) if width else None
+            for (width, height), chances in zip(sizes, draws.tolist(), strict=True)
+        ]
+        if self.device.type != "cpu":
+            resize_on_device(self._images, pixels, numbers, windows, self.crop, out)
+            return out
+        host = pixels.numpy()
+        rows = out.numpy()
+        for row, (number, window) in enumerate(zip(numbers.tolist(), windows, strict=True)):
+            if window is not None:
+                resample(self._images.image(host, number), window, self.crop.interpolation, rows[row])
+        return out
+
+    def _blank(self) -> torch.Tensor:
+        """Zeros [B, H, W, 3]: on a CPU in the memory of the last batch, on a GPU in memory that is not in use."""
+        shape = (self.config.batch_size, *shape_of(self.crop), 3)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=torch.uint8, device=self.device)
+        if self._out.shape != shape:
+            self._out = torch.empty(shape, dtype=torch.uint8)
+        return self._out.zero_()
+
+
+@dataclass(frozen=True)
+class _Measuring(Decoder):
+    """`inputs` [2]: the width and height in which an image is kept."""
+
+    crop: Crop
+    max_pixels: int
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (Field("inputs", (2,), np.dtype(np.int64)),)
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        row["inputs"][:] = _whole(self.crop, read_header(data, self.max_pixels), self.max_pixels).size
+
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return inputs
+
+
+@dataclass(frozen=True)
+class _Keeping(Decoder):
+    """Writes each image to its place in the buffer; a sample's one draw is its number there. `inputs` says nothing."""
+
+    images: ResidentImages
+    buffer: Pixels
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (Field("inputs", (), np.dtype(np.uint8)),)
+
+    def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return self.images.numbers(ids).astype(np.float64)[:, None]
+
+    def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
+        crop = self.images.crop
+        out = self.images.image(self.buffer, int(draws[0]))
+        if not crop.draws:
+            ImageDecoder(crop, self.images.max_pixels).fill_row(data, (), {"inputs": out}, scratch)
+            return
+        header = read_header(data, self.images.max_pixels)
+        window = _whole(crop, header, self.images.max_pixels)
+        if window.size != out.shape[1::-1]:
+            raise DataError(f"{self.images.dataset.name}: an image changed while it was read; start again")
+        pixels, box = decode_box(data, header, window.box, scratch)
+        resample(pixels, window._replace(box=box), crop.interpolation, out)
+
+    def present(self, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return inputs
+
+
+def _whole(crop: Crop, header: Header, max_pixels: int) -> Window:
+    """The window of a whole image as it is kept for a random crop: resized if the crop begins with that."""
+    width, height = header.size
+    size = crop.resized(width, height) if isinstance(crop, RandomCrop) else (width, height)
+    if size[0] * size[1] > max_pixels:
+        raise ImageError(f"{header.width} x {header.height} pixels are too long and thin to resize")
+    return Window((0, 0, width, height), size, (0, 0))
+
+
+def jobs_of(images: ResidentImages, numbers: Places, draws: npt.NDArray[np.float64]) -> Places:
+    """What `cut` takes for the images at `numbers` [B]: int64 [B, 5].
+
+    The first pixel, the width and the height of the image, and where the output begins in it, x and y. An image that
+    cannot be decoded has a width of 0.
+    """
+    crop = images.crop
+    jobs = np.zeros((len(numbers), 5), np.int64)
+    jobs[:, 0] = images.first[numbers]
+    jobs[:, 1:3] = images.sizes[numbers]
+    if isinstance(crop, RandomCrop):  # as in RandomCrop.window
+        tall, wide = pair(crop.size)
+        spans = jobs[:, 1:3] + 2 * crop.padding - (wide, tall) + 1
+        jobs[:, 3:5] = (draws * spans).astype(np.int64) - crop.padding
+    return jobs
+
+
+def cut(pixels: torch.Tensor, jobs: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """uint8 [B, H, W, 3] out of `pixels` [pixels of all images, 3], on their device, by `jobs_of`; no sync."""
+    first, width, height, x, y = (part[:, None] for part in jobs.unbind(dim=1))  # [B, 1]
+    tall, wide = shape
+    rows = _mirrored(y + torch.arange(tall, device=jobs.device), height.clamp(min=1))  # [B, H]
+    columns = _mirrored(x + torch.arange(wide, device=jobs.device), width.clamp(min=1))  # [B, W]
+    known = width > 0  # [B, 1]
+    places = (first + rows * width)[:, :, None] + columns[:, None, :]
+    places = torch.where(known[:, :, None], places, 0)
+    return pixels[places] * known[:, :, None, None]
+
+
+def _mirrored(places: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """As `resample.mirrored`."""
+    last = n - 1
+    return (last - (last - places.abs()).abs()).abs()
+
+
+@compiled
+def cut_rows(pixels: Any, jobs: Any, out: Any) -> None:
+    """`cut` on a CPU, into the first rows of `out`; those of images that cannot be decoded stay as they are."""
+    tall, wide = out.shape[1], out.shape[2]
+    for b in range(jobs.shape[0]):
+        first, width, height, x, y = jobs[b, 0], jobs[b, 1], jobs[b, 2], jobs[b, 3], jobs[b, 4]
+        if width == 0:
+            continue
+        for row in range(tall):
+            source = height - 1 - abs(height - 1 - abs(y + row))
+            line = first + source * width
+            for column in range(wide):
+                place = line + width - 1 - abs(width - 1 - abs(x + column))
+                out[b, row, column, 0] = pixels[place, 0]
+                out[b, row, column, 1] = pixels[place, 1]
+                out[b, row, column, 2] = pixels[place, 2]
+
+
+def resize_on_device(
+    images: ResidentImages,
+    pixels: torch.Tensor,
+    numbers: Places,
+    windows: Sequence[Window | None],
+    crop: Crop,
+    out: torch.Tensor,
+) -> None:
+    """Resize the windows of the images at `numbers` [B] into the first rows of `out`, where there is a window.
+
+    One Triton kernel (see `ragged`). Raises ModuleNotFoundError without Triton.
+    """
+    from . import ragged  # it needs Triton
+
+    size = out.shape[1]
+    boxes = [window.box for window in windows if window is not None]
+    if not boxes:
+        return
+    cubic = crop.interpolation == "bicubic"
+    longest = [float(max(box[side] for box in boxes)) for side in (2, 3)]
+    taps = most_taps(longest[0], size, cubic) + most_taps(longest[1], size, cubic)
+    tables = np.zeros((len(windows), ragged.table_words(size, taps)), np.int32)
+    places = np.zeros((len(windows), ragged.PLACE), np.int64)
+    begin = pixels.data_ptr()
+    for row, (number, window) in enumerate(zip(numbers.tolist(), windows, strict=True)):
+        if window is not None:
+            fits = ragged.fill_table(window, size, crop.interpolation, tables[row])
+            assert fits, (window, taps)
+            width = int(images.sizes[number, 0])
+            address = begin + 3 * int(images.first[number])
+            places[row] = ragged.place(address, (3, 3 * width, 1), window.box, 1)
+    ragged.resize(_on(places, out.device), _on(tables, out.device), out[: len(windows)])
+
+
+def _on(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

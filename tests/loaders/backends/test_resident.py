@@ -1,0 +1,254 @@
+"""Images that stay on the device: the native loader's batches, bit for bit, without reading anything twice.
+
+Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
+"""
+
+import contextlib
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastimg.loaders import (
+    CenterCrop,
+    DataError,
+    FilesDataset,
+    ImageDecoder,
+    LoaderConfig,
+    RandomCrop,
+    RandomResizedCrop,
+)
+from fastimg.loaders.backends import resident
+from fastimg.loaders.backends.resident import ResidentImages, ResidentLoader
+from fastimg.loaders.crop import shape_of
+from fastimg.loaders.resample import resample
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+N = 23
+CROPS = {
+    "padded": RandomCrop(size=32, padding=4),
+    "widest padding": RandomCrop(size=(24, 28), padding=23),
+    "unpadded": RandomCrop(size=20, padding=0, interpolation="bicubic"),
+    "centre": CenterCrop(size=32, resize=36),
+    "resized": RandomResizedCrop(size=32),
+    "resized rectangle": RandomResizedCrop(size=(16, 24), interpolation="bicubic"),
+}
+pytestmark = pytest.mark.usefixtures("watchdog")
+
+
+def write(folder, sizes):
+    names = []
+    for i, (width, height) in enumerate(sizes):
+        pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        names.append(f"{i:02d}.{'png' if i % 3 else 'jpg'}")
+        Image.fromarray(pixels).save(folder / names[-1])
+    return FilesDataset(folder, names, ("a", "b"), [i % 2 for i in range(len(names))])
+
+
+@pytest.fixture
+def files(tmp_path):
+    """PNGs and JPEGs of several shapes, every other one of 32 x 32 pixels, and one turned by EXIF."""
+    dataset = write(tmp_path, [(32, 32) if i % 2 else (30 + 3 * i, 50 - i) for i in range(N)])
+    with Image.open(tmp_path / "00.jpg") as image:
+        turned = Image.Exif()
+        turned[0x0112] = 6
+        image.save(tmp_path / "00.jpg", exif=turned)
+    return dataset
+
+
+@pytest.mark.parametrize("name", CROPS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"order": "sequential"}, {"rank": 1, "world_size": 2, "seed": 3}, {"order": "sequential", "batch_size": 50}],
+    ids=["random", "sequential", "rank", "padding"],
+)
+def test_batches_are_the_native_loaders(files, name, options, open_loader, read_pixels, plain):
+    part = np.array([4, 3, 22, 0, 17, 9, 12, 1, 20])
+    native = open_loader("native", files, CROPS[name], part, **options)
+    kept = open_loader("resident", files, CROPS[name], part, **options)
+    seen = []
+    for _ in range(3):
+        expected, got = read_pixels(native), read_pixels(kept)
+        assert plain(got) == plain(expected) and len(got) == len(kept)
+        assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
+        seen.append(torch.cat([batch.pixels for batch in got]))
+    if options.get("order") == "sequential":
+        assert torch.equal(seen[0], seen[1]) == (CROPS[name].draws == 0)  # every epoch draws anew
+    native.close()
+    kept.close()
+
+
+def test_batches_are_channels_last_and_typed(files, open_loader):
+    for crop in CROPS.values():
+        with contextlib.closing(open_loader("resident", files, crop)) as loader:
+            batch = next(iter(loader))
+            assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+            assert batch.inputs.shape == (4, 3, *shape_of(crop)) and batch.inputs.dtype == torch.uint8
+
+
+def test_a_state_goes_to_and_from_the_native_loader(files, open_loader, read_pixels):
+    crop = CROPS["padded"]
+    expected = read_pixels(open_loader("native", files, crop))
+    for first, second in (("native", "resident"), ("resident", "native"), ("resident", "resident")):
+        begun = open_loader(first, files, crop)
+        batches = iter(begun)
+        head = [next(batches).ids.tolist() for _ in range(2)]
+        rest = open_loader(second, files, crop)
+        rest.load_state_dict(begun.state_dict())
+        tail = read_pixels(rest)
+        assert head + [batch.ids for batch in tail] == [batch.ids for batch in expected]
+        assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(tail, expected[2:], strict=True))
+        begun.close()
+        rest.close()
+
+
+def test_files_are_read_once(files, open_loader, read_pixels):
+    """The sizes of all images come from one reading, their pixels from another; then the files may go."""
+    loader = open_loader("resident", files, CROPS["padded"])
+    first = read_pixels(loader)
+    for index in range(N):
+        Path(files.sample_name(index)).unlink()
+    loader.set_epoch(0)
+    again = read_pixels(loader)
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(first, again, strict=True)) and not loader.unreadable
+
+
+@pytest.mark.parametrize("name", ["padded", "centre", "resized"])
+def test_what_cannot_be_decoded_is_left_out_by_name(files, name, open_loader, read_pixels, plain):
+    Path(files.sample_name(4)).write_bytes(b"no image")
+    whole = Path(files.sample_name(7)).read_bytes()
+    Path(files.sample_name(7)).write_bytes(whole[: len(whole) // 2])  # its header is fine
+    native, kept = (open_loader(backend, files, CROPS[name]) for backend in ("native", "resident"))
+    expected, got = read_pixels(native), read_pixels(kept)
+    assert plain(got) == plain(expected) and kept.unreadable == native.unreadable and sorted(kept.unreadable) == [4, 7]
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
+    with pytest.raises(DataError, match=r"repair or remove it, or use on_error=skip"):
+        read_pixels(open_loader("resident", files, CROPS[name], on_error="fail"))
+
+
+def test_nothing_but_unreadable_images(tmp_path, open_loader, read_pixels):
+    dataset = write(tmp_path, [(8, 8)] * 3)
+    for index in range(3):
+        Path(dataset.sample_name(index)).write_bytes(b"no image")
+    for crop in CROPS.values():
+        (batch,) = read_pixels(open_loader("resident", dataset, crop))
+        assert batch.samples == 0 and not batch.pixels.any()
+
+
+def test_an_image_that_grows_while_it_is_read_ends_the_reading(files):
+    images = ResidentImages(files, CROPS["resized"])
+    Image.new("RGB", (99, 99)).save(files.sample_name(5))
+    with pytest.raises(DataError, match="changed while it was read"):
+        images.load()
+
+
+def test_it_says_what_it_takes_before_it_decodes(files, monkeypatch):
+    images = ResidentImages(files, CROPS["centre"])
+    assert images.nbytes == N * 32 * 32 * 3 and images.pixels is None
+    assert images.describe() == f"resident, {N} images, 0.1 MiB on cpu"
+    padded = ResidentImages(files, CROPS["padded"])
+    assert padded.nbytes == sum(3 * w * h for w, h in padded.sizes.tolist()) and (padded.sizes >= 32).all()
+    assert len(padded.load()) == padded.nbytes // 3
+    monkeypatch.setattr(ResidentImages, "_read", None)
+    assert padded.load() is padded.pixels  # nothing is read again
+
+
+def test_images_are_kept_for_one_crop(files):
+    images = ResidentImages(files, CROPS["padded"])
+    config = LoaderConfig(batch_size=4)
+    with pytest.raises(ValueError, match="the images were kept for RandomCrop"):
+        ResidentLoader(images, CROPS["centre"], config)
+    with pytest.raises(TypeError, match="kept for crops of 32, which cannot change"):
+        ResidentLoader(images, CROPS["padded"], config).set_size(24)
+
+
+def test_whole_images_take_smaller_crops_later(files, open_loader, read_pixels):
+    batches = []
+    for backend in ("native", "resident"):
+        loader = open_loader(backend, files, CROPS["resized"])
+        loader.set_size(20)
+        batches.append(read_pixels(loader))
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(*batches, strict=True))
+
+
+@pytest.mark.parametrize("name", ["padded", "widest padding", "unpadded", "centre"])
+def test_what_a_gpu_cuts_is_what_the_cpu_cuts(files, name):
+    """`cut` runs on any device; `cut_rows` is the CPU's. Their jobs are the windows of the crop."""
+    crop = CROPS[name]
+    images = ResidentImages(files, crop)
+    pixels = images.load()
+    images.sizes[3] = 0  # as of an image that cannot be decoded
+    ids = np.arange(N)
+    draws = ImageDecoder(crop).draw(1, 2, ids)
+    jobs = resident.jobs_of(images, ids, draws)
+    if crop.draws:
+        windows = [crop.window(w, h, d) for (w, h), d in zip(images.sizes.tolist(), draws.tolist(), strict=True) if w]
+        assert jobs[jobs[:, 1] > 0, 3:].tolist() == [list(window.at) for window in windows]
+    out = torch.zeros(N, *shape_of(crop), 3, dtype=torch.uint8)
+    resident.cut_rows(pixels.numpy(), jobs, out.numpy())
+    found = resident.cut(pixels, torch.from_numpy(jobs), shape_of(crop))
+    assert torch.equal(found, out) and found.dtype == torch.uint8 and not found[3].any() and found[4].any()
+
+
+def by_kernel(files, crop, device="cpu", count=N):
+    """The windows of images, and of one that cannot be decoded, by Triton's kernel, and by `resample`."""
+    images = ResidentImages(files, crop, device)
+    pixels = images.load()
+    draws = ImageDecoder(crop).draw(1, 2, np.arange(count))
+    sizes = images.sizes[:count].tolist()
+    windows = [crop.window(w, h, d) for (w, h), d in zip(sizes, draws.tolist(), strict=True)]
+    side = shape_of(crop)[0]
+    out = torch.zeros(count + 2, side, side, 3, dtype=torch.uint8, device=device)  # two rows of padding
+    resident.resize_on_device(images, pixels, np.arange(count), [*windows[:-1], None], crop, out)
+    expected = np.zeros(out.shape, np.uint8)
+    host = pixels.cpu().numpy()
+    for row, window in enumerate(windows[:-1]):
+        resample(images.image(host, row), window, crop.interpolation, expected[row])
+    return out.cpu(), torch.from_numpy(expected)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which torch brings on Linux")
+def test_the_kernel_under_tritons_interpreter(interpreted):
+    interpreted(__file__, loops=True)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by test_the_kernel_under_tritons_interpreter")
+class TestInterpreted:
+    @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+    @pytest.mark.parametrize("size", [5, 7, 9, 12, 16])
+    def test_random_boxes(self, files, size, interpolation):
+        assert torch.equal(*by_kernel(files, RandomResizedCrop(size=size, interpolation=interpolation), count=4))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestCuda:
+    @pytest.mark.parametrize("name", ["padded", "widest padding", "unpadded", "centre", "resized"])
+    def test_batches_are_the_native_loaders(self, files, name):
+        crop = CROPS[name]
+        config = LoaderConfig(batch_size=4, workers=2)
+        images = ResidentImages(files, crop, "cuda")
+        expected = ResidentLoader(ResidentImages(files, crop), crop, config)
+        found = ResidentLoader(images, crop, config)
+        for _ in range(2):
+            for ours, theirs in zip(found, expected, strict=True):
+                assert ours.inputs.device.type == ours.targets.device.type == ours.weight.device.type == "cuda"
+                assert torch.equal(ours.inputs.cpu(), theirs.inputs) and torch.equal(ours.ids, theirs.ids)
+                assert torch.equal(ours.targets.cpu(), theirs.targets)
+        assert found.describe().endswith("on cuda")
+
+    def test_the_kernel(self, files):
+        assert torch.equal(*by_kernel(files, RandomResizedCrop(size=32), "cuda"))
+
+    def test_what_cannot_be_decoded_is_black(self, files):
+        Path(files.sample_name(4)).write_bytes(b"no image")
+        for name in ("padded", "resized"):
+            images = ResidentImages(files, CROPS[name], "cuda")
+            batches = ResidentLoader(images, CROPS[name], LoaderConfig(batch_size=N, workers=2))
+            (batch,) = list(batches)
+            row = batch.ids.tolist().index(4)
+            assert not batch.inputs[row].any() and batch.weight[row] == 0 and batch.samples == N - 1
