@@ -171,7 +171,8 @@ class Bench:  # more than 12 fields: what the process was started with
             for name in list(waiting):
                 if self.left() < least(name):
                     continue
-                line = json.dumps({"item": name, "seconds": seconds, "fields": fields(name)})
+                behind = len(waiting) - 1
+                line = json.dumps({"item": name, "seconds": seconds, "behind": behind, "fields": fields(name)})
                 with self.status.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
                 self._one(items[name], fields(name))
@@ -202,9 +203,14 @@ class Bench:  # more than 12 fields: what the process was started with
     def reason(self, error: Exception) -> str:
         """The first line of an error, for a record: without paths of this machine."""
         first = (str(error).strip().splitlines() or [""])[0]
+        return f"{type(error).__name__}: {self.without_paths(first)}"[:300]
+
+    def without_paths(self, text: str) -> str:
+        """A text, for a record: with names for the folders of this machine."""
         for path, name in ((self.folder, "DATA"), (measure.ROOT, "."), (Path.home(), "~")):
-            first = first.replace(str(path), name)
-        return f"{type(error).__name__}: {first}"[:300]
+            if path != path.parent:  # a home may be /
+                text = text.replace(str(path), name)
+        return text
 
     def check_device(self) -> None:
         """Raise DeviceLostError if an error has made the device useless for this process."""

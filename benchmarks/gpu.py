@@ -174,7 +174,7 @@ def _run_all(benchmark: Benchmark) -> int:
             benchmark.failed.append(section.name)
             benchmark.keep(section, {"error": why, "ok": False})
             say(f"{section.name}: FAILED: {why}")
-        elif _run(benchmark, section, seconds) == NO_CUDA:
+        elif _run(benchmark, section, seconds - (time.monotonic() - began)) == NO_CUDA:
             say("gpu.py: no CUDA device here; --device cpu --quick tries the code without one")
             return 2
         took = time.monotonic() - began
@@ -202,7 +202,8 @@ def _run(benchmark: Benchmark, section: Section, seconds: float) -> int:
             break
         _tell(benchmark, section, ended)
         begun = child.begun()
-        if not begun or limit - time.monotonic() < _AGAIN:
+        behind = ended.item["behind"] if ended.item else 0
+        if not behind or limit - time.monotonic() < _AGAIN:
             break
         skip += begun
         say(f"{section.name}: going on behind {begun[-1]}")

@@ -37,7 +37,8 @@ class Ended:
 class Child:
     """A process and its descendants. It inherits this process's output, and ends when this process does.
 
-    The process writes a line of JSON to `status` before each item of its work: what it is, and `seconds`, its limit.
+    The process writes a line of JSON to `status` before each item of its work: `item`, its name, `seconds`, its limit,
+    `behind`, how many items are left after it, and `fields` for a record.
     """
 
     def __init__(self, command: Sequence[str], status: Path, seconds: float) -> None:

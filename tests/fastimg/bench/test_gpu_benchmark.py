@@ -251,7 +251,7 @@ def test_a_section_that_fills_its_time_may_be_stopped_at_its_limit(
     section = plan.Section(name="steps", function="", seconds=60, what="", fills=fills)
     args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, verbose=False)
     benchmark = gpu.Benchmark(args, [section], tmp_path / "out.jsonl", "now", tmp_path)
-    item = {"item": "x", "seconds": 60, "fields": {"arch": "x"}}
+    item = {"item": "x", "seconds": 60, "behind": 1, "fields": {"arch": "x"}}
     stopped = process.Ended(128 + signal.SIGTERM, "stopped at its limit of 60 s", item)
     benchmark.start = lambda task: StubChild(stopped, ["x"])
     gpu._run(benchmark, section, seconds=0.0)
@@ -327,6 +327,7 @@ def test_sections(name: str, photographs: Path, tmp_path: Path, monkeypatch: pyt
     records = records_of(tmp_path / "out.jsonl")
     assert [r for r in records if r.get("title", "").startswith(title)]
     assert not bench.failed and not [r for r in records if "error" in r or r.get("ok") is False]
+    assert str(BENCHMARKS.parent) not in json.dumps(records)
 
 
 def test_functions_of_sections_exist() -> None:
