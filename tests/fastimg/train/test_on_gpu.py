@@ -31,8 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32:UserWarning"),
 ]
 
-# Without augmentation, in float32 but for TF32, whose products have 11 bits; in small steps, so that rounding stays so.
-PLAIN = ("--no-aug", "--no-amp", "--opt", "sgd", "--lr", "1e-3")
+# Without augmentation, in float32 but for TF32, whose products have 11 bits; in small steps, so that rounding stays small.
+PLAIN = ("--no-aug", "--no-amp", "--opt", "sgd", "--lr", "1e-3", "--clip-grad", "1")
 CLOSE = 0.03  # relative: what other kernels may make of the same loss
 
 
@@ -111,11 +111,9 @@ def test_it_learns_with_everything_on(train: Callable[..., tuple[Path, str]]) ->
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_mixed_precision_and_the_scaler(dtype: str, train: Callable[..., tuple[Path, str]]) -> None:
     plain, _ = train("plain", *PLAIN)
-    run, said = train(
-        dtype, *(flag for flag in PLAIN if flag != "--no-amp"), "--amp-dtype", dtype, "--clip-grad", "100"
-    )
+    run, said = train(dtype, *(flag for flag in PLAIN if flag != "--no-amp"), "--amp-dtype", dtype)
     assert f"{dtype} autocast" in said
-    np.testing.assert_allclose(losses(run), losses(plain), rtol=0.15)
+    np.testing.assert_allclose(losses(run), losses(plain), rtol=0.1)
     scaler = torch.load(run / "last/training.pt", map_location="cpu", weights_only=True)["scaler"]
     assert (scaler["scale"] >= 1.0) if dtype == "fp16" else scaler == {}
     assert all(tensor.dtype != torch.float16 for tensor in load_file(run / "last/model.safetensors").values())
@@ -153,7 +151,10 @@ def process(script: Path, *command: object) -> subprocess.CompletedProcess[str]:
     [
         (("--deterministic",), 0.0),  # the same bits
         (("--deterministic", "--amp-dtype", "fp16", "--aa", "trivial", "--mixup", "0.2", "--model-ema"), 0.0),
-        (("--no-amp", "--opt", "sgd", "--lr", "1e-3"), 0.05),  # atomic sums and cuDNN's choice differ between processes
+        (
+            ("--no-amp", "--opt", "sgd", "--lr", "1e-3", "--clip-grad", "1"),
+            0.05,
+        ),  # atomic sums and cuDNN's choice differ between processes
     ],
     ids=["float and bf16", "everything", "not deterministic"],
 )
