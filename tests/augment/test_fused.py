@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fastimg.augment import Policy, draw
-from fastimg.augment.lines import Line, line_of
+from fastimg.augment.lines import LevelLine, line_of
 from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
@@ -237,7 +237,7 @@ class TestInterpreted:
 
     def test_the_line_is_used(self):
         """Another line gives other values, so it is not the table that was looked up."""
-        line, table = Line((1.0, 2.0, 4.0), (0.0, 0.5, -1.0)), normalisation_table(Policy(), torch.float32)
+        line, table = LevelLine((1.0, 2.0, 4.0), (0.0, 0.5, -1.0)), normalisation_table(Policy(), torch.float32)
         for shape in ((4, 8), (3, 5)):
             batch = images(2, *shape)
             got = fused.fused(None, batch, table, torch.float32, None, line)
