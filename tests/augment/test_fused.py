@@ -156,8 +156,8 @@ class TestInterpreted:
     def test_rows_of_whole_words(self, name, dtype):
         """Widths that are multiples of 8: values in memory order, mirrored and not; sharpness by columns."""
         policy = POLICIES[name]
-        for seed, shape in enumerate([(24, 40), (1, 8)]):
-            batch = 20 if name == "trivial" else 3
+        for seed, shape in enumerate([(6, 24), (1, 8)]):
+            batch = 8 if name == "trivial" else 3
             plan = draw(policy, np.arange(batch), seed, 0)
             check(plan, images(batch, *shape), policy, dtype)
 
