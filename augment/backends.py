@@ -16,7 +16,7 @@ Backend = Literal["reference", "cpu", "fused"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 _Fused = Callable[
-    [Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None, lines.Line | None], torch.Tensor
+    [Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None, lines.LevelLine | None], torch.Tensor
 ]
 
 

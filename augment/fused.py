@@ -36,7 +36,7 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .lines import Line
+from .lines import LevelLine
 from .ops import LOOKUPS, STATISTICS, Op, trivial_table
 from .plan import Plan, Sized, to_device
 from .policy import Policy
@@ -89,7 +89,7 @@ def fused(
     table: torch.Tensor,
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
-    line: Line | None = None,
+    line: LevelLine | None = None,
 ) -> torch.Tensor:
     """uint8 images [B, 3, H, W] with any strides -> [B, 3, H, W], channels-last: the same bits as `reference.augment`.
 
@@ -113,7 +113,9 @@ def fused(
     return out
 
 
-def _launch(plan: Plan | None, images: torch.Tensor, table: torch.Tensor, line: Line | None, out: torch.Tensor) -> None:
+def _launch(
+    plan: Plan | None, images: torch.Tensor, table: torch.Tensor, line: LevelLine | None, out: torch.Tensor
+) -> None:
     """Launch tables and statistics in turn, up to the last column, then the pass over the pixels."""
     (batch, _, height, width), strides, columns = images.shape, images.stride(), _columns(plan)
     words = luts = final = table  # placeholders, never read
@@ -154,7 +156,7 @@ def _launch(plan: Plan | None, images: torch.Tensor, table: torch.Tensor, line: 
     )
 
 
-def _ending(dtype: torch.dtype, line: Line | None) -> int:
+def _ending(dtype: torch.dtype, line: LevelLine | None) -> int:
     if dtype == torch.uint8:
         return int(LEVELS.value)
     return int((TABLE if line is None else LINE).value)

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Line:
+class LevelLine:
     """A level's value in each channel: level * scale + bias, with one rounding to float32, then one to the type."""
 
     scales: Triple
@@ -29,7 +29,7 @@ class Line:
 
 
 @functools.lru_cache(maxsize=16)
-def line_of(policy: Policy, dtype: torch.dtype) -> Line | None:
+def line_of(policy: Policy, dtype: torch.dtype) -> LevelLine | None:
     """The line that gives `normalisation_table(policy, dtype)` bit for bit; None if one of the 768 entries differs.
 
     None for uint8, whose levels are their own values, and as a rule for float32: the bias alone is rounded as much
@@ -46,7 +46,7 @@ def line_of(policy: Policy, dtype: torch.dtype) -> Line | None:
     if len(pairs) < 3:
         return None
     (red, red_bias), (green, green_bias), (blue, blue_bias) = pairs
-    return Line((red, green, blue), (red_bias, green_bias, blue_bias))
+    return LevelLine((red, green, blue), (red_bias, green_bias, blue_bias))
 
 
 def _channel(entries: torch.Tensor, scale: float, bias: float) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastimg.augment import Policy
-from fastimg.augment.lines import Line, _channel, evaluate, line_of
+from fastimg.augment.lines import LevelLine, _channel, evaluate, line_of
 from fastimg.augment.reference import normalisation_table
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -33,7 +33,7 @@ def test_a_line_gives_the_tables_bits(name, dtype):
     """With one exact product, one exact sum and one rounding to float32, computed in fractions."""
     policy = NORMALISATIONS[name]
     line = line_of(policy, dtype)
-    assert isinstance(line, Line)
+    assert isinstance(line, LevelLine)
     values = torch.tensor(
         [
             [float(nearest(level * Fraction(scale) + Fraction(bias))) for level in range(256)]
