@@ -114,8 +114,17 @@ def main() -> None:
             for record in rounds(args, optimiser, Path(name) / optimiser):
                 row = {"benchmark": "checkpoints", **measure.flat(record), "environment": environment}
                 measure.append(args.out, row)
-                shown.append({key: v.text() if isinstance(v, measure.Spread) else v for key, v in record.items()})
+                shown.append({key: _cell(record.get(key)) for key in _SHOWN})
     measure.show(Console(), "checkpoints", shown)
+
+
+_SHOWN = ("optimiser", "variant", "blocked_ms", "lost_ms", "write_cpu_ms", "share_200_steps", "share_10_minutes")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, measure.Spread):
+        return value.text()
+    return f"{value:.3%}" if isinstance(value, float) else str(value or "")
 
 
 def rounds(args: argparse.Namespace, optimiser: str, folder: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 """Ctrl-C and SIGTERM as a request to stop: the step ends, a checkpoint is written, and the run stops. A second Ctrl-C
-stops it at once."""
+stops it at once, except that a checkpoint that is being written is completed."""
 
 import signal
 from collections.abc import Sequence
