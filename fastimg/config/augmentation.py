@@ -17,8 +17,8 @@ DEFAULT_RATIO = (3 / 4, 4 / 3)
 DEFAULT_HFLIP = 0.5
 JITTER = ("brightness", "contrast", "saturation")
 FIELDS = tuple(field.name for field in dataclasses.fields(Augmenting) if field.name != "no_aug")
-_CROPS = ("scale", "ratio", "crop_padding")
-ON_A_LIST = tuple(name for name in FIELDS if name not in ("augmentation", *_CROPS))  # what a list replaces
+_ON_NO_LIST = ("augmentation", "scale", "ratio", "crop_padding", "alternating_flip")
+ON_A_LIST = tuple(name for name in FIELDS if name not in _ON_NO_LIST)  # what a list replaces
 _PIXELS = ("hflip", "vflip", "rotate", *JITTER, "aa", "reprob", "mixup", "cutmix")  # the flags that a list can set
 _FIELD = {"trivial": "aa", "erase": "reprob"}  # where the flag has another name than the operation
 
