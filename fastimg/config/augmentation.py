@@ -85,7 +85,12 @@ class Listed(NamedTuple):
 def asked(config: Augmenting) -> list[str]:
     """The fields with which the user asks for augmentation."""
     values = {name: getattr(config, name) for name in FIELDS}
-    return [name for name, value in values.items() if value not in (None, False, "none", [])]
+    return [name for name, value in values.items() if was_given(value) and value != "none" and value != []]
+
+
+def was_given(value: object) -> bool:
+    """Whether a field of Augmenting is set: to 0, too, which turns something off."""
+    return value is not None and value is not False
 
 
 def listed(value: bool | list[Entry] | None) -> Listed:
