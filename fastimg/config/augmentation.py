@@ -17,8 +17,8 @@ DEFAULT_RATIO = (3 / 4, 4 / 3)
 DEFAULT_HFLIP = 0.5
 JITTER = ("brightness", "contrast", "saturation")
 FIELDS = tuple(field.name for field in dataclasses.fields(Augmenting) if field.name != "no_aug")
-_CROPS = ("scale", "ratio", "crop_padding")
-ON_A_LIST = tuple(name for name in FIELDS if name not in ("augmentation", *_CROPS))  # what a list replaces
+_ON_NO_LIST = ("augmentation", "scale", "ratio", "crop_padding", "alternating_flip")
+ON_A_LIST = tuple(name for name in FIELDS if name not in _ON_NO_LIST)  # what a list replaces
 _PIXELS = ("hflip", "vflip", "rotate", *JITTER, "aa", "reprob", "mixup", "cutmix")  # the flags that a list can set
 _FIELD = {"trivial": "aa", "erase": "reprob"}  # where the flag has another name than the operation
 
@@ -85,7 +85,12 @@ class Listed(NamedTuple):
 def asked(config: Augmenting) -> list[str]:
     """The fields with which the user asks for augmentation."""
     values = {name: getattr(config, name) for name in FIELDS}
-    return [name for name, value in values.items() if value not in (None, False, "none", [])]
+    return [name for name, value in values.items() if was_given(value) and value != "none" and value != []]
+
+
+def was_given(value: object) -> bool:
+    """Whether a field of Augmenting is set: to 0, too, which turns something off."""
+    return value is not None and value is not False
 
 
 def listed(value: bool | list[Entry] | None) -> Listed:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastimg.config import yaml_file as configfile
-from fastimg.config.augmentation import FIELDS, effective
+from fastimg.config.augmentation import FIELDS, effective, was_given
 from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
@@ -116,7 +116,7 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
 def _augmentation(config: Inspect) -> tuple[Train, Crop]:
     """How training would augment and crop images: flags take precedence over the configuration file."""
     file = Train()
-    given = {name: getattr(config, name) for name in FIELDS if getattr(config, name) not in (None, False)}
+    given = {name: getattr(config, name) for name in FIELDS if was_given(getattr(config, name))}
     if config.no_aug:
         given["no_aug"] = True
     if config.config is not None:
