@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32:UserWarning"),
 ]
 
-# Without augmentation, in float32 but for TF32, whose products have 11 bits; in small steps, so that rounding stays small.
+# Without augmentation, in float32 but for TF32, whose products have 11 bits; steps are small, and rounding with them.
 PLAIN = ("--no-aug", "--no-amp", "--opt", "sgd", "--lr", "1e-3", "--clip-grad", "1")
 CLOSE = 0.03  # relative: what other kernels may make of the same loss
 
