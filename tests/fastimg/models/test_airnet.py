@@ -1,0 +1,111 @@
+"""fastimg/airnet: its first layer whitens, what is fixed never trains, and it is found by its name."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fastimg.errors import UsageError
+from fastimg.models.blocks import blocks
+from fastimg.models.networks import airnet
+from fastimg.models.registry import build, fixed, freeze
+from fastimg.train.optimisers import Lookahead, build_optimizer
+
+
+def images(count=200):
+    """Smooth colours, whose neighbours are alike: uint8 [count, 3, 16, 16]."""
+    coarse = torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    noise = torch.rand(count, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    return ((0.85 * F.interpolate(coarse, 16) + 0.15 * noise) * 255).to(torch.uint8)
+
+
+def test_its_filters_whiten_patches():
+    """The second moments of what they give are the identity, but for the floor under small eigenvalues."""
+    pixels = images()
+    filters = airnet.whitening_filters(airnet.patch_moments(pixels), airnet.MEAN, airnet.STD)
+    assert filters.shape == (24, 3, 2, 2) and torch.equal(filters[12:], -filters[:12])
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (airnet.MEAN, airnet.STD))
+    normalised = (pixels / 255 - mean) / std
+    found = F.conv2d(normalised, filters[:12]).permute(1, 0, 2, 3).flatten(1).double()
+    assert torch.allclose(found @ found.T / found.shape[1], torch.eye(12, dtype=torch.float64), atol=0.02)
+    assert (filters.flatten(1).gather(1, filters.flatten(1).abs().argmax(1, keepdim=True))[:12] > 0).all()
+
+
+def test_moments_are_the_same_in_any_parts_and_order():
+    pixels = images()
+    whole = airnet.patch_moments(pixels)
+    parts = airnet.patch_moments(pixels[150:]) + airnet.patch_moments(pixels[:150].flip(0))
+    assert whole.patches == parts.patches == 200 * 15 * 15
+    assert torch.equal(whole.products, parts.products) and torch.equal(whole.levels, parts.levels)
+
+
+def test_stages_begin_as_identities_and_logits_small():
+    model = build("fastimg/airnet", 7, kwargs={"width": 32})
+    stage = model.module.stages[0]
+    x = torch.rand(2, 24, 8, 8)
+    assert torch.equal(stage.conv1(x)[:, :24], x) and stage.conv1.out_channels == 32
+    assert model.classifier == ("head",) and model.native_size == 32
+    names = [block.name for block in blocks(model.module)]
+    assert names == ["stem", "stages.0", "stages.1", "stages.2", "head"]
+    assert model.module(torch.rand(2, 3, 40, 40)).shape == (2, 7)  # other sizes, too
+
+
+def test_what_is_fixed_stays_fixed():
+    model = build("fastimg/airnet", 7, kwargs={"width": 4})
+    norms = {f"stages.{i}.norm{j}.weight" for i in range(3) for j in (1, 2)}
+    assert fixed(model.module) == {"stem.weight", *norms}
+    freeze(model, "1")
+    trains = {name for name, p in model.module.named_parameters() if p.requires_grad}
+    assert not trains & fixed(model.module) and "stages.0.norm1.bias" in trains and "stem.bias" not in trains
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"arch": "fastimg/airnett"}, "fastimg has no such model of its own"),
+        ({"arch": "fastimg/airnet", "pretrained": True}, "there are no weights for fastimg/airnet"),
+        ({"arch": "fastimg/airnet", "kwargs": {"depth": 3}}, "--model-kwargs: fastimg/airnet does not accept them"),
+    ],
+)
+def test_what_it_cannot_be(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        build(num_classes=3, **arguments)
+
+
+def test_norms_learn_faster_and_decay_as_ever():
+    """One step of SGD on known gradients: the rate is 64 times that of the others, the decay is the same share."""
+    model = build("fastimg/airnet", 7, kwargs={"width": 4}).module
+    optimizer = build_optimizer(model, "sgd", 0.5, 0.01, 0.0, norm_weight_decay=0.01, norm_lr_scale=64.0)
+    for group in optimizer.param_groups:  # as `set_lr`
+        group["lr"] = 0.5 * group["lr_scale"]
+    bias, weight = model.stages[0].norm1.bias, model.stages[0].conv1.weight
+    with torch.no_grad():
+        bias.fill_(1.0)
+        weight.fill_(1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.001) if parameter.requires_grad else None
+    optimizer.step()
+    assert torch.allclose(bias, torch.full_like(bias, 1 - 0.5 * 64 * 0.001 - 0.5 * 0.01))
+    assert torch.allclose(weight, torch.full_like(weight, 1 - 0.5 * 0.001 - 0.5 * 0.01))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_lookahead_moves_weights_back_to_their_average(momentum):
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum)
+    lookahead = Lookahead(every=2, steps=10)
+    average = None
+    for step in range(1, 11):
+        layer(torch.full((4, 3), float(step))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        before = layer.weight.detach().clone()
+        lookahead.step(optimizer, step)
+        if step % 2 or step < 3:  # not due, or before 0.3 of the run
+            assert torch.equal(layer.weight, before)
+            continue
+        average = before if average is None else average.lerp(before, 1 - 0.95**2 * (step / 10) ** 3)
+        assert torch.allclose(layer.weight, average) and (step == 4 or not torch.equal(layer.weight, before))
+    copy = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum)
+    copy.load_state_dict(optimizer.state_dict())  # it goes into checkpoints with the optimiser's state
+    assert torch.equal(copy.state[layer.weight]["lookahead"], layer.weight)
