@@ -267,7 +267,7 @@ def interpreted() -> Callable[..., None]:
         older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy, of the same
         command = [sys.executable, "-m", "pytest", *older, *alone]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
         assert re.search(r"\b\d{2,} passed", done.stdout) and "skipped" not in done.stdout
 

@@ -314,10 +314,10 @@ def test_more_ranks_than_samples(folder, commands, refuses, monkeypatch):
         def broadcast(self, value):
             return value
 
-    def many(device):
+    def many(device, numa_binding):
         class Context:
             def __enter__(self):
-                with start(device) as ranks:
+                with start(device, numa_binding) as ranks:
                     return Alone(0, 100, 1, ranks.device, None)
 
             def __exit__(self, *error):
