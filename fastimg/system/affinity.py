@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastimg.wording import plural
+
 from .hardware import ROOT
 
 LEAST = 0.8  # of its even share: with fewer cores a rank stays unbound, since decoding needs cores more than nearness
@@ -73,8 +75,8 @@ def plan(
     fewest = min(map(len, shares))
     if fewest < max(1.0, LEAST * even):
         return Binding(
-            words=f"not bound to NUMA nodes: some rank would have {fewest} of the {len(allowed)} cores, and "
-            f"{len(known)} ranks can have {even:.3g} each"
+            words=f"not bound to NUMA nodes: some rank would have {fewest} of the {plural(len(allowed), 'core')}, and "
+            f"{plural(len(known), 'rank')} can have {even:.3g} each"
         )
     if frozenset(shares[local_rank]) == allowed:
         return UNBOUND

@@ -53,7 +53,7 @@ def test_only_the_tiles_that_are_touched_are_decoded(monkeypatch: pytest.MonkeyP
         sizes.append(pixels.shape)
         return pixels
 
-    monkeypatch.setattr(decode_module.simplejpeg, "decode_jpeg", spy)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
     decode_box(data, read_header(data), (100, 100, 60, 60))
     assert sizes[0][0] <= 96
     assert sizes[0][1] <= 256

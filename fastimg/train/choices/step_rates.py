@@ -4,6 +4,7 @@
 has none for a GPU, the rule of `models.precision` holds there. Rates decide by kind of model, GPU, torch and --compile.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Literal, NamedTuple, get_args
 
-import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -82,16 +82,21 @@ class Gain(NamedTuple):
 def read(file: Path | None = None) -> list[StepRate]:
     """The rates that were measured. Raises UserError for a file that does not hold such rates."""
     file = file or FILE
-    try:
-        rates = msgspec.json.decode(file.read_bytes(), type=list[StepRate])
-    except (OSError, msgspec.MsgspecError) as error:
+    try:  # without msgspec, which the machine of benchmarks/gpu.py may lack
+        rows = json.loads(file.read_bytes())
+        if not isinstance(rows, list):
+            raise ValueError("not a list")
+        rates = [StepRate(**row) for row in rows]
+        for rate in rates:
+            if rate.kind not in get_args(Kind) or rate.dtype not in get_args(Dtype):
+                raise ValueError(f"{rate.kind} in {rate.dtype}")
+            if not (rate.images_per_second > 0 and rate.ms > 0 and rate.batch > 0 and rate.n > 0 <= rate.memory_mib):
+                raise ValueError(f"{rate.arch} on {rate.gpu} has a rate that cannot be")
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"{file}: not the measured rates of training steps ({error}); install fastimg again, or make them "
             "with benchmarks/step_rates.py"
         ) from error
-    for rate in rates:
-        if not (rate.images_per_second > 0 and rate.ms > 0 and rate.batch > 0 and rate.n > 0 and rate.memory_mib >= 0):
-            raise UserError(f"{file}: {rate.arch} on {rate.gpu} has a rate that cannot be; measure it again")
     return rates
 
 

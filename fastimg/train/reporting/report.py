@@ -157,10 +157,10 @@ def _optimiser(config: Train, implementation: str, rate: str) -> str:
     words = [f"{config.opt} ({implementation})", f"lr {config.lr:g}{origin}"]
     words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
     words += [f"weight decay {config.weight_decay:g}{norms}"]
-    words += [f"norms at {config.norm_lr_scale:g} times the rate"] if config.norm_lr_scale not in (None, 1.0) else []
+    words += [f"norms at {config.norm_lr_scale:g}x the rate"] if config.norm_lr_scale not in (None, 1.0) else []
     words += [f"momentum {config.momentum:g}"] if config.momentum is not None else []
     words += [f"gradients clipped at {config.clip_grad:g}"] if config.clip_grad is not None else []
-    words += [f"lookahead every {config.lookahead} steps"] if config.lookahead is not None else []
+    words += [f"lookahead every {plural(config.lookahead, 'step')}"] if config.lookahead is not None else []
     return ", ".join(words)
 
 
@@ -197,7 +197,7 @@ def _span(text: str | None) -> str:
 def _average(config: Train) -> str | None:
     if not config.model_ema:
         return None
-    every = f", updated every {config.model_ema_steps} steps" if config.model_ema_steps > 1 else ""
+    every = f", updated every {plural(config.model_ema_steps, 'step')}" if config.model_ema_steps > 1 else ""
     return f"moving average of the weights, decay {config.model_ema_decay:g}{every}: validated and saved"
 
 

@@ -67,7 +67,7 @@ def test_a_rank_that_would_lose_cores_stays_unbound(machine):
     """One process on a machine of two nodes keeps both; ranks that all sit on one node do, too."""
     root = machine([(0, "0-15"), (0, "0-15")], 32)
     alone = plan(ADDRESSES[:1], 0, "cuda:0", all_of(32), root)
-    assert alone.cores == () and "would have 16 of the 32 cores, and 1 ranks can have 32 each" in alone.words
+    assert alone.cores == () and "would have 16 of the 32 cores, and 1 rank can have 32 each" in alone.words
     both = [plan(ADDRESSES[:2], rank, "cuda:0", all_of(32), root) for rank in range(2)]
     assert both[0] == both[1] and both[0].cores == () and "would have 8 of the 32 cores" in both[0].words
 

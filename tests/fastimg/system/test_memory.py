@@ -102,9 +102,9 @@ def test_what_there_is():
 
 
 def test_advice_names_what_is_not_in_use_yet():
-    plain = advice(Train())
+    plain = advice(Train(batch_size=64))
     assert "--batch-size (64, or auto)" in plain and "--grad-accum-steps" in plain and "--grad-checkpointing" in plain
-    saving = advice(Train(grad_checkpointing=True, strategy="fsdp", amp=False))
+    saving = advice(Train(batch_size=64, grad_checkpointing=True, strategy="fsdp", amp=False))
     assert "--grad-checkpointing" not in saving and "fsdp" not in saving and "--no-amp" in saving
 
 

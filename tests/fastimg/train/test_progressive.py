@@ -83,7 +83,7 @@ def test_kernels_of_every_size_are_compiled_before_the_first_step(flags, trained
 
     compiled, late, began = set(), [], []
 
-    def counting(plan, images, table, dtype, out):
+    def counting(plan, images, table, dtype, out, line):
         drawn = plan and (plan.ops.shape[1], bool(plan.trivial.any()), bool(plan.angle.any()), plan.erasing is not None)
         kind = (images.shape[1:], images.stride()[1:], dtype, drawn)
         if began and kind not in compiled:
