@@ -185,7 +185,7 @@ def _span(text: str | None) -> str:
 def _average(config: Train) -> str | None:
     if not config.model_ema:
         return None
-    every = f", updated every {config.model_ema_steps} steps" if config.model_ema_steps > 1 else ""
+    every = f", updated every {plural(config.model_ema_steps, 'step')}" if config.model_ema_steps > 1 else ""
     return f"moving average of the weights, decay {config.model_ema_decay:g}{every}: validated and saved"
 
 
