@@ -49,19 +49,30 @@ def test_threads_of_the_loader_ask_for_what_is_read_ahead(asking, build, read):
 
 def test_a_thread_asks_while_it_is_busy_with_an_earlier_batch(asking, stamp, build):
     """By the time that a batch's own turn comes, it was asked for long ago."""
-    data, asked_at = asking(40), {}
+    data, asked_at, handed, all_handed = asking(40), {}, [], threading.Event()
 
     class Watching(stamp):
         def fill_row(self, encoded, draws, row, scratch):
-            asked_at[int.from_bytes(encoded, "little")] = sum(len(asked) for _, asked in data.asked)
+            number = int.from_bytes(encoded, "little")
+            assert all_handed.wait(60)
+            asked_at[number] = sum(len(asked) for _, asked in data.asked)
             super().fill_row(encoded, draws, row, scratch)
 
     loader = build(data, Watching(), workers=1, order="sequential", prefetch=5)
+    pool = loader._ready_pool()
+    fill = pool.fill
+
+    def counting(*arguments):
+        fill(*arguments)
+        handed.append(1)
+        if len(handed) == 5:  # of four samples each, before any is used
+            all_handed.set()
+
+    pool.fill = counting
     for _ in loader:
         pass
     loader.close()
-    # Five batches of four are handed out before any is used: the first of them is decoded with requests for later ones.
-    assert asked_at[8] >= 20 and asked_at[39] == 40
+    assert asked_at[4] >= 20 and asked_at[39] == 40
 
 
 def test_what_goes_wrong_there_reaches_the_consumer(asking, build, read):
