@@ -119,7 +119,6 @@ def resolve(
         momentum=0.9 if config.momentum is None else config.momentum,
         weight_decay=_weight_decay(config),
         norm_weight_decay=config.norm_weight_decay or 0.0,
-        norm_lr_scale=config.norm_lr_scale or 1.0,
         sched=sched,
         warmup=_warmup(config, trained),
         warmup_epochs=None,
