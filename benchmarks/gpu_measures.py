@@ -120,6 +120,18 @@ def dali(bench: Bench) -> None:
     bench.report(f"loaders alone, to the device, batch {sizes.batch}", rows)
 
 
+def cifar(bench: Bench) -> None:
+    """The recipe for small images, which stay on the device: benchmarks/cifar.py without the script beside it."""
+    import cifar as recipe  # what the command line needs is imported
+
+    quick = ["--width", "8", "--epochs", "1", "--batch-size", "128"]
+    size = ["--repeat", "8"] if bench.device.type == "cuda" else quick
+    with tempfile.TemporaryDirectory(prefix="fastimg-cifar-") as folder:
+        out = Path(folder) / "cifar.jsonl"
+        rows = recipe.main(["--device", bench.device.type, "--runs", "1", *size, "--out", str(out)])
+    bench.report("cifar-fast on scikit-learn's digits, seconds from whitening to the last evaluation", rows)
+
+
 def overlap(bench: Bench) -> None:
     """Loader and step together against the slower of them; on a GPU, how much of copies and augmentation was hidden."""
     sizes = bench.sizes

@@ -144,6 +144,14 @@ SECTIONS = {
             what="augmentation against torchvision v2 and Kornia",
         ),
         Section(
+            name="cifar",
+            function="gpu_measures:cifar",
+            seconds=40,
+            second=True,
+            what="`--recipe cifar-fast` on resident digits of 32 x 32 pixels: seconds and accuracy",
+            needs=_COMMAND_LINE,
+        ),
+        Section(
             name="tests",
             function="gpu_checks:marked_tests",
             seconds=110,
