@@ -256,7 +256,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     warmup_fraction: flagtypes.Float = None
     """The same as --warmup, as a share of all steps."""
     min_lr: flagtypes.Float = None
-    """Final learning rate of the cosine and linear schedules. Default: 0."""
+    """Final learning rate of the cosine and linear schedules, scaled with --lr where that is. Default: 0."""
     decay: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
     """Time between the drops of the step schedule: 30ep, 1000ba, 0.25dur. Default: a third of the run."""
     decay_epochs: flagtypes.Float = None

@@ -86,6 +86,7 @@ def resolve(
     `samples` are those of the training split: no step has more.
     """
     trained = tuned(config)
+    rate = _learning_rate(config, model, true_batch(config, ranks, samples), searched)[0]
     sched = config.sched or ("linear" if trained else "cosine")
     augmenting: dict[str, Any] = effective(config, plain(config))
     chosen = replace(
@@ -112,7 +113,7 @@ def resolve(
         on_error=config.on_error or "skip",
         max_pixels=config.max_pixels or MAX_PIXELS,
         epochs=(config.epochs or EPOCHS) if config.duration is None else None,
-        lr=_learning_rate(config, model, true_batch(config, ranks, samples), searched)[0],
+        lr=rate,
         lr_scale=None,
         lr_base_size=None,
         head_init=model.new_head,
@@ -123,7 +124,7 @@ def resolve(
         warmup=_warmup(config, trained),
         warmup_epochs=None,
         warmup_fraction=None,
-        min_lr=config.min_lr or 0.0,
+        min_lr=_lowest_rate(config, rate),
         decay=_decay(config),
         decay_epochs=None,
         decay_rate=config.decay_rate or 0.1,
@@ -228,6 +229,14 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     if batch != base:
         words = f"{rate:g} at batch {base}, {rule} to {batch}"
     return float(f"{rate * factor:.3g}"), words
+
+
+def _lowest_rate(config: Train, rate: float) -> float:
+    """--min-lr, scaled as the given learning rate was (to `rate`): the schedule keeps its shape with any batch."""
+    lowest = config.min_lr or 0.0
+    if config.lr == "auto" or rate == config.lr:
+        return lowest
+    return float(f"{lowest * rate / config.lr:.3g}")
 
 
 def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:

@@ -255,6 +255,20 @@ def test_learning_rate(given, lr):
     assert resolved(**given).lr == pytest.approx(lr, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("given", "lowest"),
+    [
+        ({"lr": 0.1, "lr_scale": "linear", "batch_size": 512, "min_lr": 0.01}, 0.02),
+        ({"lr": 1.5, "lr_scale": "linear", "lr_base_size": 1024, "batch_size": 64, "min_lr": 0.105}, 0.00656),
+        ({"lr": 0.1, "batch_size": 512, "min_lr": 0.01}, 0.01),
+        ({"batch_size": 512, "min_lr": 1e-5}, 1e-5),  # the rate is fastimg's, the lowest one the user's
+        ({"lr": 0.1, "lr_scale": "linear", "batch_size": 512}, 0.0),
+    ],
+)
+def test_the_lowest_rate_follows_the_rate(given, lowest):
+    assert resolved(**given).min_lr == pytest.approx(lowest, rel=1e-2)
+
+
 def test_choices_by_where_the_weights_come_from():
     scratch, tuned = resolved(), resolved(pretrained=True, new_head="zeros")
     assert (scratch.sched, scratch.warmup, scratch.head_init) == ("cosine", "0.05dur", None)
