@@ -48,9 +48,9 @@ def test_a_list_of_batches_is_refused_by_name(loader):
 @pytest.mark.parametrize("prefetch", [2, 3])
 def test_the_shortest_list_with_memory_that_was_reused(numbers, stamp, prefetch):
     """It is found when the iteration ends."""
-    with Loader(numbers(prefetch + 1), stamp(), batch_size=1, workers=1, prefetch=prefetch) as loader:
-        with pytest.raises(RuntimeError, match="copy=True"):
-            list(loader)
+    loader = Loader(numbers(prefetch + 1), stamp(), batch_size=1, workers=1, prefetch=prefetch)
+    with loader, pytest.raises(RuntimeError, match="copy=True"):
+        list(loader)
 
 
 def test_a_list_within_the_memory_is_valid(numbers, stamp):
