@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
     from .loader import Loader
+    from .migration.image_folder import ImageFolderLoader
 
 __all__ = [
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "FilesDataset",
     "ImageDecoder",
     "ImageError",
+    "ImageFolderLoader",
     "Loader",
     "LoaderConfig",
     "RandomCrop",
@@ -49,6 +51,7 @@ _MODULES = {
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",
     "ImageDecoder": "decoders.images",
+    "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",
 }
 
