@@ -20,7 +20,6 @@ from . import __version__
 from .config import benchmarking as benchconfig
 from .config import commands as config
 from .config import recipes
-from .config import yaml_file as configfile
 from .config.command_line.parsing import parse
 from .config.rules import Excludes, Range, refuse
 from .errors import UsageError, UserError, nearest
@@ -265,6 +264,8 @@ def _parse(command: str, arguments: list[str]) -> Any:
     given = parse(command, kind, arguments, _COMMANDS)
     if kind is not config.Train:
         return kind(**given)
+    from .config import yaml_file as configfile
+
     path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
     file: dict[str, Any] = {}
     if path is not None:
@@ -279,6 +280,8 @@ def _parse(command: str, arguments: list[str]) -> Any:
 
 def _recipe(settings: config.Recipe, _console: Console) -> int:
     """`fastimg recipe list`, `fastimg recipe show NAME`."""
+    from .config import yaml_file as configfile
+
     if settings.action == "list":
         if settings.name is not None:
             raise UsageError(f"recipe list {settings.name}: give no name, or `fastimg recipe show {settings.name}`")

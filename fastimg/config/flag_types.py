@@ -61,9 +61,14 @@ class Flag:
         return get_args(literals[0]) if len(literals) == len(options(self.hint)) == 1 else ()
 
 
-@cache
 def command_flags(kind: type[Any]) -> tuple[Flag, ...]:
     """The flags and positional arguments of a command's dataclass, in the order of its fields."""
+    hashable: Any = kind  # which mypy doubts of type[Any]
+    return _flags(hashable)
+
+
+@cache
+def _flags(kind: Any) -> tuple[Flag, ...]:
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for field in fields(kind):

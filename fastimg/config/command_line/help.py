@@ -24,8 +24,7 @@ def help_page(command: str, kind: type[Any], every_flag: bool = False) -> str:
     parser.usage = " ".join([f"fastimg {command}", *words, "[FLAGS]"])
     lines = []
     if EXAMPLES.get(command):
-        widest = max(len(line) for line, _ in EXAMPLES[command])
-        lines += ["examples:", *(f"  {line:<{widest}}  {about}" for line, about in EXAMPLES[command])]
+        lines += ["examples:", *(f"  # {about}\n  {line}" for line, about in EXAMPLES[command])]
     if first is not None:
         number = sum(bool(flag.names) for flag in known)
         lines += [*([""] if lines else []), f"These are {len(first)} of {number} flags: `fastimg {command} --help-all`"]
@@ -70,21 +69,18 @@ def _documented(
     """
     texts, known = descriptions(kind), command_flags(kind)
     parser.description = " ".join(str(kind.__doc__).split())
-    positional = [flag for flag in known if not flag.names]
-    if positional:
-        group = parser.add_argument_group("arguments")
-        for flag in positional:
-            nargs = {} if flag.default is MISSING else {"nargs": "*"}
-            action = group.add_argument(flag.field, metavar=flag.metavar, help=_text(flag, texts), **nargs)
-            if paths is not None and Path in (*options(flag.hint), *get_args(flag.hint)):
-                action.complete = paths
-    flags = {flag.field: flag for flag in known if flag.names}
-    for title, fields in SECTIONS.get(command, {"flags": tuple(flags)}).items():
-        shown = [flags[field] for field in fields if only is None or field in only]
-        group = parser.add_argument_group(title) if shown else parser
+    sections = {"arguments": tuple(flag.field for flag in known if not flag.names)}
+    flags = {flag.field: flag for flag in known}
+    sections |= SECTIONS.get(command, {"flags": tuple(flag.field for flag in known if flag.names)})
+    for title, fields in sections.items():
+        shown = [flags[field] for field in fields if only is None or field in only or not flags[field].names]
+        if not shown:
+            continue
+        group = parser.add_argument_group(title)
         for flag in shown:
-            action: Any = group.add_argument(*flag.names, **_value(flag), help=_text(flag, texts))
-            if paths is not None and Path in options(flag.hint):
+            names = flag.names or (flag.field,)
+            action: Any = group.add_argument(*names, **_value(flag), help=_text(flag, texts))
+            if paths is not None and Path in (*options(flag.hint), *get_args(flag.hint)):
                 action.complete = paths
     group = parser.add_argument_group("help")
     group.add_argument("-h", "--help", action="store_true", help="show this page and exit")
@@ -94,6 +90,8 @@ def _documented(
 
 def _value(flag: Flag) -> dict[str, Any]:
     """How argparse shows the value of a flag."""
+    if not flag.names:
+        return {"metavar": flag.metavar, "nargs": None if flag.default is MISSING else "*"}
     if flag.hint is bool:
         return {"action": "store_true" if flag.switch else argparse.BooleanOptionalAction}
     if flag.choices and flag.mark.metavar is None:

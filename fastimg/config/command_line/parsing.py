@@ -1,6 +1,7 @@
 """A command's arguments as the values of its dataclass, by argparse."""
 
 import argparse
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING
@@ -102,7 +103,7 @@ def _complete(arguments: Sequence[str], known: Sequence[Flag]) -> list[str]:
     """
     by_name = {name: flag for flag in known for name in flag.names}
     complete: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         if complete and complete[-1].endswith("=") and _NEGATIVE.fullmatch(argument):
             complete[-1] += argument
             continue
