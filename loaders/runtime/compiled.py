@@ -66,8 +66,10 @@ def _load_kept(cache: Any, signature: object, context: Any) -> object:
     numba would import all that it compiles with before it looks, about 0.2 s and 20 MB for each process. Machine code
     that is there needs none of it, only numba's runtime; what has to be compiled imports it then.
     """
+    _import_without_scipy()  # what the code of some functions refers to
+    if not hasattr(cache, "_load_overload"):  # nothing is kept
+        return None
     rtsys.initialize(context)
-    _import_without_scipy()  # which the code of some functions refers to
     with cache._guard_against_spurious_io_errors():
         kept: object = cache._load_overload(signature, context)
         return kept
