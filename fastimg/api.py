@@ -55,7 +55,7 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
 
     if isinstance(settings.get("model_kwargs"), Mapping):
         settings["model_kwargs"] = [f"{name}={value}" for name, value in settings["model_kwargs"].items()]
-    config = _training(_given("train", Train, {"data": data, **settings}))
+    config = yaml_file.layered(_given("train", Train, {"data": data, **settings}))
     with _library():
         return run(config, terminal.console() if progress else _nowhere(), signals=False)
 
@@ -137,19 +137,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _training(given: Mapping[str, Any]) -> Train:
-    """What is given, over the file that it names or that of the run to resume, over the recipe. Raises UsageError."""
-    file: dict[str, Any] = {}
-    resumed = given.get("resume")
-    if "config" in given:
-        file = yaml_file.read(given["config"], Train)
-    elif "recipe" not in given and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
-        file = yaml_file.read(Path(resumed) / "config.yaml", Train)
-    if "recipe" in given:
-        file["recipe"] = given["recipe"]
-    return yaml_file.combined(file, given)
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Signatures and pages of `help` for the functions of `api`, made from the commands' dataclasses."""
 
-import ast
 import functools
 import inspect
-import itertools
 import json
 import operator
 import os
@@ -13,7 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fastimg.config.flags import descriptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NUMBERS_TOO = ("workers", "freeze", "cache_embeddings", "save_interval", "tile")  # text that may be a whole number
@@ -92,7 +92,7 @@ def written(hint: Any) -> str:
 
 def _page(kind: type[Any], parameters: Sequence[inspect.Parameter]) -> str:
     """A paragraph for each setting: its name, type and default, and its description."""
-    texts = _descriptions(kind)
+    texts = descriptions(kind)
     names = {parameter.name for parameter in parameters}
     lines = ["Settings:", ""]
     for parameter in parameters:
@@ -126,15 +126,3 @@ def _without_dashes(text: str, names: Collection[str]) -> str:
         return setting if setting in names else found[0]
 
     return re.sub(r"(?<!`)--([a-z][a-z0-9-]*[a-z0-9])", name, text)
-
-
-def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """The text below each field of a dataclass, as one line."""
-    found = {}
-    for base in reversed(kind.__mro__[:-1]):
-        body = cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
-        for field, below in itertools.pairwise(body):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
-    return found

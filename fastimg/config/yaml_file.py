@@ -116,6 +116,20 @@ def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     return values
 
 
+def layered(given: Mapping[str, Any]) -> Train:
+    """What is given, over the file that it names or that of the run to resume, over a recipe. Raises UsageError."""
+    path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
+    file: dict[str, Any] = {}
+    if path is not None:
+        file = read(path, Train)
+    elif recipe is None and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
+        file = read(Path(resumed) / "config.yaml", Train)
+    if recipe is not None:
+        file = {**file, "recipe": recipe}
+    default = combined(file)
+    return combined(file, {name: value for name, value in given.items() if value != getattr(default, name)})
+
+
 def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:
     """A recipe's settings, over them a file's, over those the flags'. Raises UsageError for an unknown recipe."""
     above = _over(file, given or {})
