@@ -105,6 +105,10 @@ class ImageFolderLoader:
             world_size=world_size,
         )
         self._loader = Loader(self.dataset, ImageDecoder(self._transform.crop), config, device, indices)
+        self._normalisation: torch.Tensor | None = None  # [2, C, 1, 1], mean and standard deviation
+        if self._transform.mean is not None:
+            values = torch.tensor([self._transform.mean, self._transform.std])
+            self._normalisation = values.to(self._loader.device)[:, :, None, None]
         self._whole = (len(samples) if indices is None else len(indices)) // (batch_size * world_size)
 
     @property
@@ -149,13 +153,13 @@ class ImageFolderLoader:
             images, targets, ids = images[kept], targets[kept], ids[kept.cpu()]
         if transform.flip:
             drawn = uniforms(config.seed, self._loader.epoch, ids.numpy(), _FLIP_STAGE, 1) < transform.flip  # [B, 1]
-            flipped = torch.from_numpy(drawn).to(images.device)[:, :, None, None]
+            flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None]
             images = torch.where(flipped, images.flip(3), images)
         if not transform.scaled:
             return images.clone(memory_format=torch.contiguous_format), targets
         images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        if transform.mean is not None:
-            mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in (transform.mean, transform.std))
+        if self._normalisation is not None:
+            mean, std = self._normalisation
             images.sub_(mean).div_(std)
         return images, targets
 

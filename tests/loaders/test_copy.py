@@ -73,3 +73,16 @@ def test_what_only_a_cycle_holds_is_not_refused(loader):
     for batch in loader:
         cycle = [batch]
         cycle.append(cycle)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_copies_on_a_gpu(numbers, stamp):
+    config = LoaderConfig(batch_size=3, workers=1)
+    with Loader(numbers(N), stamp(), config, "cuda", copy=True) as loader, Loader(numbers(N), stamp(), config) as host:
+        kept = list(loader)
+        torch.cuda.synchronize()
+        assert [numbers_of(batch) for batch in kept] == [numbers_of(batch) for batch in host]
+        assert all(batch.ready is not None and batch.ready.query() for batch in kept)
+    with Loader(numbers(N), stamp(), config, "cuda") as loader, pytest.raises(RuntimeError, match="copy=True"):
+        list(loader)

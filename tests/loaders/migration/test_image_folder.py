@@ -120,6 +120,20 @@ def test_files_that_cannot_be_decoded(folder):
         assert len(images) == len(targets) == 35 and [*loader.unreadable] == [str(folder / "red/b.jpg")]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu(folder):
+    steps = [*TRAINING.transforms, transforms.Normalize(MEAN, STD)]
+    options = {"batch_size": 8, "shuffle": True}
+    with (
+        ImageFolderLoader(folder, steps, device="cuda", **options) as gpu,
+        ImageFolderLoader(folder, steps, **options) as cpu,
+    ):
+        for (images, targets), (expected, labels) in zip(gpu, cpu, strict=True):
+            assert images.is_cuda and targets.is_cuda and torch.equal(targets.cpu(), labels)
+            torch.testing.assert_close(images.cpu(), expected)
+
+
 def test_transforms_that_are_taken_over():
     crop = RandomResizedCrop(size=(16, 24), scale=(0.2, 1.0), interpolation="bicubic")
     theirs = transforms.RandomResizedCrop((16, 24), (0.2, 1.0), interpolation=InterpolationMode.BICUBIC)
