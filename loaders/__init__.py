@@ -1,5 +1,12 @@
 """Bytes on disk -> a batch on the device.
 
+    loader = Loader("D", batch_size=256, crop=224, device="cuda")
+    for batch in loader:
+        batch.inputs, batch.targets, batch.weight  # uint8 [256, 3, 224, 224], int64 [256], float32 [256]
+
+`Loader` reads shards, .beton files and image folders; `ImageFolderLoader` takes the place of torchvision's ImageFolder
+and torch's DataLoader; what a sample becomes is a `Decoder`'s.
+
 In: a dataset, a crop, settings. Out: uint8 batches in an order that resumes. Must not know: augment, the application.
 """
 
