@@ -7,7 +7,7 @@ or such an image is decoded.
 import importlib
 import threading
 from collections.abc import Iterator, Set
-from functools import cache
+from functools import cache, cached_property
 
 from PIL import Image
 
@@ -68,33 +68,27 @@ class ImageExtensions(Set[str]):
     """
 
     def __contains__(self, extension: object) -> bool:
-        return extension in _common() or extension in _readable()
+        Image.preinit()  # BMP, GIF, JPEG, PPM and PNG
+        return Image.EXTENSION.get(str(extension)) in Image.OPEN or extension in self._all
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_readable())
+        return iter(self._all)
 
     def __len__(self) -> int:
-        return len(_readable())
+        return len(self._all)
+
+    @cached_property
+    def _all(self) -> frozenset[str]:
+        with _REGISTERING:
+            Image.init()
+            register_plugins()
+            readable = frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
+        return readable | {".mpo"}  # opened as a JPEG; Pillow lists it only among the formats that it writes
 
 
 def image_extensions() -> Set[str]:
     """Extensions that Pillow and its installed plugins read, in lower case, with the dot."""
     return ImageExtensions()
-
-
-@cache
-def _common() -> frozenset[str]:
-    """The extensions of BMP, GIF, JPEG, PPM and PNG."""
-    Image.preinit()
-    return frozenset(extension for extension, name in Image.EXTENSION.items() if name in Image.OPEN)
-
-
-def _readable() -> frozenset[str]:
-    with _REGISTERING:
-        Image.init()
-        register_plugins()
-        readable = frozenset(ext for ext, name in Image.registered_extensions().items() if name in Image.OPEN)
-    return readable | {".mpo"}  # opened as a JPEG; Pillow lists it only among the formats that it writes
 
 
 def undecodable_extensions() -> dict[str, str]:
