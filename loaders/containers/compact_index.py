@@ -11,7 +11,7 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, get_args
 
@@ -103,7 +103,7 @@ def _content(samples: list[Sample], shards: list[Path]) -> Content:
     return "text" if texts else "images"
 
 
-def _of(sample: Sample, extensions: Set[str]) -> list[Member]:
+def _of(sample: Sequence[Member], extensions: Set[str]) -> list[Member]:
     """The members that have one of these extensions."""
     return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
 
