@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from . import flag_types as flagtypes
-from .flag_types import FlagCreatePairsOff, Positional, arg
+from .flag_types import Positional, Switch, arg
 from .training import Augmenting
 
 
@@ -17,25 +16,25 @@ class Measuring:  # more than 12 fields: a flag each
     """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
     split: str = "train"
     """The split to read."""
-    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME[,NAME...]", help_behavior_hint="")] = None
+    arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
     """The models whose training steps are measured, named as for `train`. Default: resnet50 on a GPU, resnet18 on a
     CPU."""
-    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
+    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
     """The data loader that training would use; see `train --help`."""
-    loaders: flagtypes.Str = None
+    loaders: str | None = None
     """Compare loaders: a comma-separated list of native, torch, dali, ffcv, webdataset and synthetic, or all. Each runs
     in its own process on the same images, as its users set it up; loaders that are not installed are listed."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
     """Stages to measure: a comma-separated list of read, splice, decode, resize, copy, augment and step."""
-    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
-    img_size: Annotated[int, arg(aliases=["--imgsz"])] = 224
+    img_size: Annotated[int, arg(aliases=("--imgsz",))] = 224
     """Side of the crops in pixels."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images, or auto for the number that `train` would use."""
-    threads: Annotated[str | None, arg(metavar="N[,N...]", help_behavior_hint="")] = None
+    threads: Annotated[str | None, arg(metavar="N[,N...]")] = None
     """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve)."""
-    images: flagtypes.Int = None
+    images: int | None = None
     """Images per repeat. Default: as many as the loader decodes in a second, but at least 4 batches."""
     repeats: int = 3
     """Number of times to measure everything; the median counts."""
@@ -47,16 +46,16 @@ class Measuring:  # more than 12 fields: a flag each
     """Use the channels-last memory format for convolutional models."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    no_advice: FlagCreatePairsOff[bool] = False
+    no_advice: Switch[bool] = False
     """Do not try what would be faster: saves time, but the verdict has no measured advice."""
     tune: bool = False
     """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
     writes them to the profile of this machine that `train --profile` reads."""
-    scratch: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    scratch: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Folder for temporary converted copies of some of the images. Default: the system's temporary folder."""
     seed: int = 0
     """Seed of the order, the crops and augmentation."""
-    plot: flagtypes.File = None
+    plot: Path | None = None
     """Plot bars of --loaders, and curves over --threads, to this PNG file."""
     json: bool = False
     """Print the result as JSON."""
@@ -71,7 +70,7 @@ class Bench(Augmenting, Measuring):
 class Doctor:
     """Report what is installed and in use, the machine's hardware, and what is wrong."""
 
-    folder: Positional[Annotated[Path, arg(metavar="[FOLDER]", help_behavior_hint="")]] = Path()
+    folder: Positional[Annotated[Path, arg(metavar="[FOLDER]")]] = Path()
     """Folder whose disk is measured, such as that of your data. Default: the current folder."""
     json: bool = False
     """Print the result as JSON."""
