@@ -34,6 +34,7 @@ class Command:
 
     line: str
     shown: str
+    code: int  # the exit code that a comment `# exit code 2` behind the command announces, else 0
 
 
 def name_of(page: Path) -> str:
@@ -59,9 +60,12 @@ def commands_of(block: Block) -> list[Command]:
     """The commands of a console block with what is shown of their output."""
     parts = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.M)
     assert parts[0].strip() == "", f"line {block.line}: a console block begins with `$ `"
-    return [
-        Command(line.partition("  #")[0].strip(), shown) for line, _, shown in (p.partition("\n") for p in parts[1:])
-    ]
+    commands = []
+    for line, _, shown in (part.partition("\n") for part in parts[1:]):
+        typed, _, comment = line.partition("  #")
+        code = re.search(r"exit code (\d+)", comment)
+        commands.append(Command(typed.strip(), shown, int(code[1]) if code else 0))
+    return commands
 
 
 def arguments_of(line: str) -> list[str] | None:
@@ -125,5 +129,5 @@ def run_page(page: Path, folder: Path) -> None:
                 with inside(folder) as said:
                     code = run(arguments)
                 output = said.getvalue()
-                assert code == 0, f"{where}: {command.line}\n{output}"
+                assert code == command.code, f"{where}: {command.line}\n{output}"
                 assert missing(command.shown, output) == [], f"{where}: {command.line}\n{output}"

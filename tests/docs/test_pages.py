@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from fastimg import cli
 from fastimg.config import yaml_file
 from fastimg.config.commands import Train
+from fastimg.config.flag_types import command_flags, flag_names
 
 from .pages import PAGES, ROOT, arguments_of, blocks_of, commands_of, name_of, run_page
 
@@ -97,7 +98,7 @@ def test_a_block_says_what_it_is(page):
 
 def test_flags_in_the_text_exist():
     """In other words than a command: `--flag` in backticks. Pages that compare with other tools name theirs, too."""
-    ours = frozenset().union(*(cli.flags.flags_of(kind) for kind in cli._COMMANDS.values()))
+    ours = frozenset().union(*(flag_names(command_flags(kind)) for kind in cli._COMMANDS.values()))
     unknown = {
         (name_of(page), flag)
         for page in PAGES
@@ -110,6 +111,7 @@ def test_flags_in_the_text_exist():
 
 # torchrun's, pip's and those of scripts in benchmarks/
 THEIRS = {
+    *("--help", "--help-all", "--print-completion"),
     *("--max-restarts", "--numa-binding", "--nproc-per-node", "--version", "--stages", "--gil", "--promise"),
     *("--memory", "--real", "--out", "--second", "--plan", "--check", "--device"),
 }
