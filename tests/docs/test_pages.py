@@ -54,6 +54,7 @@ def test_the_quickstart(after_quickstart):
     assert {path.name for path in after_quickstart.iterdir()} >= {"fastimg-demo", "digits", "runs"}
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, of its own reading
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_a_page(page, after_quickstart, tmp_path):
     """Every page goes on where the quickstart ends."""
