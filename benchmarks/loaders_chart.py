@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "docs" / "charts" / "loaders.svg"
 _NAMES = {
-    "fastimg, tiled": "fastimg, shards of `fastimg convert`",
+    "fastimg, tiled": "fastimg, shards that it converted",
     "fastimg": "fastimg, the files as they are",
     "ffcv": "FFCV 1.0.2, its own .beton",
     "ffcv, our tiled beton": "FFCV 1.0.2, fastimg's .beton",
@@ -24,7 +24,7 @@ _NAMES = {
     "torch": "torch DataLoader, Pillow",
     "webdataset": "WebDataset, Pillow",
 }
-_LEFT, _WIDTH, _ROW = 250, 400, 26  # pixels: where bars begin, the longest bar, the height of a row
+_LEFT, _WIDTH, _ROW = 270, 400, 26  # pixels: where bars begin, the longest bar, the height of a row
 
 
 def last_comparison(results: Path) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def drawn(records: list[dict[str, Any]]) -> str:
     """The bars as SVG, the fastest first, legible on light and dark pages."""
     bars = sorted(((record["images_per_second"], _NAMES[record["loader"]]) for record in records), reverse=True)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {_ROW * len(bars) + 8}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {_ROW * len(bars) + 8}" '
         'font-family="system-ui, sans-serif" font-size="13" fill="#808080">',
         "<title>Images per second, JPEG to a uint8 batch on the CPU, two threads or processes each</title>",
     ]
