@@ -76,7 +76,10 @@ def leave(code: int) -> None:
     torch = sys.modules.get("torch")
     if code and torch is not None and torch.distributed.is_initialized():
         os._exit(code)
-    gc.freeze()  # the last collection would take longer than a short command
+    if torch is None:
+        gc.freeze()  # the last collection would take longer than a short command
+    else:
+        gc.unfreeze()  # what Triton's bindings do not see freed, they report as leaks
     sys.exit(code)
 
 
