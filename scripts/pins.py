@@ -14,8 +14,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 BLOCK = re.compile(r"constraint-dependencies = \[\n.*?\]\n", re.DOTALL)
-# What CI installs: the project, its development tools, and other projects' readers.
-EXPORT = "uv export --quiet --frozen --no-hashes --no-annotate --no-header --no-emit-project --group peers"
+# What CI installs: the project, its development tools, other projects' readers, and what builds the pages.
+EXPORT = "uv export --quiet --frozen --no-hashes --no-annotate --no-header --no-emit-project --group peers --group docs"
 
 
 def pins(exported: str) -> list[str]:

@@ -55,7 +55,7 @@ class Inputs:  # more than 12 fields: a flag each
     """Where to cache tokens and embeddings. Default: .fastimg in a converted dataset if it is writable, else the user's
     cache directory."""
     drop_path: float | None = None
-    """Rate of stochastic depth, for models that support it."""
+    """Rate of stochastic depth, for models that support it. Default: the model's own, mostly 0."""
     ghost_bn: int | None = None
     """Compute batch-norm statistics over groups of this many images, a divisor of the batch (ghost batch norm)."""
     blurpool: bool = False

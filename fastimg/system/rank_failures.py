@@ -79,7 +79,7 @@ def leave(code: int) -> None:
     if torch is None:
         gc.freeze()  # the last collection would take longer than a short command
     else:
-        gc.unfreeze()  # what triton's bindings do not see collected, they report as leaked
+        gc.unfreeze()  # what Triton's bindings do not see freed, they report as leaks
     sys.exit(code)
 
 

@@ -66,13 +66,14 @@ def _load_kept(cache: Any, signature: object, context: Any) -> object:
     numba would import all that it compiles with before it looks, about 0.2 s and 20 MB for each process. Machine code
     that is there needs none of it, only numba's runtime; what has to be compiled imports it then.
     """
-    _import_without_scipy()  # what the code of some functions refers to
-    if not hasattr(cache, "_load_overload"):  # nothing is kept
-        return None
-    rtsys.initialize(context)
-    with cache._guard_against_spurious_io_errors():
-        kept: object = cache._load_overload(signature, context)
-        return kept
+    if hasattr(cache, "_load_overload"):  # otherwise nothing can be kept
+        rtsys.initialize(context)
+        with cache._guard_against_spurious_io_errors():
+            kept: object = cache._load_overload(signature, context)
+            if kept is not None:
+                return kept
+    _import_without_scipy()
+    return None
 
 
 @functools.cache

@@ -30,12 +30,14 @@ def test_names_and_versions_alone():
 
 
 def test_they_are_within_the_ranges():
-    """Those of the project, of its development tools and of what is compared with."""
+    """Those of the project, of its development tools, of what is compared with and of what builds the pages."""
     kept = defaultdict(list)
     for pin in map(Requirement, KEPT):
         kept[pin.name] += [specifier.version for specifier in pin.specifier]
     groups = PROJECT["dependency-groups"]
-    for asked in map(Requirement, [*PROJECT["project"]["dependencies"], *groups["dev"], *groups["peers"]]):
+    for asked in map(
+        Requirement, [*PROJECT["project"]["dependencies"], *groups["dev"], *groups["peers"], *groups["docs"]]
+    ):
         versions = kept[canonicalize_name(asked.name)]
         assert versions and all(asked.specifier.contains(version) for version in versions), asked
 
