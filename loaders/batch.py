@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .wording import plural
+
 
 class Field(NamedTuple):
     """A field of a batch. `shape` leaves out the batch dimension; rows without a sample hold `blank`.
@@ -87,7 +89,7 @@ class HeldBatches:
         gc.collect()  # what only a cycle holds, nobody reads
         if held := self._overwritten():
             raise RuntimeError(
-                f"{held} batches of a Loader are held, but it has reused their memory, so that some show the samples "
+                f"{plural(held, 'batch')} of a Loader are held, but it has reused their memory, so that some show the samples "
                 "of others: a batch is valid until the next one is requested; use copy=True to keep batches"
             )
 
