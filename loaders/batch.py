@@ -89,8 +89,8 @@ class HeldBatches:
         gc.collect()  # what only a cycle holds, nobody reads
         if held := self._overwritten():
             raise RuntimeError(
-                f"{plural(held, 'batch')} of a Loader are held, but it has reused their memory, so that some show the samples "
-                "of others: a batch is valid until the next one is requested; use copy=True to keep batches"
+                f"{plural(held, 'batch')} of a Loader are held, but it has reused their memory, so that some show the "
+                "samples of others: a batch is valid until the next one is requested; use copy=True to keep batches"
             )
 
     def _overwritten(self) -> int:
