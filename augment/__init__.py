@@ -1,5 +1,11 @@
 """Augmentation and normalisation: a uint8 batch on the device -> the model's input.
 
+    policy = Policy(hflip=0.5, trivial=True)
+    images = apply(draw(policy, batch.ids, seed=0, epoch=epoch), batch.inputs)  # float32 [B, 3, H, W], normalised
+
+A `Policy` says what may happen, `draw` makes a `Plan` of it for the samples of a batch, `apply` carries it out. `mix`
+does so where images are mixed, which changes the targets.
+
 In: a batch, a policy, ids, a seed. Out: augmented and normalised images. Must not know: loaders, the application.
 """
 

@@ -10,7 +10,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -266,16 +265,7 @@ def _parse(command: str, arguments: list[str]) -> Any:
         return kind(**given)
     from .config import yaml_file as configfile
 
-    path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
-    file: dict[str, Any] = {}
-    if path is not None:
-        file = configfile.read(path, config.Train)
-    elif recipe is None and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
-        file = configfile.read(Path(resumed) / "config.yaml", config.Train)
-    if recipe is not None:
-        file = {**file, "recipe": recipe}
-    default = configfile.combined(file)
-    return configfile.combined(file, {name: value for name, value in given.items() if value != getattr(default, name)})
+    return configfile.layered(given)
 
 
 def _recipe(settings: config.Recipe, _console: Console) -> int:

@@ -1,5 +1,12 @@
 """Bytes on disk -> a batch on the device.
 
+    loader = Loader("D", batch_size=256, crop=224, device="cuda")
+    for batch in loader:
+        batch.inputs, batch.targets, batch.weight  # uint8 [256, 3, 224, 224], int64 [256], float32 [256]
+
+`Loader` reads shards, .beton files and image folders; `ImageFolderLoader` takes the place of torchvision's ImageFolder
+and torch's DataLoader; what a sample becomes is a `Decoder`'s.
+
 In: a dataset, a crop, settings. Out: uint8 batches in an order that resumes. Must not know: augment, the application.
 """
 
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
     from .epochs import BatchSource, LoaderConfig
     from .errors import DataError, ImageError, ShardError, WorkerError
     from .loader import Loader
+    from .migration.image_folder import ImageFolderLoader
 
 __all__ = [
     "Batch",
@@ -29,6 +37,7 @@ __all__ = [
     "FilesDataset",
     "ImageDecoder",
     "ImageError",
+    "ImageFolderLoader",
     "Loader",
     "LoaderConfig",
     "RandomCrop",
@@ -49,6 +58,7 @@ _MODULES = {
     "Decoder": "decoder",
     "FilesDataset": "folders.folder",
     "ImageDecoder": "decoders.images",
+    "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",
 }
 

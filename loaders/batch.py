@@ -1,11 +1,15 @@
 """The fields that decoders fill, and the batch that the loader hands out."""
 
+import gc
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from .wording import plural
 
 
 class Field(NamedTuple):
@@ -29,9 +33,10 @@ LABEL_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Batch:
-    """One batch on the device, valid until the next one is requested: the loader reuses its memory.
+    """One batch on the device, valid until the next one is requested: the loader reuses its memory. `Loader(copy=True)`
+    gives each batch memory of its own.
 
     `weight` is 1 for a real sample, 0 for padding and for a sample that could not be decoded (its pixels are zeros).
     `fields` holds, by name, what a custom decoder fills in addition to `inputs`; `ImageDecoder` fills only `inputs`.
@@ -44,3 +49,52 @@ class Batch:
     samples: int  # number of rows with weight 1, known on the host without asking the device
     ready: torch.cuda.Event | None = None  # recorded when the batch is complete, for streams other than the consumer's
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [B, *shape] each, on the device
+
+
+def copied(batch: Batch) -> Batch:
+    """The same batch in memory of its own, copied on the consumer's stream."""
+    own = replace(
+        batch,
+        inputs=batch.inputs.clone(),
+        targets=batch.targets.clone(),
+        weight=batch.weight.clone(),
+        fields={name: tensor.clone() for name, tensor in batch.fields.items()},
+    )
+    if batch.ready is None:
+        return own
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record(torch.cuda.current_stream(own.inputs.device))
+    return replace(own, ready=ready)
+
+
+class HeldBatches:
+    """The batches of one iteration that the consumer still holds, whose memory is reused."""
+
+    def __init__(self) -> None:
+        self._handed_out: list[weakref.ref[Batch]] = []
+
+    def add(self, batch: Batch) -> None:
+        """Called for each batch before it is handed out."""
+        self._handed_out = [ref for ref in self._handed_out if ref() is not None]
+        self._handed_out.append(weakref.ref(batch))
+
+    def refuse_overwritten(self) -> None:
+        """Raise RuntimeError if batches that are held lie in the same memory, as in `list(loader)`.
+
+        Called when the next batch is requested. A loop holds the last batch, which is as it should be, and may have
+        kept one more, such as the first: so two are never refused.
+        """
+        if not self._overwritten():
+            return
+        gc.collect()  # what only a cycle holds, nobody reads
+        if held := self._overwritten():
+            raise RuntimeError(
+                f"{plural(held, 'batch')} of a Loader are held, but it has reused their memory, so that some show the "
+                "samples of others: a batch is valid until the next one is requested; use copy=True to keep batches"
+            )
+
+    def _overwritten(self) -> int:
+        """The number of batches that are held, if some lie in the same memory; else 0."""
+        held = [batch for ref in self._handed_out if (batch := ref()) is not None]
+        places = {batch.inputs.data_ptr() for batch in held}
+        return len(held) if 2 < len(held) > len(places) else 0

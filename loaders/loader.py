@@ -19,7 +19,7 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
-from .batch import LABEL_FIELDS, Batch
+from .batch import LABEL_FIELDS, Batch, HeldBatches, copied
 from .crop import Crop, Size
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
@@ -37,7 +37,7 @@ class Loader(Epochs):
     `Loader("D", batch_size=256, crop=224, device="cuda")` gives `Batch`es whose `inputs` are uint8 [256, 3, 224, 224]
     on the device, not yet normalised, channels-last in memory; `targets` int64 [256], -1 without a label; `ids` int64
     [256] on the host; and `weight` float32 [256], which is 0 for rows that pad the last batch and for images that could
-    not be decoded. A batch is valid until the next one is requested.
+    not be decoded. A batch is valid until the next one is requested, unless `copy` is set.
 
     data: a Dataset, or the path of shards, a `.beton` or an image folder, whose `split` (default: "train") is opened.
         The loader closes what it has opened.
@@ -61,6 +61,8 @@ class Loader(Epochs):
     prefetch: number of batches in host memory, including the one in use; 2 or more. None: 3, or 6 for a GPU.
     on_error: "skip" gives an image that cannot be decoded the weight 0 and lists it in `unreadable`; "fail" raises.
     rank, world_size: this process's share of every global batch.
+    copy: give each batch memory of its own, so that it stays valid for as long as you hold it, as in `list(loader)`. By
+        default the loader reuses the memory of `prefetch` batches, which saves a copy per batch.
 
     The loader takes the memory of `prefetch` batches; `set_size` makes the images of later epochs smaller. A
     `state_dict()` taken after a batch can be given to `load_state_dict` of a loader over the same data, with any number
@@ -69,7 +71,8 @@ class Loader(Epochs):
 
     Raises TypeError for missing, unknown or contradictory arguments (such as a `config` together with a keyword that
     differs from its default), ValueError for invalid values, and DataError for data that cannot be used. Iterating
-    raises DataError if the data changes or cannot be read, and WorkerError for an internal error of the loader.
+    raises DataError if the data changes or cannot be read, WorkerError for an internal error of the loader, and
+    RuntimeError if you hold on to batches whose memory has been reused.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Loader(Epochs):
         on_error: Literal["skip", "fail"] = "skip",
         rank: int = 0,
         world_size: int = 1,
+        copy: bool = False,
     ) -> None:
         device = torch.device(device)
         if device.type not in ("cpu", "cuda"):
@@ -118,6 +122,7 @@ class Loader(Epochs):
             weakref.finalize(self, dataset.close) if opened else None
         )  # finalizers run in reverse order: this one comes after the threads
         super().__init__(dataset, config, indices, config.workers or available_cpus(), device)
+        self._copy = copy
         self._decoder = decoder  # for the largest images
         self._next = decoder  # for the next iteration
         layout = self._layout(decoder)
@@ -140,6 +145,7 @@ class Loader(Epochs):
         for slot in self._slots:  # every time: an interrupt may have stopped this loop halfway
             slot.view(layout)
         self._ring.view(layout)
+        held = HeldBatches()
         try:
             for step in range(min(len(self._slots), plan.steps)):
                 self._dispatch(pool, job, plan, step)
@@ -151,7 +157,7 @@ class Loader(Epochs):
                 self.waits.end()
                 self._collect(slot)
                 self.passed(plan, step)
-                yield Batch(
+                batch = Batch(
                     inputs=job.decoder.present(tensors["inputs"], slot.arrays),
                     targets=tensors["targets"],
                     ids=torch.from_numpy(slot.arrays["ids"].copy()),
@@ -160,6 +166,9 @@ class Loader(Epochs):
                     ready=self._ring.ready,
                     fields={name: tensor for name, tensor in tensors.items() if name not in _NAMED},
                 )
+                held.add(batch)
+                yield copied(batch) if self._copy else batch
+                held.refuse_overwritten()
                 job.check()  # before writing to slots that may belong to another iteration by now
                 self._ring.reclaim()
                 if step + len(self._slots) < plan.steps:

@@ -69,25 +69,30 @@ def read(path: Path, kind: type[Any]) -> dict[str, Any]:
     values = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in values:
         if key not in known:
-            raise UsageError(f"--config {path}: unknown key {key!r}{_meant(key, known)}")
-    values = _typed(_as_flags(values, kind), kind, path)
+            raise UsageError(f"--config {path}: unknown key {key!r}{meant(key, known)}")
     try:
-        if values.get("augmentation") is not None:
-            _check_list(values)
-        if values.get("recipe") is not None:
-            recipes.settings(values["recipe"])
+        return fitted(values, kind)
     except UsageError as error:
         raise UsageError(f"--config {path}: {error}") from error
-    return values
 
 
-def _meant(key: str, known: Collection[str]) -> str:
+def fitted(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Values as YAML has them, by field of `kind`, as the types of the fields. Raises UsageError naming the key."""
+    typed = _typed(_as_flags(values, kind), kind)
+    if typed.get("augmentation") is not None:
+        _check_list(typed)
+    if typed.get("recipe") is not None:
+        recipes.settings(typed["recipe"])
+    return typed
+
+
+def meant(key: str, known: Collection[str]) -> str:
     """What an unknown key was probably meant to be, by other tools' names too."""
     name = flags.suggestion(key.replace("_", "-"), [name.replace("_", "-") for name in known])
     return f"; did you mean {name.replace('-', '_')}?" if name else nearest(key, known)
 
 
-def _typed(values: Mapping[str, Any], kind: type[Any], path: Path) -> dict[str, Any]:
+def _typed(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     """Values as the types of their fields; null leaves a field as it is by default. Raises UsageError."""
     hints = get_type_hints(kind)
     typed = {}
@@ -96,7 +101,7 @@ def _typed(values: Mapping[str, Any], kind: type[Any], path: Path) -> dict[str, 
         try:
             typed[key] = defaults[key] if value is None else yamlvalues.converted(value, hints[key])
         except yamlvalues.Unfit as error:
-            raise UsageError(f"--config {path}: {key}: {error}") from error
+            raise UsageError(f"{key}: {error}") from error
     return typed
 
 
@@ -109,6 +114,20 @@ def _as_flags(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     if "no_aug" in hints and values.get("augmentation") is False:
         values = {key: value for key, value in values.items() if key != "augmentation"} | {"no_aug": True}
     return values
+
+
+def layered(given: Mapping[str, Any]) -> Train:
+    """What is given, over the file that it names or that of the run to resume, over a recipe. Raises UsageError."""
+    path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
+    file: dict[str, Any] = {}
+    if path is not None:
+        file = read(path, Train)
+    elif recipe is None and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
+        file = read(Path(resumed) / "config.yaml", Train)
+    if recipe is not None:
+        file = {**file, "recipe": recipe}
+    default = combined(file)
+    return combined(file, {name: value for name, value in given.items() if value != getattr(default, name)})
 
 
 def combined(file: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Train:

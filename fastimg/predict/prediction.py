@@ -87,14 +87,8 @@ class Answer:
 
 def predict(config: Predict, out: Console, err: Console) -> int:
     """Classify and print. Returns the exit code: 1 where no file could be read. Raises UsageError and UserError."""
-    refuse(config, PREDICT)
     if config.json and config.csv:
         raise UsageError("--json and --csv: choose one of them")
-    if not config.sources and not config.text:
-        raise UsageError(
-            "no images given: name image files, or folders to search for images; for a checkpoint that reads texts, "
-            "name .txt files or folders, or give --text '...'"
-        )
     answers = classify(config, err)
     if config.json:
         for answer in answers:
@@ -141,7 +135,13 @@ def find_files(
 
 
 def classify(config: Predict, err: Console) -> list[Answer]:
-    """An answer for each file, in order, then for each text."""
+    """An answer for each file, in order, then for each text. Raises UsageError and UserError."""
+    refuse(config, PREDICT)
+    if not config.sources and not config.text:
+        raise UsageError(
+            "no images given: name image files, or folders to search for images; for a checkpoint that reads texts, "
+            "name .txt files or folders, or give --text '...'"
+        )
     answers: list[Answer] = []
     with start(config.device) as ranks:
         precision = choose_precision(ranks.device, config.amp, "auto")

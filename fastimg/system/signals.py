@@ -12,13 +12,17 @@ _REQUESTS = (SAVE, *STOPPING)
 
 
 class Interrupt:
-    """`with Interrupt() as interrupt: ... if interrupt.signal: ...`"""
+    """`with Interrupt() as interrupt: ... if interrupt.signal: ...`
 
-    def __init__(self) -> None:
+    With `listens` false, signals do what they did before: in a library, and in threads, which cannot set handlers.
+    """
+
+    def __init__(self, listens: bool = True) -> None:
         self.signal = 0  # number of the signal, once it has arrived
+        self._listens = listens
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in STOPPING}
+        self._before = {number: signal.signal(number, self._note) for number in STOPPING if self._listens}
         return self
 
     def __exit__(

@@ -21,6 +21,7 @@ from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display
 from fastimg.system.signals import SAVE, Interrupt
+from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.saving import save
 from fastimg.train.reporting.lines import Lines, nothing_decoded
 from fastimg.train.reporting.summary import print_summary
@@ -38,15 +39,33 @@ from .wrapping import compile_ahead, unfreeze, warm_augmentation
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `signal` is 0 unless a signal interrupted it; `run` is None for a dry run."""
+    """How a run ended.
+
+    run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run.
+    signal: the signal that stopped it; 0 where none did.
+    best: the best validation (`loss`, `top1`, `top5`, `balanced_accuracy`, `samples`); None without a validation.
+    epochs, steps: how far it has come, what was resumed included.
+    unreadable: the number of samples that could not be read, and were left out.
+    """
 
     run: Path | None
     signal: int
     best: Score | None
+    epochs: int = 0
+    steps: int = 0
+    unreadable: int = 0
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The weights of the best epoch, a safetensors file with classes and preprocessing; None for a dry run."""
+        return None if self.run is None else self.run / "best" / MODEL
 
 
-def train(config: Train, console: Console) -> Result:
-    """Train as `config` says. Raises UsageError, UserError and DataError, each with a sentence for the user."""
+def train(config: Train, console: Console, signals: bool = True) -> Result:
+    """Train as `config` says. Raises UsageError, UserError and DataError, each with a sentence for the user.
+
+    With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint.
+    """
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device, config.numa_binding))
         run = prepare(config, ranks, console, stack)
@@ -56,7 +75,7 @@ def train(config: Train, console: Console) -> Result:
             say = partial(console.print, highlight=False) if ranks.first else _silent
             compile_ahead(run, say)
             warm_augmentation(run, say)
-            signal = _all_epochs(run, console)
+            signal = _all_epochs(run, console, Interrupt(signals))
         except Exception as error:
             if ran_out(error):
                 raise _out_of_memory(run) from error
@@ -64,15 +83,22 @@ def train(config: Train, console: Console) -> Result:
         unreadable = [_total(len(loader.unreadable), ranks) for loader in run.setup.data.loaders]
         if ranks.first:
             print_summary(run, console, unreadable, signal, None if signal else verdict(run))
-        return Result(run.setup.directory, signal, run.best.score if run.best else None)
+        return Result(
+            run=run.setup.directory,
+            signal=signal,
+            best=run.best.score if run.best else None,
+            epochs=run.progress.epoch,
+            steps=run.progress.step,
+            unreadable=sum(unreadable),
+        )
 
 
-def _all_epochs(run: Run, console: Console) -> int:
+def _all_epochs(run: Run, console: Console, listening: Interrupt) -> int:
     """Train until the last epoch, a signal, or the end of patience. Returns the signal, else 0."""
     setup = run.setup
     progress = run.progress
     # When the writer is left, all checkpoints are on disk.
-    with Interrupt() as interrupt, progress.writer, ExitStack() as stack:
+    with listening as interrupt, progress.writer, ExitStack() as stack:
         display = None
         if setup.ranks.first:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))

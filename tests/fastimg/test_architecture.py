@@ -68,7 +68,7 @@ def test_the_house_has_few_rooms():
         *("doctor", "loaders", "augment"),
     }
     files = {path.stem for path in (ROOT / "fastimg").glob("*.py")}
-    assert files == {"__init__", "__main__", "cli", "demo", "errors", "wording"}
+    assert files == {"__init__", "__main__", "api", "cli", "demo", "errors", "signatures", "wording"}
 
 
 def test_public_class_names_are_unique():

@@ -9,7 +9,15 @@ import fastimg.loaders
 def test_the_loaders_names():
     assert fastimg.loaders.__all__ == [
         *("Batch", "BatchSource", "CenterCrop", "DataError", "Dataset", "Decoder", "Field", "FilesDataset"),
-        *("ImageDecoder", "ImageError", "Loader", "LoaderConfig", "RandomCrop", "RandomResizedCrop"),
+        *(
+            "ImageDecoder",
+            "ImageError",
+            "ImageFolderLoader",
+            "Loader",
+            "LoaderConfig",
+            "RandomCrop",
+            "RandomResizedCrop",
+        ),
         *("ShardError", "WorkerError"),
         *("list_splits", "open_dataset"),
     ]

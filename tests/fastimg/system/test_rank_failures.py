@@ -1,6 +1,7 @@
 """Ranks of which one fails: one message, one exit code, and no traceback of those that waited for it."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fastimg import cli
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
 from fastimg.models.ranks import start
+from fastimg.system import rank_failures as ending
 
 CLOSED = "[/a/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:25013. This is typically GLHF!"
 
@@ -171,3 +173,16 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_in_the_process_group(
     with start("cpu"):
         pass
     assert calls == ["join", "destroy"]
+
+
+def test_the_last_collection_is_left_out_only_without_torch(monkeypatch):
+    """Triton's bindings report what was not collected as leaked, on the terminal."""
+    asked = []
+    monkeypatch.setattr(ending.gc, "freeze", lambda: asked.append("freeze"))
+    monkeypatch.setattr(ending.gc, "unfreeze", lambda: asked.append("unfreeze"))
+    for loaded in (True, False):
+        if not loaded:
+            monkeypatch.setitem(sys.modules, "torch", None)
+        with pytest.raises(SystemExit):
+            ending.leave(0)
+    assert asked == ["unfreeze", "freeze"]

@@ -1,0 +1,163 @@
+"""The commands as functions: `train`, `convert` and `predict`, whose keywords are the names of the flags.
+
+Their signatures and descriptions are those of the commands' dataclasses. Nothing imports torch before it is needed.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from fastimg.config import yaml_file
+from fastimg.config.commands import Convert, Predict, Train
+from fastimg.signatures import takes_settings_of
+from fastimg.system import terminal
+
+if TYPE_CHECKING:
+    from fastimg.convert.report import Report
+    from fastimg.predict.prediction import Answer
+    from fastimg.train.loop import Result
+
+_Path = str | os.PathLike[str]
+_ON_A_COMMAND_LINE = ("more", "json", "csv")  # where else a function takes a list, or returns a value
+
+
+@takes_settings_of(
+    Train, ["data"], accepts={"compile": bool | str | None, "model_kwargs": Mapping[str, Any] | Sequence[str]}
+)
+def train(data: _Path | None = None, *, progress: bool = False, **settings: Any) -> "Result":
+    """Train a classifier, as `fastimg train` does.
+
+        result = fastimg.train("D", arch="resnet18", epochs=3)
+        print(result.best.top1, result.checkpoint)
+
+    The settings are the flags of the command, with their names and defaults; a recipe and a file lie below what is
+    given here. A value may be what YAML has for it: a number for `lr`, a list for `scale`, True for `compile`; and
+    `model_kwargs` may be a dictionary. None is as good as leaving a setting out.
+
+    Returns a `Result`: the directory of the run, the best validation, the checkpoint.
+
+    Raises `fastimg.errors.UsageError` for settings that cannot be or have no effect, `fastimg.errors.UserError` for
+    what cannot be done here, `fastimg.loaders.DataError` for data that cannot be used, and TypeError for a setting that
+    does not exist. The messages call a setting by its flag.
+
+    With `progress` the run prints what the command prints; without, nothing. Unlike the command, it leaves signals
+    alone: Ctrl-C raises KeyboardInterrupt, and `resume="auto"` goes on from the last checkpoint (`save_interval`).
+    torch's random state, its number of threads and its switches are the same afterwards as before; on a CPU glibc's
+    allocator keeps more freed memory from then on. Several processes train together when torchrun has started them.
+    """
+    from fastimg.train.loop import train as run
+
+    if isinstance(settings.get("model_kwargs"), Mapping):
+        settings["model_kwargs"] = [f"{name}={value}" for name, value in settings["model_kwargs"].items()]
+    config = yaml_file.layered(_given("train", Train, {"data": data, **settings}))
+    with _library():
+        return run(config, terminal.console() if progress else _nowhere(), signals=False)
+
+
+@takes_settings_of(Convert, ["src", "dst"], without=_ON_A_COMMAND_LINE, accepts={"src": _Path | Sequence[_Path]})
+def convert(src: _Path | Sequence[_Path], dst: _Path, *, progress: bool = False, **settings: Any) -> "Report":
+    """Turn images or texts into shards, as `fastimg convert` does.
+
+        report = fastimg.convert("photos", "D", val_fraction=0.1)
+        print(report.images, report.splits, report.skipped)
+
+    The settings are the flags of the command, with their names and defaults. `src` may be several sources, to be
+    combined with `merge=True`.
+
+    Returns a `Report`: what the dataset contains, and what was skipped, ignored and rewritten.
+
+    Raises `fastimg.errors.UsageError` for settings that cannot be, `fastimg.errors.UserError` for what cannot be done
+    here, `fastimg.loaders.DataError` for a source that cannot be used, and TypeError for a setting that does not exist.
+    The messages call a setting by its flag. After KeyboardInterrupt, `resume=True` goes on.
+
+    With `progress` a bar and remarks are printed on standard error; without, nothing.
+    """
+    from fastimg.convert.pipeline import convert as run
+
+    sources = [src] if isinstance(src, str | os.PathLike) else list(src)
+    if not sources:
+        raise TypeError("convert(): src is empty; give a source, or several and merge=True")
+    first, *others = map(Path, [*sources, dst])
+    given = _given("convert", Convert, settings, _ON_A_COMMAND_LINE)
+    config = Convert(src=first, dst=others[0], more=tuple(others[1:]), **given)
+    with _library():
+        return run(config, terminal.console(stderr=True) if progress else _nowhere())
+
+
+@takes_settings_of(
+    Predict, ["checkpoint", "sources"], without=_ON_A_COMMAND_LINE, accepts={"sources": _Path | Sequence[_Path]}
+)
+def predict(
+    checkpoint: _Path, sources: _Path | Sequence[_Path] = (), *, progress: bool = False, **settings: Any
+) -> "list[Answer]":
+    """Classify images, or texts, with a checkpoint, as `fastimg predict` does.
+
+        for answer in fastimg.predict("runs/D-resnet18", ["a.jpg", "b.jpg"], topk=3):
+            print(answer.file, answer.classes, answer.probabilities)
+
+    The settings are the flags of the command, with their names and defaults. `sources` may be one path.
+
+    Returns an `Answer` for each file, in order, then for each text: `file`, `classes` and `probabilities`, the
+    likeliest first; of one that could not be read, `error` says why, and the lists are empty.
+
+    Raises `fastimg.errors.UsageError` for settings that cannot be, `fastimg.errors.UserError` for a checkpoint or
+    folder that cannot be used, and TypeError for a setting that does not exist. The messages call a setting by its
+    flag.
+
+    With `progress` a bar and remarks are printed on standard error; without, nothing.
+    """
+    from fastimg.predict.prediction import classify
+
+    files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    given = _given("predict", Predict, settings, _ON_A_COMMAND_LINE)
+    config = Predict(checkpoint=Path(checkpoint), sources=tuple(map(Path, files)), **given)
+    with _library():
+        return classify(config, terminal.console(stderr=True) if progress else _nowhere())
+
+
+def _given(function: str, kind: type[Any], settings: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Keywords as the types of the fields, without those that are None. Raises TypeError and UsageError."""
+    known = [field.name for field in fields(kind) if field.name not in without]
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"{function}() has no setting {name!r}{yaml_file.meant(name, known)}")
+    return yaml_file.fitted({name: _plain(value) for name, value in settings.items() if value is not None}, kind)
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML would have it: paths as text, tuples as lists."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    """What a caller has set stays: torch's random state, threads and switches, and the filters of warnings."""
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(gpus), warnings.catch_warnings():
+            # Pillow's of many pixels: max_pixels is checked before anything is decoded.
+            warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def _nowhere() -> Console:
+    return Console(quiet=True, force_terminal=False, force_jupyter=False)

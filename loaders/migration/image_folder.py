@@ -1,0 +1,197 @@
+"""What a script has of `DataLoader(ImageFolder(root, transform), ...)`, from this package's loader."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.loaders.batch import Batch
+from fastimg.loaders.decoders.images import ImageDecoder
+from fastimg.loaders.epochs import LoaderConfig
+from fastimg.loaders.errors import DataError
+from fastimg.loaders.folders.folder import FilesDataset
+from fastimg.loaders.folders.walk import relative
+from fastimg.loaders.loader import Loader
+from fastimg.loaders.random import uniforms
+
+from .transforms import translated
+
+# torchvision's, in its order
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+_FLIP_STAGE = 0x1F
+
+
+class ImageFolderLoader:
+    """The batches of a script that has torchvision's ImageFolder and torch's DataLoader, with two lines changed.
+
+        from fastimg.loaders import ImageFolderLoader  # was: from torch.utils.data import DataLoader
+        dataset = datasets.ImageFolder("photos/train", transform)
+        loader = ImageFolderLoader(dataset, batch_size=256, shuffle=True, num_workers=8)  # was: DataLoader(...)
+        for images, targets in loader:
+            ...
+
+    Classes, files, their order and targets are torchvision's. Images are float32 [B, 3, H, W], scaled and normalised as
+    the transform says, or uint8 where it has neither ToTensor nor ToDtype; targets are int64 [B]. Batches stay valid.
+
+    data: an ImageFolder, whose transform is used; a Subset of one; or a folder with one subfolder per class.
+    transform: of torchvision, for a folder: a Compose or a list of RandomResizedCrop, or Resize(side) and CenterCrop;
+        RandomHorizontalFlip, ToTensor, Normalize; and of v2 ToImage and ToDtype.
+    batch_size, shuffle, drop_last: as of a DataLoader. Every epoch is shuffled anew, by `seed`.
+    num_workers: number of threads, which take the place of processes; 0 is one, None one for each core available to
+        this process. There is nothing to pin, to keep alive or to seed: leave out `pin_memory`, `persistent_workers`,
+        `prefetch_factor`, `collate_fn` and `worker_init_fn`.
+    device: where batches are handed out: "cpu", "cuda" or "cuda:N", to which uint8 is copied.
+    on_error: "fail" raises DataError for a file that cannot be decoded; "skip" leaves it out of its batch, and lists
+        it in `loader.unreadable`, but needs a single process.
+    rank, world_size: in place of a DistributedSampler: this process's share of every batch. All processes have equally
+        many full batches: samples of the last one may be repeated.
+
+    It differs from torchvision where that reads what nobody meant: an EXIF orientation is applied, and an image resized
+    as torch does it, within 1 of 255 of Pillow's values where both were compared. Crops and flips are functions of the
+    seed, the epoch and the file, not of a global random state.
+
+    Raises ValueError for a transform that it cannot take over, which is named, DataError for a folder without classes
+    or images, and TypeError for arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        transform: Any = None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        num_workers: int | None = None,
+        drop_last: bool = False,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        on_error: Literal["skip", "fail"] = "fail",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if on_error == "skip" and world_size > 1:
+            raise TypeError('ImageFolderLoader: on_error="skip" would make batches of unequal size; give "fail"')
+        indices: npt.NDArray[np.int64] | None = None
+        if hasattr(data, "dataset") and hasattr(data, "indices"):  # a Subset
+            data, indices = data.dataset, np.asarray(data.indices, np.int64)
+        if isinstance(data, str | os.PathLike):
+            root = Path(data).expanduser()
+            self.classes, samples = list_samples(root)
+        else:
+            root, samples, transform = _of_dataset(data, transform)
+            self.classes = list(data.classes)
+        if transform is None:
+            raise TypeError(
+                "ImageFolderLoader: give the transform, such as Compose([RandomResizedCrop(224), ToTensor()])"
+            )
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.samples = samples
+        self.drop_last = drop_last
+        self._transform = translated(transform)
+        targets = [target for _, target in samples]
+        self.dataset = FilesDataset(root, [relative(path, root) for path, _ in samples], tuple(self.classes), targets)
+        config = LoaderConfig(
+            batch_size=batch_size,
+            order="random" if shuffle else "sequential",
+            padding="samples",
+            seed=seed,
+            workers=None if num_workers is None else max(1, num_workers),
+            on_error=on_error,
+            rank=rank,
+            world_size=world_size,
+        )
+        self._loader = Loader(self.dataset, ImageDecoder(self._transform.crop), config, device, indices)
+        self._normalisation: torch.Tensor | None = None  # [2, C, 1, 1], mean and standard deviation
+        if self._transform.mean is not None:
+            values = torch.tensor([self._transform.mean, self._transform.std])
+            self._normalisation = values.to(self._loader.device)[:, :, None, None]
+        self._whole = (len(samples) if indices is None else len(indices)) // (batch_size * world_size)
+
+    @property
+    def targets(self) -> list[int]:
+        """The class of each sample."""
+        return [target for _, target in self.samples]
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Path -> reason, for every file that was left out so far."""
+        return {self.dataset.sample_name(index): reason for index, reason in self._loader.unreadable.items()}
+
+    def __len__(self) -> int:
+        return self._whole if self.drop_last else len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number, batch in enumerate(self._loader):
+            if number < len(self):
+                yield self._of(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch's order, crops and flips, as a DistributedSampler's. By default
+        epochs count up from 0."""
+        self._loader.set_epoch(epoch)
+
+    def close(self) -> None:
+        """Stop the threads. Iterating starts new ones."""
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _of(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and targets in memory of their own."""
+        transform, config = self._transform, self._loader.config
+        images, targets, ids = batch.inputs, batch.targets.clone(), batch.ids
+        if batch.samples < len(ids) and config.world_size == 1:
+            kept = batch.weight > 0  # neither padding nor left out
+            images, targets, ids = images[kept], targets[kept], ids[kept.cpu()]
+        if transform.flip:
+            drawn = uniforms(config.seed, self._loader.epoch, ids.numpy(), _FLIP_STAGE, 1) < transform.flip  # [B, 1]
+            flipped = torch.from_numpy(drawn).to(images.device, non_blocking=True)[:, :, None, None]
+            images = torch.where(flipped, images.flip(3), images)
+        if not transform.scaled:
+            return images.clone(memory_format=torch.contiguous_format), targets
+        images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        if self._normalisation is not None:
+            mean, std = self._normalisation
+            images.sub_(mean).div_(std)
+        return images, targets
+
+
+def list_samples(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
+    """The classes of a folder, and (path, class) of every image, as torchvision's ImageFolder has them.
+
+    Hidden folders are classes, too. Raises DataError for a folder without classes, and for a class without images.
+    """
+    try:
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    except OSError as error:
+        raise DataError(f"{root}: {error.strerror}; check the path") from error
+    if not classes:
+        raise DataError(f"{root}: has no class folders; put the images of each class into a subfolder named after it")
+    samples = []
+    for number, name in enumerate(classes):
+        folders = sorted(os.walk(os.path.join(root, name), followlinks=True))
+        files = [os.path.join(folder, file) for folder, _, files in folders for file in sorted(files)]
+        images = [(file, number) for file in files if file.lower().endswith(EXTENSIONS)]
+        if not images:
+            raise DataError(f"{root / name}: the class has no images ({', '.join(EXTENSIONS)}); remove the folder")
+        samples += images
+    return classes, samples
+
+
+def _of_dataset(data: Any, transform: Any) -> tuple[Path, list[tuple[str, int]], Any]:
+    """Root, samples and transform of an ImageFolder."""
+    if not hasattr(data, "samples") or not hasattr(data, "classes"):
+        raise TypeError(f"ImageFolderLoader: give an ImageFolder or a folder, not {type(data).__name__}")
+    if transform is not None:
+        raise TypeError("ImageFolderLoader: the ImageFolder has a transform; leave out this one")
+    if getattr(data, "target_transform", None) is not None:
+        raise TypeError("ImageFolderLoader: leave out target_transform, and apply it to the batches' targets")
+    return Path(data.root), list(data.samples), data.transform

@@ -1,0 +1,114 @@
+"""A torchvision transform -> what the loader does itself: a crop, a flip, a type, a normalisation.
+
+Transforms are known by their names and attributes: torchvision is not imported, which would take seconds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast
+
+import torch
+
+from fastimg.loaders.crop import CenterCrop, Interpolation, RandomResizedCrop, pair
+
+_KNOWN = (
+    "RandomResizedCrop, Resize(side) before CenterCrop, RandomHorizontalFlip, ToTensor or PILToTensor, ToImage, "
+    "ToDtype(torch.float32, scale=True), ConvertImageDtype(torch.float32) and Normalize"
+)
+_NOTHING = ("PILToTensor", "ToImage", "ToPureTensor", "Identity")  # images are tensors already
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """What a torchvision transform does to images."""
+
+    crop: RandomResizedCrop | CenterCrop
+    flip: float = 0.0  # probability
+    scaled: bool = False  # float32 from 0 to 1; else uint8
+    mean: tuple[float, ...] | None = None  # one per channel; None: not normalised
+    std: tuple[float, ...] | None = None
+
+
+def translated(transform: Any) -> ImageTransform:
+    """The transform, of torchvision.transforms or its v2, or a sequence of them, as a value.
+
+    Raises ValueError, with what to do, for any other transform, and where one lacks that makes images equal in size.
+    """
+    found: ImageTransform | None = None
+    resize: Any = None  # waits for its CenterCrop
+    flip, scaled = 0.0, False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    for step in _flat(transform):
+        name = type(step).__name__
+        if not type(step).__module__.startswith("torchvision.transforms"):
+            _refuse(getattr(step, "__name__", name))
+        if resize is not None and name != "CenterCrop":
+            _refuse("Resize without CenterCrop right after it")
+        if found is not None and name in ("RandomResizedCrop", "Resize", "CenterCrop"):
+            _refuse(f"{name} after another crop")
+        if mean is not None and name == "Normalize":
+            _refuse("Normalize, the second time")
+        match name:
+            case "RandomResizedCrop":
+                found = ImageTransform(
+                    RandomResizedCrop(
+                        size=pair(step.size),
+                        scale=(float(step.scale[0]), float(step.scale[1])),
+                        ratio=(float(step.ratio[0]), float(step.ratio[1])),
+                        interpolation=_interpolation(step),
+                    )
+                )
+            case "Resize":
+                resize = step
+            case "CenterCrop":
+                found = ImageTransform(_center(resize, step))
+                resize = None
+            case "RandomHorizontalFlip":
+                flip = flip + step.p - 2 * flip * step.p  # of one or several: an odd number of them
+            case "ToTensor":
+                scaled = True
+            case "ToDtype" | "ConvertImageDtype":
+                if step.dtype is not torch.float32 or not getattr(step, "scale", True):
+                    _refuse(f"{name} that is not to torch.float32 from 0 to 1")
+                scaled = True
+            case "Normalize":
+                if not scaled:
+                    _refuse("Normalize of uint8 (put ToTensor before it)")
+                mean, std = tuple(map(float, step.mean)), tuple(map(float, step.std))
+            case _ if name not in _NOTHING:
+                _refuse(name)
+    if found is None:
+        _refuse("a transform without RandomResizedCrop or CenterCrop, which make all images of a batch equal in size")
+    return replace(found, flip=flip, scaled=scaled, mean=mean, std=std)
+
+
+def _flat(transform: Any) -> Iterator[Any]:
+    """The steps of a Compose, of those in it, or of a sequence."""
+    if type(transform).__name__ == "Compose" or isinstance(transform, Sequence):
+        for step in getattr(transform, "transforms", transform):
+            yield from _flat(step)
+    else:
+        yield transform
+
+
+def _center(resize: Any, crop: Any) -> CenterCrop:
+    if resize is None:
+        _refuse("CenterCrop without Resize right before it")
+    sides = resize.size if isinstance(resize.size, Sequence) else [resize.size]
+    if len(sides) != 1 or getattr(resize, "max_size", None) is not None:
+        _refuse(f"Resize({resize.size}), which does not keep the aspect ratio (give Resize(side))")
+    return CenterCrop(size=pair(crop.size), resize=int(sides[0]), interpolation=_interpolation(resize))
+
+
+def _interpolation(step: Any) -> Interpolation:
+    value = getattr(step.interpolation, "value", step.interpolation)
+    if value not in ("bilinear", "bicubic") or getattr(step, "antialias", True) is False:
+        _refuse(f"{type(step).__name__} with {value} and antialias={getattr(step, 'antialias', True)}")
+    return cast(Interpolation, value)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        f"ImageFolderLoader cannot take over {what}; it does {_KNOWN}. Leave it out, and apply it to the batches"
+    )

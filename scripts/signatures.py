@@ -1,0 +1,53 @@
+"""Write fastimg/__init__.pyi, the signatures of fastimg's functions for type checkers and editors.
+
+    uv run scripts/signatures.py
+
+They are made from the commands' dataclasses; a test tells when the file is out of date.
+"""
+
+import inspect
+import subprocess
+from pathlib import Path
+
+import fastimg
+from fastimg.signatures import shown, written
+
+STUB = Path(fastimg.__file__).with_suffix(".pyi")
+HEAD = """\
+# Written by scripts/signatures.py: do not edit.
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal
+
+from fastimg import augment as augment
+from fastimg import loaders as loaders
+from fastimg.convert.report import Report
+from fastimg.predict.prediction import Answer
+from fastimg.train.loop import Result
+
+__all__ = ["augment", "convert", "loaders", "predict", "train"]
+__version__: str
+"""
+
+
+def stub() -> str:
+    """What the file should hold, not yet formatted."""
+    parts = [HEAD]
+    for name in ("convert", "predict", "train"):
+        signature = inspect.signature(getattr(fastimg, name))
+        parameters = []
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:
+                parameters.append("*")
+            default = "" if parameter.default is parameter.empty else f" = {shown(parameter.default)}"
+            parameters.append(f"{parameter.name}: {written(parameter.annotation)}{default}")
+        page = inspect.getdoc(getattr(fastimg, name)) or ""
+        purpose = page.partition("\n\n")[0]
+        doc = f'"""{purpose}\n\n    `help(fastimg.{name})` describes each setting.\n    """'
+        parts.append(f"def {name}({', '.join(parameters)}) -> {signature.return_annotation}:\n    {doc}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())
+    subprocess.run(["ruff", "format", "-q", str(STUB)], check=True)

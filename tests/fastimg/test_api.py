@@ -1,0 +1,218 @@
+"""The commands as functions: the same settings, runs and refusals, and nothing that a library should not do."""
+
+import ast
+import dataclasses
+import inspect
+import pickle
+import pydoc
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import fastimg
+from fastimg.config import recipes, yaml_file
+from fastimg.config.commands import Convert, Predict, Train
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders import DataError
+
+ROOT = Path(__file__).parents[2]
+FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict}
+LEFT_OUT = {"train": set(), "convert": {"more", "json"}, "predict": {"json", "csv"}}
+FAST = {"arch": "test_resnet", "img_size": 32, "batch_size": 8, "workers": 1, "amp": False}
+
+
+# What they are
+
+
+def test_the_names_of_the_package():
+    assert fastimg.__all__ == ["augment", "convert", "loaders", "predict", "train"]
+    assert set(fastimg.__all__) <= set(dir(fastimg))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = fastimg.trian
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_parameters_are_the_fields(name):
+    parameters = dict(inspect.signature(getattr(fastimg, name)).parameters)
+    assert parameters.pop("progress").default is False
+    fields = {field.name: field for field in dataclasses.fields(FUNCTIONS[name])}
+    assert set(fields) - set(parameters) == LEFT_OUT[name] and set(parameters) <= set(fields)
+    for parameter, field in ((parameters[field], fields[field]) for field in parameters):
+        given = field.default is not dataclasses.MISSING
+        assert parameter.default == (field.default if given else inspect.Parameter.empty)
+    positional = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == {"train": ["data"], "convert": ["src", "dst"], "predict": ["checkpoint", "sources"]}[name]
+
+
+def test_none_means_left_out():
+    """So no field may have None among its values and something else as its default."""
+    for kind in FUNCTIONS.values():
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            assert type(None) not in get_args(hints[field.name]) or field.default is None
+
+
+def test_type_checkers_see_the_same_signatures():
+    """`uv run scripts/signatures.py` writes the file anew."""
+    expected = runpy.run_path(str(ROOT / "scripts/signatures.py"))["stub"]()
+    assert ast.dump(ast.parse((ROOT / "fastimg/__init__.pyi").read_text())) == ast.dump(ast.parse(expected))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_is_a_page(name):
+    page = pydoc.render_doc(getattr(fastimg, name), renderer=pydoc.plaintext)
+    head, _, settings = page.partition("Settings:")
+    assert f"function {name} in module fastimg" in head and f"{name}(" in head and "Raises" in head
+    named = [line.strip().partition(":")[0] for line in settings.splitlines() if line[4:5].isalpha()]
+    assert named == [p for p in inspect.signature(getattr(fastimg, name)).parameters if p != "progress"]
+    flags = {flag.replace("-", "_") for flag in re.findall(r"(?<!`)--([a-z-]+)", settings)}
+    assert flags.isdisjoint(named) and max(map(len, page.splitlines())) <= 120
+
+
+# Each order of importing, in a process that has imported nothing
+ORDERS = (
+    "import fastimg; f = fastimg.train; import fastimg.train.checkpoints.model_files as m",
+    "import fastimg.train.checkpoints.model_files as m; import fastimg; f = fastimg.train",
+    "from fastimg.train.checkpoints import model_files as m; from fastimg import train as f; import fastimg",
+    "from fastimg import train as f; from fastimg.train.checkpoints import model_files as m; import fastimg",
+)
+CHECK = """
+import inspect, pickle, sys
+assert inspect.isfunction(f) and fastimg.train is f and len(inspect.signature(f).parameters) > 100
+assert fastimg.train.checkpoints.model_files is m and inspect.ismodule(m) and m.find
+assert inspect.ismodule(sys.modules["fastimg.train"]) and pickle.loads(pickle.dumps(f)) is f
+assert fastimg.convert.__name__ == "convert" and fastimg.predict.__doc__
+print(sorted(n for n in vars(fastimg) if not n.startswith("_")), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_function_and_its_package_in_any_order(order):
+    ran = subprocess.run([sys.executable, "-c", order + CHECK], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.split("] ")[-1].strip()) == (0, "False"), ran.stderr
+
+
+def test_it_is_a_function_that_other_processes_can_be_sent():
+    assert pickle.loads(pickle.dumps(fastimg.train)) is fastimg.train and inspect.isfunction(fastimg.train)
+
+
+# What they do
+
+
+def test_a_run_is_that_of_the_command(trained, tmp_path, capsys):
+    """Bit for bit, in a thread, where no handler of signals can be set; and nobody notices."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    torch.manual_seed(5)
+    state, threads, filters = torch.get_rng_state(), torch.get_num_threads(), list(warnings.filters)
+    results = []
+    options = {**FAST, "epochs": 2, "lr": 3e-3, "no_aug": True, "output": tmp_path, "name": "run"}
+    thread = threading.Thread(target=lambda: results.append(fastimg.train(str(trained.images), **options)))
+    thread.start()
+    thread.join()
+    (result,) = results
+    assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert list(warnings.filters) == filters
+
+    assert (result.run, result.epochs, result.steps, result.unreadable) == (tmp_path / "run", 2, 6, 0)
+    assert result.best.samples == 12 and 0 <= result.best.top1 <= 1
+    weights, expected = load_file(result.checkpoint), load_file(trained.run / "best/model.safetensors")
+    assert weights.keys() == expected.keys() and all((weights[name] == expected[name]).all() for name in weights)
+    settings = [yaml_file.read(run / "config.yaml", Train) for run in (result.run, trained.run)]
+    assert settings[0] | {"output": None} == settings[1] | {"output": None}
+
+
+def test_progress_prints_what_the_command_prints(trained, capsys):
+    result = fastimg.train(trained.images, **FAST, dry_run=True, progress=True)
+    assert (result.run, result.checkpoint, result.best) == (None, None, None)
+    assert "24 images, 3 classes" in capsys.readouterr().out
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    """`configured(**settings)`: the configuration that `train` runs."""
+    seen = []
+    monkeypatch.setattr("fastimg.train.loop.train", lambda config, console, signals: seen.append(config))
+
+    def call(*arguments, **settings):
+        fastimg.train(*arguments, **settings)
+        return seen.pop()
+
+    return call
+
+
+def test_values_may_be_what_yaml_has(configured, tmp_path):
+    config = configured(
+        tmp_path, lr=1, scale=[0.2, 1], workers=3, compile=True, model_kwargs={"a": 1}, weights="w.pt", save_interval=9
+    )
+    assert config == Train(
+        data=tmp_path,
+        lr=1.0,
+        scale=(0.2, 1.0),
+        workers="3",
+        compile="default",
+        model_kwargs=("a=1",),
+        weights=Path("w.pt"),
+        save_interval="9",
+    )
+    assert configured(epochs=None, sched=None) == Train()
+    assert configured(augmentation=["hflip"]).augmentation == ["hflip"]
+
+
+def test_what_is_given_lies_over_a_file_over_a_recipe(configured, tmp_path):
+    name = next(iter(recipes.RECIPES))
+    assert configured(recipe=name) == yaml_file.combined({"recipe": name})
+    (tmp_path / "config.yaml").write_text("epochs: 7\nseed: 3\n")
+    for given in ({"config": tmp_path / "config.yaml"}, {"resume": str(tmp_path)}):
+        config = configured(**given, seed=4)
+        assert (config.epochs, config.seed) == (7, 4)
+
+
+def test_refusals_are_exceptions(tmp_path):
+    cases = {
+        r"train\(\) has no setting 'learning_rate'; did you mean lr\?": (TypeError, {"learning_rate": 1}),
+        "--mixup has no effect with --no-aug": (UsageError, {"mixup": 0.2, "no_aug": True}),
+        "epochs: expected a whole number, not the text 'x'": (UsageError, {"epochs": "x"}),
+        "nowhere: no such folder": (DataError, {"data": tmp_path / "nowhere"}),
+    }
+    for message, (kind, settings) in cases.items():
+        with pytest.raises(kind, match=message):
+            fastimg.train(**settings)
+
+
+def test_convert_and_predict_return_values(trained, tmp_path, capsys):
+    report = fastimg.convert(trained.images, tmp_path / "D", workers=2)
+    assert (report.images, report.splits) == (36, {"train": 24, "val": 12})
+    both = fastimg.convert([trained.images, str(tmp_path / "D")], tmp_path / "both", merge=True)
+    assert both.images == 72
+    files = [trained.images / "val/red/0.jpg", tmp_path / "none.jpg"]
+    first, missing = fastimg.predict(trained.run, files, topk=2)
+    assert first.error is None and len(first.classes) == 2 and first.probabilities[0] >= first.probabilities[1]
+    assert missing.classes == [] and missing.error
+    assert fastimg.predict(str(trained.run), str(files[0]), topk=2) == [first]
+    assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
+
+
+def test_convert_and_predict_refuse(trained, tmp_path):
+    for call, kind, message in (
+        (lambda: fastimg.convert(trained.images, tmp_path, json=True), TypeError, "no setting 'json'"),
+        (lambda: fastimg.convert([], tmp_path), TypeError, "src is empty"),
+        (lambda: fastimg.convert([tmp_path, tmp_path], tmp_path / "D"), UsageError, "--merge"),
+        (lambda: fastimg.predict(trained.run, csv="x"), TypeError, "no setting 'csv'"),
+        (lambda: fastimg.predict(trained.run), UsageError, "no images given"),
+        (lambda: fastimg.predict(trained.run, "a.jpg", topk=0), UsageError, "--topk"),
+        (lambda: fastimg.predict(tmp_path, "a.jpg"), UserError, str(tmp_path)),
+    ):
+        with pytest.raises(kind, match=message):
+            call()

@@ -1,0 +1,193 @@
+"""ImageFolderLoader beside torchvision's ImageFolder and torch's DataLoader: what a script sees is the same."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
+
+from fastimg.loaders import CenterCrop, DataError, ImageFolderLoader, RandomResizedCrop
+from fastimg.loaders.migration.image_folder import EXTENSIONS, list_samples
+from fastimg.loaders.migration.transforms import ImageTransform, translated
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EVALUATION = transforms.Compose(
+    [transforms.Resize(20), transforms.CenterCrop(16), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+)
+TRAINING = transforms.Compose(
+    [transforms.RandomResizedCrop(16), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+)
+pytestmark = pytest.mark.usefixtures("watchdog")
+
+
+@pytest.fixture
+def folder(image_folder):
+    """With what tells one way of sorting from another: nested folders, upper case, other files, train/ as a class."""
+    red = image_folder / "red"
+    (red / "b").mkdir()
+    for old, new in (("000.jpg", "b/x.JPG"), ("001.jpg", "b.jpg"), ("002.jpg", "B.jpeg"), ("004.jpg", "b-c.jpg")):
+        (red / old).rename(red / new)
+    (red / "notes.txt").write_text("no image")
+    (image_folder / ".hidden").mkdir()
+    (image_folder / "blue/005.jpg").rename(image_folder / ".hidden/005.jpg")
+    (image_folder / "green").rename(image_folder / "train")
+    return image_folder
+
+
+def test_classes_files_and_targets_are_torchvisions(folder):
+    theirs = ImageFolder(str(folder), EVALUATION)
+    for ours in (ImageFolderLoader(folder, EVALUATION), ImageFolderLoader(theirs)):
+        assert (ours.classes, ours.class_to_idx) == (theirs.classes, theirs.class_to_idx)
+        assert (ours.samples, ours.targets) == (theirs.samples, theirs.targets)
+        assert len(ours.dataset) == len(theirs)
+        ours.close()
+    assert list_samples(folder) == (theirs.classes, theirs.samples) and theirs.classes[0] == ".hidden"
+
+
+def test_the_extensions_are_torchvisions():
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    assert EXTENSIONS == IMG_EXTENSIONS
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_in_order_are_those_of_a_data_loader(folder, drop_last):
+    """In their types, shapes and memory; Pillow's resize rounds otherwise than torch's."""
+    dataset = ImageFolder(folder, EVALUATION)
+    theirs = DataLoader(dataset, batch_size=8, drop_last=drop_last)
+    with ImageFolderLoader(dataset, batch_size=8, drop_last=drop_last, num_workers=0) as ours:
+        assert len(ours) == len(theirs) == (4 if drop_last else 5)
+        kept = list(ours)
+    for (images, targets), (expected, labels) in zip(kept, theirs, strict=True):
+        assert torch.equal(targets, labels) and images.dtype == expected.dtype and images.shape == expected.shape
+        assert images.is_contiguous() and targets.dtype == labels.dtype
+        levels = (images - expected).abs() * torch.tensor(STD)[:, None, None] * 255
+        assert levels.max() < 1.01 and levels.mean() < 0.1
+
+
+def test_shuffled_batches_hold_every_file_once(folder):
+    dataset = ImageFolder(folder, TRAINING)
+    with ImageFolderLoader(dataset, batch_size=8, shuffle=True, seed=1) as loader:
+        first, second = ([*loader] for _ in range(2))
+        loader.set_epoch(0)
+        again = [*loader]
+    for epoch in (first, second):
+        assert [len(targets) for _, targets in epoch] == [8, 8, 8, 8, 4]
+        assert sorted(torch.cat([targets for _, targets in epoch]).tolist()) == sorted(dataset.targets)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], second[0][0]) and first[0][0].min() >= 0 and first[0][0].max() <= 1
+
+
+def test_flips_have_their_probability(folder):
+    """With p = 1 every image is mirrored, with 0.5 some are."""
+    plain = [transforms.RandomResizedCrop(16), transforms.PILToTensor()]
+    images = {}
+    for p in (0, 0.5, 1):
+        with ImageFolderLoader(folder, [*plain, transforms.RandomHorizontalFlip(p)], batch_size=40) as loader:
+            ((images[p], _),) = loader
+    assert images[0].dtype == torch.uint8 and images[0].is_contiguous()
+    assert torch.equal(images[1], images[0].flip(3))
+    same = (images[0.5] == images[0]).flatten(1).all(1)
+    assert 5 < same.sum() < 31 and torch.equal(images[0.5][~same], images[1][~same])
+
+
+def test_a_subset(folder):
+    subset = Subset(ImageFolder(folder, EVALUATION), [30, 2, 17])
+    with ImageFolderLoader(subset, batch_size=2) as loader:
+        targets = [targets.tolist() for _, targets in loader]
+    assert targets == [[subset.dataset.targets[30], subset.dataset.targets[2]], [subset.dataset.targets[17]]]
+
+
+def test_processes_share_every_batch(folder):
+    """36 files: the last batch of both is full, with four samples again."""
+    dataset = ImageFolder(folder, EVALUATION)
+    options = {"batch_size": 5, "world_size": 2, "shuffle": True}
+    loaders = [ImageFolderLoader(dataset, rank=rank, **options) for rank in range(2)]
+    counts = [[len(targets) for _, targets in loader] for loader in loaders]
+    assert counts == [[5, 5, 5, 5]] * 2
+    for loader in loaders:
+        loader.close()
+
+
+def test_files_that_cannot_be_decoded(folder):
+    (folder / "red/b.jpg").write_bytes(b"no image")
+    with ImageFolderLoader(folder, EVALUATION, batch_size=40) as loader, pytest.raises(DataError, match=r"red/b\.jpg"):
+        list(loader)
+    with ImageFolderLoader(folder, EVALUATION, batch_size=40, on_error="skip") as loader:
+        ((images, targets),) = loader
+        assert len(images) == len(targets) == 35 and [*loader.unreadable] == [str(folder / "red/b.jpg")]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_on_a_gpu(folder):
+    steps = [*TRAINING.transforms, transforms.Normalize(MEAN, STD)]
+    options = {"batch_size": 8, "shuffle": True}
+    with (
+        ImageFolderLoader(folder, steps, device="cuda", **options) as gpu,
+        ImageFolderLoader(folder, steps, **options) as cpu,
+    ):
+        for (images, targets), (expected, labels) in zip(gpu, cpu, strict=True):
+            assert images.is_cuda and targets.is_cuda and torch.equal(targets.cpu(), labels)
+            torch.testing.assert_close(images.cpu(), expected)
+
+
+def test_transforms_that_are_taken_over():
+    crop = RandomResizedCrop(size=(16, 24), scale=(0.2, 1.0), interpolation="bicubic")
+    theirs = transforms.RandomResizedCrop((16, 24), (0.2, 1.0), interpolation=InterpolationMode.BICUBIC)
+    flip, norm = transforms.RandomHorizontalFlip(0.3), transforms.Normalize(MEAN, STD)
+    assert translated([theirs, flip]) == ImageTransform(crop, 0.3)
+    assert translated(transforms.Compose([theirs, transforms.ToTensor(), flip, norm])) == ImageTransform(
+        crop, 0.3, True, MEAN, STD
+    )
+    modern = v2.Compose([v2.ToImage(), v2.Resize(20), v2.CenterCrop(16), v2.ToDtype(torch.float32, scale=True)])
+    assert translated([modern, v2.Normalize(MEAN, STD)]) == ImageTransform(
+        CenterCrop(size=16, resize=20), 0.0, True, MEAN, STD
+    )
+
+
+class Gauss:
+    def __call__(self, image):
+        return image
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ([transforms.RandomResizedCrop(16), transforms.ColorJitter(0.4)], "ColorJitter;"),
+        ([transforms.RandomResizedCrop(16), Gauss()], "Gauss;"),
+        ([transforms.RandomResizedCrop(16), np.asarray], "asarray;"),
+        ([transforms.RandomResizedCrop(16), transforms.CenterCrop(8)], "CenterCrop after another crop"),
+        ([transforms.Resize(20), transforms.ToTensor()], "Resize without CenterCrop"),
+        ([transforms.CenterCrop(20)], "CenterCrop without Resize"),
+        ([transforms.Resize((20, 20)), transforms.CenterCrop(20)], "does not keep the aspect ratio"),
+        ([transforms.ToTensor()], "equal in size"),
+        ([transforms.RandomResizedCrop(16), transforms.Normalize(MEAN, STD)], "put ToTensor before it"),
+        ([transforms.RandomResizedCrop(16, interpolation=InterpolationMode.NEAREST)], "with nearest"),
+        ([transforms.RandomResizedCrop(16), v2.ToDtype(torch.float16, scale=True)], "torch.float32"),
+        ([transforms.RandomResizedCrop(16), v2.ToDtype(torch.float32)], "torch.float32"),
+    ],
+)
+def test_other_transforms_are_refused_by_name(steps, named, folder):
+    with pytest.raises(ValueError, match=f"cannot take over .*{named}"):
+        ImageFolderLoader(folder, transforms.Compose(steps))
+
+
+def test_arguments_that_contradict_each_other(folder, tmp_path):
+    dataset = ImageFolder(folder, EVALUATION)
+    for arguments, options, kind, words in (
+        ((folder,), {}, TypeError, "give the transform"),
+        ((dataset, EVALUATION), {}, TypeError, "leave out this one"),
+        ((ImageFolder(folder, EVALUATION, lambda t: t),), {}, TypeError, "target_transform"),
+        (([1, 2],), {}, TypeError, "not list"),
+        ((dataset,), {"on_error": "skip", "world_size": 2}, TypeError, "unequal size"),
+        ((tmp_path / "none", EVALUATION), {}, DataError, "No such file"),
+        ((folder / "blue", EVALUATION), {}, DataError, "no class folders"),
+    ):
+        with pytest.raises(kind, match=words):
+            ImageFolderLoader(*arguments, **options)
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: the class has no images"):
+        ImageFolderLoader(folder, EVALUATION)
