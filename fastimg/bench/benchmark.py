@@ -46,7 +46,7 @@ from .peers.comparison import compare
 from .peers.results import Comparison, Setting
 from .plots import plot_loaders
 from .ranks_share import ranks_share
-from .request import Request, check, understand
+from .request import BenchRequest, check, understand
 from .rig import Rig, build, step_seconds, with_loader
 from .stage_table import Stage, measure
 from .stage_table import show as show_stages
@@ -77,7 +77,7 @@ def bench(settings: Bench, console: Console, progress: Console) -> None:
         print(json.dumps(record, allow_nan=False))
 
 
-def _config(request: Request, ranks: Ranks, arch: str) -> Train:
+def _config(request: BenchRequest, ranks: Ranks, arch: str) -> Train:
     """The same settings as a configuration of `train`."""
     settings = request.settings
     augmenting = {flag.name: getattr(settings, flag.name) for flag in fields(Augmenting)}
@@ -110,7 +110,7 @@ class _Prepared:
     whole: Probe  # as it would be with --full
 
 
-def _prepare(request: Request, images: Images, ranks: Ranks) -> _Prepared:
+def _prepare(request: BenchRequest, images: Images, ranks: Ranks) -> _Prepared:
     """Build the first model, and choose the batch and the number of images a repeat by a first look."""
     config = _config(request, ranks, request.archs[0])
     assert isinstance(config.batch_size, int)
@@ -152,7 +152,7 @@ def _prepare(request: Request, images: Images, ranks: Ranks) -> _Prepared:
 
 
 def _measure(
-    request: Request, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
+    request: BenchRequest, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
 ) -> dict[str, Any]:
     settings = request.settings
     out = Console(quiet=True) if settings.json else console
@@ -219,7 +219,7 @@ def _parts(stages: Sequence[Stage], images: Images) -> dict[str, Spread]:
 
 
 def _compare_all(
-    request: Request, images: Images, rig: Rig, effort: Effort, record: dict[str, Any], out: Console
+    request: BenchRequest, images: Images, rig: Rig, effort: Effort, record: dict[str, Any], out: Console
 ) -> None:
     """Compare numbers of threads, loaders and settings, as far as that is asked for."""
     settings, count = request.settings, record["images"]
@@ -245,7 +245,7 @@ def _compare_all(
         tuning.show(best, file, out)
 
 
-def _facts(request: Request, images: Images, ranks: Ranks, rig: Rig, probe: Probe) -> dict[str, Any]:
+def _facts(request: BenchRequest, images: Images, ranks: Ranks, rig: Rig, probe: Probe) -> dict[str, Any]:
     """What is measured, with what, for the record."""
     return {
         "data": images.path.name,
@@ -264,7 +264,7 @@ def _facts(request: Request, images: Images, ranks: Ranks, rig: Rig, probe: Prob
     }
 
 
-def _hints(request: Request, ranks: Ranks, prepared: _Prepared) -> Iterator[str]:
+def _hints(request: BenchRequest, ranks: Ranks, prepared: _Prepared) -> Iterator[str]:
     """What --quick leaves out, and how long --full would take."""
     if request.settings.full:
         return
@@ -305,7 +305,7 @@ def _decoder(rig: Rig) -> ImageDecoder:
     return ImageDecoder(crop, dct_scaling=effective.scales(config))
 
 
-def _compare(request: Request, images: Images, count: int, threads: int, progress: Console) -> Comparison:
+def _compare(request: BenchRequest, images: Images, count: int, threads: int, progress: Console) -> Comparison:
     settings = request.settings
     setting = Setting(
         batch_size=request.batch_size,
@@ -318,7 +318,7 @@ def _compare(request: Request, images: Images, count: int, threads: int, progres
     return compare(images.dataset, settings.data, request.loaders, setting, settings.scratch, progress, settings.split)
 
 
-def _head(out: Console, record: dict[str, Any], request: Request) -> None:
+def _head(out: Console, record: dict[str, Any], request: BenchRequest) -> None:
     e = record["environment"]
     rows = {
         "data": f"{record['data']}: {record['about']}",

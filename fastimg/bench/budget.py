@@ -40,7 +40,7 @@ class Budget:
     step: float | None  # seconds of a step, at most: where no batch is asked for it is made smaller. None: any
 
 
-QUICK = Budget(flag="--quick", epoch=0.4, training=0.5, stage=0.2, calls=1, steps=1, nbytes=96 << 20, step=0.25)
+QUICK = Budget(flag="--quick", epoch=0.5, training=1.0, stage=0.2, calls=1, steps=1, nbytes=96 << 20, step=0.4)
 FULL = Budget(flag="--full", epoch=1.0, training=1.0, stage=1 / 3, calls=3, steps=2, nbytes=FILE, step=None)
 
 

@@ -27,7 +27,7 @@ _REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BenchRequest:
     """What is measured, and for how long."""
 
     settings: Bench
@@ -83,7 +83,7 @@ def check(settings: Bench) -> None:
         raise UsageError(f"--scratch {settings.scratch}: no such folder; create it, or leave it out")
 
 
-def understand(settings: Bench, device_type: str, runs: Path = Train.output) -> Request:
+def understand(settings: Bench, device_type: str, runs: Path = Train.output) -> BenchRequest:
     """The request with its open choices made: the model of the newest of the `runs` where no flag names one."""
     archs, kwargs, size = [_ARCH[device_type]], tuple[str, ...](), settings.img_size or _SIZE
     origin, remarks = "the default, since there is no run yet", list[str]()
@@ -98,7 +98,7 @@ def understand(settings: Bench, device_type: str, runs: Path = Train.output) -> 
             archs, kwargs = [last.arch], last.model_kwargs
             size = settings.img_size or last.img_size or _SIZE
             origin = f"the last run's, {shown(last.directory)}"
-    return Request(
+    return BenchRequest(
         settings=settings,
         budget=FULL if settings.full else QUICK,
         archs=tuple(archs),

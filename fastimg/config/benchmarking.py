@@ -44,7 +44,7 @@ class Measuring:  # more than 12 fields: a flag each
     """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve). Default: none; with
     --full 1, 2, 4 and so on."""
     images: flagtypes.Int = None
-    """Images per repeat. Default: as many as the loader decodes in 0.4 seconds, with --full in one, but at least 4
+    """Images per repeat. Default: as many as the loader decodes in half a second, with --full in one, but at least 4
     batches."""
     repeats: flagtypes.Int = None
     """Number of times to measure everything; the median counts. Default: 3, without --full 2 of what takes much longer
