@@ -23,7 +23,7 @@ class Section:
     record_as: str = ""  # `section` in records, if it is not the name
 
 
-_COMMAND_LINE = ("tyro", "msgspec", "simplejpeg")
+_COMMAND_LINE = ("msgspec", "simplejpeg")
 
 SECTIONS = {
     section.name: section
@@ -185,8 +185,7 @@ GROUPS = {
 # Modules that may be missing where torch is installed -> the wheels to bring, and what they enable.
 OPTIONAL = {
     "simplejpeg": ("simplejpeg", "JPEGs that are not tiled, the tests"),
-    "tyro": ("tyro docstring-parser typeguard", "the command line, the tests"),
-    "msgspec": ("msgspec", "checkpoints and datasets, the tests"),
+    "msgspec": ("msgspec", "the command line, checkpoints, datasets, the tests"),
     "pytest": ("pytest iniconfig pluggy", "the tests"),
     "hypothesis": ("hypothesis sortedcontainers", "the tests"),
     "nvidia.nvimgcodec": ("nvidia-nvimgcodec-cu13 nvidia-nvjpeg", "JPEGs decoded on the GPU by nvImageCodec"),

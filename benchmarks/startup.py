@@ -38,7 +38,7 @@ def note():
         json.dump({"peak": peak, "modules": len(sys.modules), "cpu": sum(os.times()[:2])}, file)
 atexit.register(note)
 """
-_FASTIMG = "sys.argv[0:2] = ['fastimg']\nfrom fastimg.cli import main\nmain()\n"
+_FASTIMG = "sys.argv[0:2] = ['fastimg']\nfrom fastimg.__main__ import main\nmain()\n"
 _MODEL = f"import torch, timm\ntimm.create_model({_ARCH!r}, num_classes=2)\nprint('built', flush=True)\n"
 
 

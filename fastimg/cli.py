@@ -3,28 +3,24 @@
 Exit codes: 0 for success, 1 for a failure, 2 for a wrong command line, 130 and 143 for Ctrl-C and SIGTERM.
 """
 
-import contextlib
-import io
+import gc
 import json
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Column, Table
-
-from fastimg.config.training import COMPILE_MODES
 
 from . import __version__
 from .config import benchmarking as benchconfig
 from .config import commands as config
-from .config import flags, recipes
-from .config import yaml_file as configfile
+from .config import recipes
+from .config.command_line.parsing import parse
 from .config.rules import Excludes, Range, refuse
 from .errors import UsageError, UserError, nearest
 from .system import rank_failures as ending
@@ -45,16 +41,12 @@ _COMMANDS: dict[str, type] = {
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
 }
-# Flags of `train` that may stand alone: what they mean then, and the words that may follow, any where there is none.
-_ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "--resume": ("auto", ()),
-    "--profile": ("auto", ()),
-    "--compile": ("default", COMPILE_MODES),
-}
-# The same for numbers: whatever is none, and not `off`, is the next argument.
-_NUMBERS = {"--cache-embeddings": "1", "--knn": "20"}
-# Flags whose values add up where they are given several times.
-_LISTS = ("--text", "--model-kwargs")
+_START = (
+    ("fastimg demo", "try everything on images that come with it"),
+    ("fastimg train PHOTOS --arch resnet18 --pretrained", "fine-tune on a folder with one subfolder per class"),
+    ("fastimg bench PHOTOS", "see what limits training on this machine"),
+)
+_HELP = {"-h", "--help", "--help-all"}
 
 
 def main() -> None:
@@ -81,9 +73,6 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone: `fastimg ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except SystemExit as stop:  # tyro has printed help, or what is wrong with the flags
-        code = stop.code if isinstance(stop.code, int) else 2
-        return _after_usage(code) if code and ending.several() else code
     except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
@@ -112,11 +101,6 @@ def _end(console: Console, code: int, text: str, cause: str | None = None) -> in
     return ending.end(code, lambda: terminal.say(console, text), text if cause is None else cause)
 
 
-def _after_usage(code: int) -> int:
-    """End after wrong flags: every rank found the same, and rank 0 has printed it. Returns the exit code."""
-    return ending.end(code, lambda: None) if ending.first_rank() else ending.follow(code)
-
-
 def _dispatch(arguments: list[str], console: Console) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
@@ -124,70 +108,120 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     if arguments[0] in ("-V", "--version"):
         print(f"fastimg {__version__}")
         return 0
+    if arguments[0].partition("=")[0] == "--print-completion":
+        return _print_completion(arguments)
     command, rest = arguments[0], arguments[1:]
     if command not in _COMMANDS:
         raise UsageError(f"no command {command!r}{nearest(command, _COMMANDS) or ';'} `fastimg --help` lists them")
+    before = rest[: rest.index("--")] if "--" in rest else rest
+    if not _HELP.isdisjoint(before):
+        if ending.first_rank():  # it is the same on every rank
+            from .config.command_line.help import help_page
+
+            print(help_page(command, _COMMANDS[command], "--help-all" in before), end="")
+        return 0
     settings: Any = _parse(command, rest)
     _refuse(command, settings)
-    # Imported when needed: torch takes seconds, and `--help` should not.
-    if command == "convert":
-        from fastimg.convert.pipeline import convert
-        from fastimg.convert.report import print_report
+    return _RUN[command](settings, console)
 
-        report = convert(settings, console)
-        if settings.json:
-            print(report.to_json())
-        else:
-            print_report(report, terminal.console())
-        return 0
-    if command == "verify":
-        from fastimg.convert.verify import verify
 
-        return verify(settings, terminal.console(), console)
-    if command == "inspect":
-        from fastimg.inspect.images import inspect_data
+# One function per command: what it needs is imported when it runs, since torch takes seconds, and `--help` should not.
 
-        inspect_data(settings, terminal.console(), console)
-        return 0
-    if command == "train":
-        if ending.first_rank():
-            terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
-        from fastimg.train.loop import train
 
-        return _signal_code(train(settings, terminal.console()).signal)
-    if command == "eval":
-        from fastimg.predict.evaluation import evaluate_checkpoint
-
-        evaluate_checkpoint(settings, terminal.console(), console)
-        return 0
-    if command == "predict":
-        from fastimg.predict.prediction import predict
-
-        return predict(settings, terminal.console(), console)
-    if command == "export":
-        from fastimg.predict.export import export
-
-        return export(settings, terminal.console())
-    if command == "embed":
-        from fastimg.predict.embedding import embed
-
-        embed(settings, terminal.console(), console)
-        return 0
-    if command == "bench":
-        from fastimg.bench.benchmark import bench
-
-        bench(settings, terminal.console(), console)
-        return 0
-    if command == "doctor":
-        from fastimg.doctor.diagnosis import doctor
-
-        return doctor(settings, terminal.console())
-    if command == "recipe":
-        _recipe(settings, terminal.console())
-        return 0
+def _demo(settings: config.Demo, _console: Console) -> int:
     from .demo import demo
 
+    _imported()
     return _signal_code(demo(settings, terminal.console()))
+
+
+def _convert(settings: config.Convert, console: Console) -> int:
+    from fastimg.convert.pipeline import convert
+    from fastimg.convert.report import print_report
+
+    _imported()
+    report = convert(settings, console)
+    if settings.json:
+        print(report.to_json())
+    else:
+        print_report(report, terminal.console())
+    return 0
+
+
+def _verify(settings: config.Verify, console: Console) -> int:
+    from fastimg.convert.verify import verify
+
+    _imported()
+    return verify(settings, terminal.console(), console)
+
+
+def _inspect(settings: config.Inspect, console: Console) -> int:
+    from fastimg.inspect.images import inspect_data
+
+    _imported()
+    inspect_data(settings, terminal.console(), console)
+    return 0
+
+
+def _train(settings: config.Train, _console: Console) -> int:
+    if ending.first_rank():
+        terminal.say(terminal.console(), f"starting    fastimg {__version__}; importing torch takes a few seconds")
+    from fastimg.train.loop import train
+
+    _imported()
+    return _signal_code(train(settings, terminal.console()).signal)
+
+
+def _eval(settings: config.Eval, console: Console) -> int:
+    from fastimg.predict.evaluation import evaluate_checkpoint
+
+    _imported()
+    evaluate_checkpoint(settings, terminal.console(), console)
+    return 0
+
+
+def _predict(settings: config.Predict, console: Console) -> int:
+    from fastimg.predict.prediction import predict
+
+    _imported()
+    return predict(settings, terminal.console(), console)
+
+
+def _embed(settings: config.Embed, console: Console) -> int:
+    from fastimg.predict.embedding import embed
+
+    _imported()
+    embed(settings, terminal.console(), console)
+    return 0
+
+
+def _export(settings: config.Export, _console: Console) -> int:
+    from fastimg.predict.export import export
+
+    _imported()
+    return export(settings, terminal.console())
+
+
+def _bench(settings: benchconfig.Bench, console: Console) -> int:
+    from fastimg.bench.benchmark import bench
+
+    _imported()
+    bench(settings, terminal.console(), console)
+    return 0
+
+
+def _doctor(settings: benchconfig.Doctor, _console: Console) -> int:
+    from fastimg.doctor.diagnosis import doctor
+
+    _imported()
+    return doctor(settings, terminal.console())
+
+
+def _imported() -> None:
+    """Collect garbage from here on, if `__main__` has put it off, and never look at what was imported until now."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _refuse(command: str, settings: Any) -> None:
@@ -225,127 +259,88 @@ def _signal_code(signal: int) -> int:
 
 
 def _parse(command: str, arguments: list[str]) -> Any:
+    """The settings that the arguments of a command ask for. Raises UsageError."""
     kind = _COMMANDS[command]
-    options: dict[str, Any] = {"prog": f"fastimg {command}", "description": kind.__doc__}
-    options["config"] = (tyro.conf.DisallowNone,)  # None is for a flag that was left out, not one of its values
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        flags.fold_descriptions(kind)
-    flags.check(command, kind, arguments, _COMMANDS)
-    for flag, meaning in _NUMBERS.items():
-        arguments = _with_number(arguments, flag, meaning)
-    for flag in _LISTS:
-        arguments = _together(arguments, flag)
+    given = parse(command, kind, arguments, _COMMANDS)
     if kind is not config.Train:
-        return _parsed(kind, arguments, **options)
-    for flag, (meaning, words) in _ALONE.items():
-        arguments = _with_value(arguments, flag, meaning, words)
-    resumed, recipe = _value(arguments, "--resume"), _value(arguments, "--recipe")
-    path, file = _value(arguments, "--config"), {}
+        return kind(**given)
+    from .config import yaml_file as configfile
+
+    path, resumed, recipe = given.get("config"), given.get("resume"), given.get("recipe")
+    file: dict[str, Any] = {}
     if path is not None:
-        file = configfile.read(Path(path), config.Train)
-    elif recipe is None and resumed not in (None, "auto") and (Path(str(resumed)) / "config.yaml").exists():
-        file = configfile.read(Path(str(resumed)) / "config.yaml", config.Train)
+        file = configfile.read(path, config.Train)
+    elif recipe is None and resumed not in (None, "auto") and (Path(resumed) / "config.yaml").exists():
+        file = configfile.read(Path(resumed) / "config.yaml", config.Train)
     if recipe is not None:
         file = {**file, "recipe": recipe}
     default = configfile.combined(file)
-    parsed = _parsed(config.Train, arguments, default=default, **options)
-    given = {name: value for name, value in vars(parsed).items() if value != getattr(default, name)}
-    return configfile.combined(file, given)
+    return configfile.combined(file, {name: value for name, value in given.items() if value != getattr(default, name)})
 
 
-def _parsed(kind: type, arguments: list[str], **options: Any) -> Any:
-    """Parse the arguments with tyro. Only rank 0 prints help and errors, which are the same on every rank."""
-    if ending.first_rank():
-        return tyro.cli(kind, args=arguments, **options)
-    nowhere = io.StringIO()  # tyro's own switch lets some faults through
-    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        return tyro.cli(kind, args=arguments, **options)
-
-
-def _with_value(arguments: list[str], flag: str, meaning: str, words: Collection[str]) -> list[str]:
-    """Give `flag` the value `meaning` if it has none. Raises UsageError if it has one that is not among `words`."""
-    if flag not in arguments:
-        return arguments
-    at = arguments.index(flag) + 1
-    if at == len(arguments) or arguments[at].startswith("-"):
-        return [*arguments[:at], meaning, *arguments[at:]]
-    if words and arguments[at] not in words:
-        raise UsageError(
-            f"{flag} {arguments[at]}: give {', '.join(words)}, or nothing, which is {meaning}"
-            f"{nearest(arguments[at], words) or f'; where DATA follows, write {flag}={meaning}'}"
-        )
-    return arguments
-
-
-def _together(arguments: list[str], flag: str) -> list[str]:
-    """Give `flag` once, last, with the values of every time it was given: tyro would take the last ones alone."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    if sum(argument.partition("=")[0] == flag for argument in arguments[:end]) < 2:
-        return arguments
-    rest: list[str] = []
-    values: list[str] = []
-    follows = False  # whether the argument belongs to the flag
-    for argument in arguments[:end]:
-        name, equals, value = argument.partition("=")
-        if name == flag:
-            values += [value] if equals else []
-            follows = not equals
-        elif follows and not argument.startswith("-"):
-            values.append(argument)
-        else:
-            follows = False
-            rest.append(argument)
-    return [*rest, flag, *values, *arguments[end:]]
-
-
-def _with_number(arguments: list[str], flag: str, meaning: str) -> list[str]:
-    """Give `flag` the value `meaning` if no number follows it."""
-    if flag not in arguments:
-        return arguments
-    at = arguments.index(flag) + 1
-    if at < len(arguments) and (arguments[at].lstrip("-").isdecimal() or arguments[at] == "off"):
-        return arguments
-    return [*arguments[:at], meaning, *arguments[at:]]
-
-
-def _recipe(settings: config.Recipe, console: Console) -> None:
+def _recipe(settings: config.Recipe, _console: Console) -> int:
     """`fastimg recipe list`, `fastimg recipe show NAME`."""
+    from .config import yaml_file as configfile
+
     if settings.action == "list":
         if settings.name is not None:
             raise UsageError(f"recipe list {settings.name}: give no name, or `fastimg recipe show {settings.name}`")
         purposes = {name: recipes.purpose(name) for name in recipes.RECIPES}
         if settings.json:
             print(json.dumps([{"name": name, "for": purpose} for name, purpose in purposes.items()]))
-            return
+            return 0
         table = Table("recipe", Column("for", overflow="fold"), box=None, pad_edge=False)
         for name, purpose in purposes.items():
             table.add_row(name, purpose)
-        console.print(table, highlight=False)
-        return
+        terminal.console().print(table, highlight=False)
+        return 0
     if settings.name is None:
         raise UsageError("recipe show: which? `fastimg recipe list` shows all of them")
     values, about = recipes.settings(settings.name), recipes.about(settings.name)
     if settings.json:
         print(json.dumps({"name": settings.name, "about": about, "settings": values}))
-        return
+        return 0
     print("\n".join(f"# {line}".rstrip() for line in [f"recipe {settings.name}", "", *about.splitlines()]))
     print(configfile.dump(values), end="")
+    return 0
 
 
-def _value(arguments: list[str], name: str) -> str | None:
-    for at, argument in enumerate(arguments):
-        if argument == name and at + 1 < len(arguments):
-            return arguments[at + 1]
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None
+_RUN: Mapping[str, Callable[[Any, Console], int]] = {
+    "demo": _demo,
+    "convert": _convert,
+    "verify": _verify,
+    "inspect": _inspect,
+    "train": _train,
+    "eval": _eval,
+    "predict": _predict,
+    "embed": _embed,
+    "export": _export,
+    "bench": _bench,
+    "doctor": _doctor,
+    "recipe": _recipe,
+}
+
+
+def _print_completion(arguments: list[str]) -> int:
+    """`fastimg --print-completion SHELL`."""
+    from .config.command_line.help import SHELLS, completion
+
+    shell = arguments[0].partition("=")[2] or "".join(arguments[1:2])
+    if shell not in SHELLS:
+        raise UsageError(f"--print-completion {shell}: give {', '.join(SHELLS)}{nearest(shell, SHELLS)}")
+    print(completion(_COMMANDS, shell))
+    return 0
 
 
 def _overview() -> str:
+    """What `fastimg --help` prints, and `fastimg` alone: what to do first, and every command."""
     lines = [
         "usage: fastimg COMMAND ...",
         "",
         "Images from disk to a training GPU at full speed, and the trainer around it.",
+        "",
+        "start here:",
+        *(f"  {line:<50} {about}" for line, about in _START),
         "",
         "commands:",
         *(
@@ -353,6 +348,6 @@ def _overview() -> str:
             for name, kind in _COMMANDS.items()
         ),
         "",
-        "`fastimg COMMAND --help` shows a command's flags. Begin with `fastimg demo`.",
+        "`fastimg COMMAND --help` shows a command's flags; `fastimg --print-completion bash|zsh|fish` completes them.",
     ]
     return "\n".join(lines)

@@ -54,6 +54,8 @@ from .training import Trained, loader_alone, loader_on_all_cores, measure_scalin
 
 _FIRST_BATCH = 8  # images of the first step, where the batch may become smaller than usual
 _SMALLEST_BATCH = 4
+_PATIENCE = 25.0  # seconds for which --quick may measure before it repeats less
+_FEWER = 2
 
 
 def bench(settings: Bench, console: Console, progress: Console) -> None:
@@ -161,6 +163,9 @@ def _measure(
         prepared = _prepare(request, images, ranks)
     rig, probe = prepared.rig, prepared.probe
     request = replace(request, batch_size=probe.batch_size)
+    hurries = settings.repeats is None and not settings.full
+    if hurries and sum(request.work().expected(request.budget, probe).values()) > _PATIENCE:
+        request = replace(request, repeats=_FEWER)
     work = request.work()
     timetable = Timetable(expected=work.expected(request.budget, probe), progress=progress)
     effort = Effort(
@@ -168,7 +173,7 @@ def _measure(
         budget=request.budget,
         timetable=timetable,
         advice=work.advice,
-        hurries=settings.repeats is None and not settings.full,
+        hurries=hurries,
     )
     record = _facts(request, images, ranks, rig, probe)
     _head(out, record, request)

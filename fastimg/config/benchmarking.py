@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from . import flag_types as flagtypes
-from .flag_types import FlagCreatePairsOff, Positional, arg
+from .flag_types import Positional, Switch, arg
 from .training import Augmenting
 
 
@@ -15,40 +14,40 @@ class Measuring:  # more than 12 fields: a flag each
 
     data: Positional[Path]
     """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
-    quick: FlagCreatePairsOff[bool] = False
+    quick: Switch[bool] = False
     """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. What --loaders,
     --threads and --tune ask for is measured as well."""
-    full: FlagCreatePairsOff[bool] = False
+    full: Switch[bool] = False
     """Take minutes instead: measure longer, try what would be faster, and compare all loaders that are installed and
     numbers of threads. The plan that is printed first says how long."""
     split: str = "train"
     """The split to read."""
-    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME[,NAME...]", help_behavior_hint="")] = None
+    arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
     """The models whose training steps are measured, named as for `train`. Default: that of the newest run in the
     folder runs, at its image size; without one resnet50 on a GPU, resnet18 on a CPU."""
-    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
+    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
     """The data loader that training would use; see `train --help`."""
-    loaders: flagtypes.Str = None
+    loaders: str | None = None
     """Compare loaders: a comma-separated list of native, torch, dali, ffcv, webdataset and synthetic, or all. Each runs
     in its own process on the same images, as its users set it up; loaders that are not installed are listed. Default:
     none, with --full all."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
     """Stages to measure: a comma-separated list of read, splice, decode, resize, copy, augment and step."""
-    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU; fewer without --full where a step would take long."""
-    img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
+    img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
     """Side of the crops in pixels. Default: that of the newest run, if its model is measured, else 224."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images, or auto for the number that `train` would use."""
-    threads: Annotated[str | None, arg(metavar="N[,N...]", help_behavior_hint="")] = None
+    threads: Annotated[str | None, arg(metavar="N[,N...]")] = None
     """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve). Default: none; with
     --full 1, 2, 4 and so on."""
-    images: flagtypes.Int = None
+    images: int | None = None
     """Images per repeat. Default: as many as the loader decodes in half a second, with --full in one, but at least 4
     batches."""
-    repeats: flagtypes.Int = None
-    """Number of times to measure everything; the median counts. Default: 3, without --full 2 of what takes much longer
-    than planned."""
+    repeats: int | None = None
+    """Number of times to measure everything; the median counts. Default: 3; without --full 2 on a slow machine, or of
+    what takes much longer than planned."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs."""
     amp: bool = True
@@ -57,16 +56,16 @@ class Measuring:  # more than 12 fields: a flag each
     """Use the channels-last memory format for convolutional models."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    no_advice: FlagCreatePairsOff[bool] = False
+    no_advice: Switch[bool] = False
     """With --full: do not try what would be faster. Saves time, but the verdict has no measured advice."""
     tune: bool = False
     """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
     writes them to the profile of this machine that `train --profile` reads."""
-    scratch: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    scratch: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Folder for temporary converted copies of some of the images. Default: the system's temporary folder."""
     seed: int = 0
     """Seed of the order, the crops and augmentation."""
-    plot: flagtypes.File = None
+    plot: Path | None = None
     """Plot bars of --loaders, and curves over --threads, to this PNG file."""
     json: bool = False
     """Print the result as JSON."""
@@ -81,7 +80,7 @@ class Bench(Augmenting, Measuring):
 class Doctor:
     """Report what is installed and in use, the machine's hardware, and what is wrong."""
 
-    folder: Positional[Annotated[Path, arg(metavar="[FOLDER]", help_behavior_hint="")]] = Path()
+    folder: Positional[Annotated[Path, arg(metavar="[FOLDER]")]] = Path()
     """Folder whose disk is measured, such as that of your data. Default: the current folder."""
     json: bool = False
     """Print the result as JSON."""

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from fastimg.errors import UsageError
 
-from . import flag_types as flagtypes
-from .flag_types import FlagCreatePairsOff, Positional, arg
+from .flag_types import MAX_PIXELS, NUMBER, Positional, Switch, arg
 from .training import Augmenting, Inputs, Train
 
 __all__ = [
@@ -40,9 +39,9 @@ class Convert:  # more than 12 fields: a flag each
     ...); sklearn:digits."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The dataset directory to write."""
-    more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]", help_behavior_hint="")]] = ()
+    more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
     """With --merge: more sources; the last path is DST."""
-    format: Annotated[Literal["tar", "beton"] | None, arg(metavar="{tar,beton}", help_behavior_hint="")] = None
+    format: Literal["tar", "beton"] | None = None
     """tar: WebDataset shards with DALI's index; beton: one FFCV file for each split. Default: tar; with --append, the
     format of the dataset."""
     append: bool = False
@@ -53,59 +52,57 @@ class Convert:  # more than 12 fields: a flag each
     """Size of a tar, measured by its source images: a number with KB, MB or GB."""
     val_fraction: float = 0.0
     """Hold out this share of the training split, stratified by class and seeded."""
-    shuffle: FlagCreatePairsOff[bool] = False
+    shuffle: Switch[bool] = False
     """Shuffle the training split once, by the seed, since shuffling within a window needs shards that are not sorted by
     class. This is the default, except for tars and .beton files, which keep their order unless they are merged."""
-    no_shuffle: FlagCreatePairsOff[bool] = False
+    no_shuffle: Switch[bool] = False
     """Keep the order of the source."""
     seed: int = 0
     """Seed of shuffling, --val-fraction and --raw-fraction."""
-    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    classes: Literal["top", "leaf"] | None = None
     """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
     contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
-    path_column: flagtypes.Str = None
+    path_column: str | None = None
     """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
     file, filename or image."""
-    text_column: flagtypes.Str = None
+    text_column: str | None = None
     """Manifest column with texts, which makes it a dataset of texts. Default: text, sentence, review, content or
     document, where there is no column with image paths."""
-    label_column: flagtypes.Str = None
+    label_column: str | None = None
     """Manifest column with labels. Default: label, class or target."""
-    split_column: flagtypes.Str = None
+    split_column: str | None = None
     """Manifest column with split names. Default: split, where there is one."""
-    no_header: FlagCreatePairsOff[bool] = False
+    no_header: Switch[bool] = False
     """Read the first line of a csv or tsv as a row; the columns are called 1, 2, ... This is detected, and reported, if
     no name in that line is a known column (texts), or if the line contains the path of an image (images)."""
-    delimiter: flagtypes.Str = None
+    delimiter: str | None = None
     """The character between the columns of a csv or tsv, or tab. Default: comma, semicolon, tab or |, detected in the
     first rows."""
-    labels_are_classes: FlagCreatePairsOff[bool] = False
+    labels_are_classes: Switch[bool] = False
     """Make each different label of a manifest a class, even if labels look like identifiers, decimal numbers or lists,
     which are refused otherwise."""
     tile: str = "auto"
     """Rewrite JPEGs losslessly with tiles that can be decoded independently, which makes training crops cheaper: auto
     (32 pixels wide), a width in pixels, or off."""
-    max_size: Annotated[int | None, arg(aliases=["--max-resolution"], metavar="INT", help_behavior_hint="")] = None
+    max_size: Annotated[int | None, arg(aliases=("--max-resolution",))] = None
     """Shrink images whose longer side exceeds this many pixels (antialiased), and store them as JPEGs."""
-    quality: flagtypes.Int = None
+    quality: int | None = None
     """Quality of encoded JPEGs, 1 to 100. Default: 95."""
     jpeg: Literal["keep", "reencode"] = "keep"
     """reencode: store every image as a JPEG of --quality. keep: preserve the coefficients or bytes of every image."""
-    raw_fraction: flagtypes.Float = None
+    raw_fraction: float | None = None
     """With --format beton: store this share of the images, drawn by the seed, as raw pixels. Default: 0."""
-    originals: Annotated[
-        Literal["keep", "drop", "refuse"] | None, arg(metavar="{keep,drop,refuse}", help_behavior_hint="")
-    ] = None
+    originals: Literal["keep", "drop", "refuse"] | None = None
     """With --format beton: what FFCV cannot decode (PNG, CMYK, ...) is stored as raw pixels, an EXIF orientation is
     baked in; keep: the original bytes too, in a field `original`; drop: without them; refuse: as --on-error says.
     Default: keep."""
     compare: bool = False
     """Decode every tiled JPEG and its source, and compare the pixels (slower). By default only the structure of the
     data is checked."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that read and check images, or auto for one per core."""
-    max_pixels: int = flagtypes.MAX_PIXELS
+    max_pixels: int = MAX_PIXELS
     """Refuse images with more pixels than this, from their header, before anything is decoded."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with an image that cannot be stored: skip and report it, or stop."""
@@ -125,7 +122,7 @@ class Verify:
     """Shards made by `fastimg convert`, other tars or .beton files, or a folder of images or texts."""
     deep: bool = False
     """Also decode every image, or read every text."""
-    max_pixels: int = flagtypes.MAX_PIXELS
+    max_pixels: int = MAX_PIXELS
     """With --deep: report images with more pixels than this."""
     json: bool = False
     """Print the result as JSON."""
@@ -139,22 +136,22 @@ class Eval:  # more than 12 fields: a flag each
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
     data: Positional[Path]
     """Shards or an image folder, with the checkpoint's classes."""
-    split: flagtypes.Str = None
+    split: str | None = None
     """The split to evaluate. Default: val, else test, else the part of train that training held out."""
-    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    classes: Literal["top", "leaf"] | None = None
     """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
     contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
-    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
-    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=["--data-backend"])] = "auto"
+    loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
     """The data loader: fastimg's own (native, auto), PyTorch's DataLoader with Pillow and torchvision (torch), NVIDIA
     DALI, or FFCV (.beton only)."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images (processes with --loader torch), or auto."""
-    on_error: Annotated[Literal["skip", "fail"] | None, arg(metavar="{skip,fail}", help_behavior_hint="")] = None
+    on_error: Literal["skip", "fail"] | None = None
     """What to do with an image that cannot be decoded: skip and report it, or stop. Default: skip."""
-    max_pixels: flagtypes.Int = None
+    max_pixels: int | None = None
     """Do not decode images with more pixels than this. Default: 89478485."""
     tta: bool = False
     """Average the logits of each image and its mirror image (test-time augmentation)."""
@@ -162,7 +159,7 @@ class Eval:  # more than 12 fields: a flag each
     """Use mixed precision where it is faster."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    plot: flagtypes.File = None
+    plot: Path | None = None
     """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png beside the checkpoint.
     mistakes.csv and mistakes.png, the most confident mistakes, are written to the same folder."""
     json: bool = False
@@ -175,17 +172,17 @@ class Predict:
 
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
-    sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]", help_behavior_hint="")]] = ()
+    sources: Positional[Annotated[tuple[Path, ...], arg(metavar="[FILES ...]")]] = ()
     """Image files, or folders to search for images; for a checkpoint that reads texts, .txt files."""
     text: tuple[str, ...] = ()
     """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
     """Number of classes to show for each image."""
-    batch_size: Annotated[int | None, arg(aliases=["-b"], metavar="INT", help_behavior_hint="")] = None
+    batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images, or auto."""
-    max_pixels: int = flagtypes.MAX_PIXELS
+    max_pixels: int = MAX_PIXELS
     """Do not decode images with more pixels than this."""
     tta: bool = False
     """Average the logits of each image and its mirror image (test-time augmentation)."""
@@ -195,7 +192,7 @@ class Predict:
     """auto, cpu, cuda or cuda:N."""
     json: bool = False
     """Print one JSON object per line instead of a table."""
-    csv: flagtypes.File = None
+    csv: Path | None = None
     """Write the result to this csv file; - stands for standard output."""
 
 
@@ -205,18 +202,16 @@ class Export:
 
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
-    format: Annotated[
-        Literal["safetensors", "onnx", "pt2"] | None, arg(metavar="{safetensors,onnx,pt2}", help_behavior_hint="")
-    ] = None
+    format: Literal["safetensors", "onnx", "pt2"] | None = None
     """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata.
     Default: the one that ends the name of --output."""
-    output: Annotated[Path | None, arg(aliases=["-o"], metavar="FILE|FOLDER", help_behavior_hint="")] = None
+    output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE|FOLDER")] = None
     """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the directory of the run, or beside the checkpoint."""
     with_preprocessing: bool = False
     """onnx, pt2: accept images of any size, and include the resize and centre crop of `predict`. See docs/export.md."""
     check: bool = False
     """Run the written file on the CPU and compare its outputs with those of `predict`; exit code 1 if they differ."""
-    check_data: Annotated[Path | None, arg(metavar="DATA", help_behavior_hint="")] = None
+    check_data: Annotated[Path | None, arg(metavar="DATA")] = None
     """With --check: a dataset or images, of which up to 64 are read. Default: random images."""
     overwrite: bool = False
     """Replace the file."""
@@ -248,28 +243,28 @@ class Inspect(Augmenting):  # more than 12 fields: a flag each
 
     data: Positional[Path]
     """Shards, .beton files, other tars, or a folder of images or texts."""
-    split: flagtypes.Str = None
+    split: str | None = None
     """Inspect only this split. Default: all splits."""
-    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    classes: Literal["top", "leaf"] | None = None
     """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
     contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
-    headers_only: FlagCreatePairsOff[bool] = False
+    headers_only: Switch[bool] = False
     """Read only the headers of images: faster, but damage inside them is not found."""
-    no_pictures: FlagCreatePairsOff[bool] = False
+    no_pictures: Switch[bool] = False
     """Draw nothing: the facts alone, without the seconds that importing torch takes."""
-    samples: flagtypes.Int = None
+    samples: int | None = None
     """Number of images in samples.png; augmented.png shows up to 8 of them, as in the first 8 epochs of training. For
     texts, the number of texts to print. Default: 36 images, 10 texts."""
-    img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
+    img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
     """Side of the crops in augmented.png, in pixels. Default: the size in --config, else 224."""
-    config: flagtypes.File = None
+    config: Path | None = None
     """Show the augmentation of this YAML file, such as the config.yaml of a run. Flags override it."""
-    output: Annotated[Path | None, arg(aliases=["-o"], metavar="FOLDER", help_behavior_hint="")] = None
+    output: Annotated[Path | None, arg(aliases=("-o",), metavar="FOLDER")] = None
     """Folder to write pictures to. Default: inspect-NAME, where NAME is that of the data."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that read and decode, or auto for one per core."""
-    max_pixels: int = flagtypes.MAX_PIXELS
+    max_pixels: int = MAX_PIXELS
     """Count images with more pixels than this as unreadable."""
     seed: int = 0
     """Seed of the pictures. Training with the same seed draws the same crops and augmentation."""
@@ -285,23 +280,23 @@ class Embed:  # more than 12 fields: a flag each
     """Shards, .beton files, or a folder of images or texts."""
     dst: Positional[Annotated[Path, arg(metavar="OUT")]]
     """The folder to write to."""
-    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME", help_behavior_hint="")] = None
+    arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Any timm model, a torchvision model as torchvision/NAME, or, for texts, a Hugging Face encoder as hf:NAME or
     hf:FOLDER. Default: the architecture that --weights states, else resnet50."""
     pretrained: bool = False
     """Use the model's published weights (downloaded)."""
-    weights: flagtypes.File = None
+    weights: Path | None = None
     """Use the weights of this file, of a run, or of one of its checkpoints. The architecture, arguments and
     preprocessing that they state are used unless a flag says otherwise."""
     model_kwargs: tuple[str, ...] = ()
     """Additional arguments of the model, as name=value."""
-    img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
+    img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
     """Side of the model's square input in pixels. Default: the model's own."""
-    max_length: flagtypes.Int = None
+    max_length: int | None = None
     """Truncate texts to this many tokens. Default: the model's own limit."""
-    split: flagtypes.Str = None
+    split: str | None = None
     """Embed only this split. Default: all splits."""
-    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    classes: Literal["top", "leaf"] | None = None
     """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
     contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
@@ -310,12 +305,12 @@ class Embed:  # more than 12 fields: a flag each
     labels and keys beside it; parquet: a file for each split, with the columns key, label, class and embedding."""
     dtype: Literal["fp16", "fp32"] = "fp16"
     """Data type of the embeddings."""
-    knn: Annotated[int | None, arg(metavar="[K]", help_behavior_hint="")] = None
+    knn: Annotated[int | None, arg(metavar="[K]", alone="20", words=(NUMBER,))] = None
     """Print the accuracy of classification by the K nearest neighbours (cosine): of val or test among train, or of each
     sample among all others. --knn alone means 20."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that read and decode, or auto for one per core."""
-    max_pixels: int = flagtypes.MAX_PIXELS
+    max_pixels: int = MAX_PIXELS
     """Do not decode images with more pixels than this."""
     on_error: Literal["skip", "fail"] = "skip"
     """What to do with a sample that cannot be decoded: skip and report it, or stop."""
@@ -323,7 +318,7 @@ class Embed:  # more than 12 fields: a flag each
     """Use mixed precision where it is faster."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    cache_dir: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Where to cache embeddings while they are computed, and for later runs. Default: .fastimg in a converted dataset
     if it is writable, else the user's cache directory."""
     overwrite: bool = False
@@ -336,7 +331,7 @@ class Embed:  # more than 12 fields: a flag each
 class Demo:
     """Convert, train, evaluate and predict on 1,797 real handwritten digits, in under two minutes on two cores."""
 
-    output: Annotated[Path, arg(aliases=["-o"])] = Path("fastimg-demo")
+    output: Annotated[Path, arg(aliases=("-o",))] = Path("fastimg-demo")
     """Folder for everything that the demo writes; an earlier demo in it is replaced."""
     epochs: int = 12
     """Number of passes over the training split."""
@@ -350,7 +345,7 @@ class Recipe:
 
     action: Positional[Literal["list", "show"]]
     """list: print every recipe and its purpose. show: print the settings of recipe NAME."""
-    name: Positional[Annotated[str | None, arg(metavar="[NAME]", help_behavior_hint="")]] = None
+    name: Positional[Annotated[str | None, arg(metavar="[NAME]")]] = None
     """The recipe to show."""
     json: bool = False
     """Print it as JSON."""

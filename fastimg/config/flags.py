@@ -5,13 +5,12 @@ import difflib
 import inspect
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, cast
 
 from fastimg.errors import UsageError, nearest
 
-from .flag_types import FlagCreatePairsOff, Positional, Suppress
+from .flag_types import command_flags, flag_names
 
 # Names that timm, torchvision's references, Ultralytics, Hugging Face's Trainer and Lightning give to our flags.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
@@ -116,20 +115,7 @@ _NEAR = 0.7  # how alike a flag and a typing error of it are, at least
 
 def flags_of(kind: type[Any]) -> frozenset[str]:
     """Every flag of a command's dataclass, as it is typed."""
-    names = {"--help", "-h"}
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        hint = hints[field.name]
-        marks = get_args(hint)[1:] if get_origin(hint) is not None else ()
-        if Positional in marks or Suppress in marks:
-            continue
-        name = field.name.replace("_", "-")
-        names.add(f"--{name}")
-        if hint is bool or (bool in get_args(hint)[:1] and FlagCreatePairsOff not in marks):
-            names.add(f"--no-{name}")
-        for mark in marks:
-            names |= set(getattr(mark, "aliases", None) or ())
-    return frozenset(names)
+    return flag_names(command_flags(kind)) | {"--help", "-h", "--help-all"}
 
 
 def check(command: str, kind: type[Any], arguments: Sequence[str], others: Mapping[str, type[Any]]) -> None:
@@ -138,7 +124,7 @@ def check(command: str, kind: type[Any], arguments: Sequence[str], others: Mappi
     Raises UsageError with what was probably meant.
     """
     known = flags_of(kind)
-    choices = _choices(kind)
+    choices = {name: flag.choices for flag in command_flags(kind) if flag.choices for name in flag.names}
     for argument, following in itertools.pairwise([*arguments, ""]):
         if argument == "--":
             return
@@ -149,17 +135,6 @@ def check(command: str, kind: type[Any], arguments: Sequence[str], others: Mappi
         if word in known or not _is_flag(word) or _has_its_value(word, known):
             continue
         raise UsageError(f"{command} has no flag {argument.partition('=')[0]}{_hint(word, command, known, others)}")
-
-
-def _choices(kind: type[Any]) -> dict[str, tuple[str, ...]]:
-    """The flags of a command that take one of a few words, and these."""
-    choices = {}
-    for name, hint in get_type_hints(kind).items():
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        literals = [option for option in options if option is not NoneType]
-        if len(literals) == 1 and get_origin(literals[0]) is Literal:
-            choices[f"--{name.replace('_', '-')}"] = get_args(literals[0])
-    return choices
 
 
 def _check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
@@ -205,11 +180,13 @@ def _hint(word: str, command: str, known: frozenset[str], others: Mapping[str, t
     return f"; `fastimg {command} --help` lists its flags"
 
 
-def fold_descriptions(kind: type[Any]) -> None:
-    """Give tyro each description as one line, which it breaks where the terminal ends: it would keep the source's."""
-    for base in kind.__mro__[:-1]:
+def descriptions(kind: type[Any]) -> dict[str, str]:
+    """The text below each field of a command's dataclass, as one line."""
+    found = {}
+    for base in reversed(kind.__mro__[:-1]):
         body = cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
         for field, below in itertools.pairwise(body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    kind.__dataclass_fields__[name].metadata = MappingProxyType({"help": " ".join(text.split())})
+                    found[name] = " ".join(text.split())
+    return found

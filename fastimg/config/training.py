@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from . import flag_types as flagtypes
-from .flag_types import Fixed, FlagCreatePairsOff, Positional, Suppress, arg
+from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -19,86 +18,84 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that rec
 class Inputs:  # more than 12 fields: a flag each
     """The model, its data and its input size: the first flags of `train`."""
 
-    data: Positional[Annotated[Path | None, arg(metavar="DATA", help_behavior_hint="")]] = None
+    data: Positional[Annotated[Path | None, arg(metavar="DATA")]] = None
     """Shards made by `fastimg convert`, or an image folder. Default: the dataset in the current directory, or else the
     embedded digits."""
 
-    arch: Annotated[str | None, arg(aliases=["-a", "--model"], metavar="NAME", help_behavior_hint="")] = None
+    arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
     """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
     Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with its weights. Default: the architecture that --weights
     states, else resnet50."""
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
-    weights: flagtypes.File = None
+    weights: Path | None = None
     """Start from the weights of a run, of one of its checkpoints, or of a file: safetensors, or a checkpoint of plain
     tensors. The architecture, arguments and preprocessing that they state are used unless a flag says otherwise."""
-    num_classes: flagtypes.Int = None
+    num_classes: int | None = None
     """Number of outputs of the model. Default: the number of classes in the dataset."""
-    freeze: Annotated[str | None, arg(metavar="{backbone,N}", help_behavior_hint="")] = None
+    freeze: Annotated[str | None, arg(metavar="{backbone,N}")] = None
     """backbone: train only the classifier. A number: freeze the first N blocks of the model, the stem being the first.
     Frozen layers keep their batch-norm statistics too."""
-    freeze_epochs: flagtypes.Int = None
+    freeze_epochs: int | None = None
     """Gradual unfreezing: --freeze holds for this many epochs, then everything trains; see --layer-decay."""
-    head_init: Annotated[
-        Literal["xavier", "he", "zeros"] | None, arg(metavar="{xavier,he,zeros}", help_behavior_hint="")
-    ] = None
+    head_init: Literal["xavier", "he", "zeros"] | None = None
     """Initialisation of a new classifier on a trained backbone: zeros, or random values after Glorot (xavier) or He.
     Default: zeros, the most accurate wherever it was measured (benchmarks/heads.py)."""
     head: Literal["linear", "mlp"] = "linear"
     """The classifier: one linear layer, or two with batch norm and GELU between them."""
-    head_hidden: flagtypes.Int = None
+    head_hidden: int | None = None
     """Hidden units of --head mlp. Default: 512."""
-    cache_embeddings: Annotated[str | None, arg(metavar="{K,off}", help_behavior_hint="")] = None
+    cache_embeddings: Annotated[str | None, arg(metavar="[K|off]", alone="1", words=("off", NUMBER))] = None
     """With --freeze backbone: run the frozen encoder over the dataset once, and train on the embeddings. K: keep this
     many augmented views of each image, and use one per epoch in turn. off: run the encoder in every epoch. Default: 1
     without augmentation, off with it."""
-    cache_dtype: Annotated[Literal["fp16", "fp32"] | None, arg(metavar="{fp16,fp32}", help_behavior_hint="")] = None
+    cache_dtype: Literal["fp16", "fp32"] | None = None
     """Data type of cached embeddings. Default: fp16."""
-    cache_dir: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Where to cache tokens and embeddings. Default: .fastimg in a converted dataset if it is writable, else the user's
     cache directory."""
-    drop_path: flagtypes.Float = None
-    """Rate of stochastic depth, for models that support it."""
-    ghost_bn: flagtypes.Int = None
+    drop_path: float | None = None
+    """Rate of stochastic depth, for models that support it. Default: the model's own, mostly 0."""
+    ghost_bn: int | None = None
     """Compute batch-norm statistics over groups of this many images, a divisor of the batch (ghost batch norm)."""
     blurpool: bool = False
     """Blur before max pooling and before strided convolutions with at least 16 channels (BlurPool)."""
     model_kwargs: tuple[str, ...] = ()
     """Additional arguments of the model, as name=value."""
 
-    classes: Annotated[Literal["top", "leaf"] | None, arg(metavar="{top,leaf}", help_behavior_hint="")] = None
+    classes: Literal["top", "leaf"] | None = None
     """For a folder of class folders, which folder names the class of a file: the topmost one (top), or the one that
     contains the file (leaf); folders of the same name are one class. Default: top; a message tells you if the two
     differ."""
     train_split: str = "train"
     """The split to train on."""
-    val_split: flagtypes.Str = None
+    val_split: str | None = None
     """The split to validate on. Default: val, else test, else --val-fraction of the training split."""
-    val_fraction: flagtypes.Float = None
+    val_fraction: float | None = None
     """Without a validation split, hold out this share of each class of the training split. Default: 0.1; 0 trains
     without validation."""
     order: Literal["random", "quasi-random", "sequential"] = "random"
     """Order of the training images in each epoch. quasi-random: for shards larger than memory; neighbouring images are
     read together, and batches are drawn from a window of them. sequential: always as they are stored."""
-    order_window: flagtypes.Int = None
+    order_window: int | None = None
     """Number of images in the window of --order quasi-random. The page cache should hold one and a half windows.
     Default: 32768."""
     loader: Annotated[
-        Literal["auto", "native", "torch", "dali", "ffcv", "synthetic"], arg(aliases=["--data-backend"])
+        Literal["auto", "native", "torch", "dali", "ffcv", "synthetic"], arg(aliases=("--data-backend",))
     ] = "auto"
     """The data loader: fastimg's own (native, auto), PyTorch's DataLoader with Pillow and torchvision (torch), NVIDIA
     DALI, FFCV (.beton only), or synthetic, random pixels on the device, which shows how fast training could be."""
     resident: bool = False
     """Decode every image once, and keep them all as uint8 on the device, where crops are cut: for small datasets, up to
     half of the free memory of a GPU, or of the host on a CPU. Each rank keeps all of them."""
-    workers: Annotated[str, arg(aliases=["-j"])] = "auto"
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images (processes with --loader torch), or auto for this process's share of the
     cores."""
-    profile: Annotated[str | None, arg(metavar="[auto|PATH]", help_behavior_hint="")] = None
+    profile: Annotated[str | None, arg(metavar="[auto|PATH]", alone="auto")] = None
     """Use the profile of this machine that `fastimg bench DATA --tune` writes: its workers, prefetch and augment stream
     where no flag sets them, and its batch size with --batch-size auto. --profile alone, or auto, reads the profile in
     the user's cache directory."""
-    prefetch: flagtypes.Int = None
+    prefetch: int | None = None
     """Number of batches held in host memory. Default: 3, on a GPU 6."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs. gpu: with nvImageCodec (the extra `gpu`), whose pixels differ slightly
@@ -109,37 +106,35 @@ class Inputs:  # more than 12 fields: a flag each
     dct_scaling: Literal["auto", "off"] = "auto"
     """auto: decode a training crop of at least twice the output's size at 1/2, 1/4 or 1/8 of its size if the JPEG is
     tiled and the CPU decodes it. It is faster, and changes pixels slightly. Validation always decodes at full size."""
-    on_error: Annotated[Literal["skip", "fail"] | None, arg(metavar="{skip,fail}", help_behavior_hint="")] = None
+    on_error: Literal["skip", "fail"] | None = None
     """What to do with an image that cannot be decoded: leave it out of the loss and report it, or stop. Default:
     skip."""
-    max_pixels: flagtypes.Int = None
+    max_pixels: int | None = None
     """Do not decode images with more pixels than this. Default: 89478485."""
 
-    max_length: flagtypes.Int = None
+    max_length: int | None = None
     """Truncate texts to this many tokens. Default: the model's own limit."""
-    img_size: Annotated[int | None, arg(aliases=["--imgsz"], metavar="INT", help_behavior_hint="")] = None
+    img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
     """Side of the model's square input in pixels, for training and validation. Default: the model's own."""
-    train_crop_size: flagtypes.Int = None
+    train_crop_size: int | None = None
     """Side of the training input, if it differs from --img-size."""
-    val_crop_size: flagtypes.Int = None
+    val_crop_size: int | None = None
     """Side of the validation input, if it differs from --img-size."""
-    val_resize_size: flagtypes.Int = None
+    val_resize_size: int | None = None
     """Resize the shorter side of validation images to this before the centre crop. Default: the side of the crop
     divided by --crop-pct."""
-    crop_pct: flagtypes.Float = None
+    crop_pct: float | None = None
     """The side of the centre crop as a share of the resized image's shorter side. Default: the model's own."""
-    interpolation: Annotated[
-        Literal["bilinear", "bicubic"] | None, arg(metavar="{bilinear,bicubic}", help_behavior_hint="")
-    ] = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
     """Filter of the antialiased resize. Default: the model's own."""
-    mean: flagtypes.Triple = None
+    mean: tuple[float, float, float] | None = None
     """Mean of the input channels, 0 to 1. Default: the model's own."""
-    std: flagtypes.Triple = None
+    std: tuple[float, float, float] | None = None
     """Standard deviation of the input channels. Default: the model's own."""
-    progressive: Annotated[str | None, arg(metavar="A:B", help_behavior_hint="")] = None
+    progressive: Annotated[str | None, arg(metavar="A:B")] = None
     """Progressive resizing: grow training crops from A to B pixels in steps of 32, as in 160:192; see
     --progressive-epochs."""
-    progressive_epochs: Annotated[str | None, arg(metavar="E:F", help_behavior_hint="")] = None
+    progressive_epochs: Annotated[str | None, arg(metavar="E:F")] = None
     """Keep size A up to epoch E, and use size B from epoch F. Default: 70% and 85% of the epochs."""
 
 
@@ -147,56 +142,52 @@ class Inputs:  # more than 12 fields: a flag each
 class Augmenting:  # more than 12 fields: a flag each
     """Augmentation of training images: the flags that `train`, `inspect` and `bench` share."""
 
-    scale: flagtypes.Pair = None
+    scale: tuple[float, float] | None = None
     """Smallest and largest share of the image's area in a training crop. Default: 0.08 1."""
-    ratio: flagtypes.Pair = None
+    ratio: tuple[float, float] | None = None
     """Smallest and largest aspect ratio of a training crop. Default: 0.75 1.3333."""
-    crop_padding: flagtypes.Int = None
+    crop_padding: int | None = None
     """Instead of random resized crops: mirror the image about its edges by this many pixels, and cut the crop out at
     random, as torchvision's RandomCrop(padding=N, padding_mode="reflect"). Images of another size are resized first."""
-    hflip: flagtypes.Float = None
+    hflip: float | None = None
     """Probability of a horizontal flip. Default: 0.5."""
-    alternating_flip: FlagCreatePairsOff[bool] = False
+    alternating_flip: Switch[bool] = False
     """Mirror each image in every second epoch, and a share of --hflip in the first, instead of drawing anew."""
-    vflip: flagtypes.Float = None
+    vflip: float | None = None
     """Probability of a vertical flip. Default: 0."""
-    rotate: flagtypes.Float = None
+    rotate: float | None = None
     """Rotate by up to this many degrees in either direction. Default: 0."""
-    aa: Annotated[
-        Literal["trivial", "ta_wide", "none"] | None, arg(metavar="{trivial,none}", help_behavior_hint="")
-    ] = None
+    aa: Annotated[Literal["trivial", "ta_wide", "none"] | None, arg(metavar="{trivial,none}")] = None
     """trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of 31 strengths, to each
     image. Default: none."""
-    brightness: flagtypes.Pair = None
+    brightness: tuple[float, float] | None = None
     """Smallest and largest brightness factor; 1 leaves the image unchanged. Default: 1 1."""
-    contrast: flagtypes.Pair = None
+    contrast: tuple[float, float] | None = None
     """Smallest and largest contrast factor. Default: 1 1."""
-    saturation: flagtypes.Pair = None
+    saturation: tuple[float, float] | None = None
     """Smallest and largest saturation factor. Default: 1 1."""
-    color_jitter: flagtypes.Triple = None
+    color_jitter: tuple[float, float, float] | None = None
     """Strengths of brightness, contrast and saturation as in torchvision: x stands for factors from max(0, 1 - x) to
     1 + x."""
-    reprob: flagtypes.Float = None
+    reprob: float | None = None
     """Probability of erasing a rectangle of the image. Default: 0."""
-    mixup: flagtypes.Float = None
+    mixup: float | None = None
     """Mix each image with another one of its batch, in a proportion drawn from Beta(x, x). Training accuracy then
     counts the class with the larger proportion. Default: 0, never."""
-    cutmix: flagtypes.Float = None
+    cutmix: float | None = None
     """Paste a rectangle of another image of the batch into each image, its area drawn from Beta(x, x). Together with
     --mixup, each image gets one of the two. Default: 0, never."""
-    no_aug: FlagCreatePairsOff[bool] = False
+    no_aug: Switch[bool] = False
     """Train on resized centre crops, as in validation."""
-    augmentation: Fixed[Suppress[bool | list[str | dict[str, Any]] | None]] = None  # in YAML alone, as Ludwig has it
-    kornia: Fixed[Suppress[list[dict[str, dict[str, Any]]] | None]] = None  # in YAML alone: class name -> arguments
+    augmentation: YamlOnly[bool | list[str | dict[str, Any]] | None] = None  # in YAML alone, as Ludwig has it
+    kornia: YamlOnly[list[dict[str, dict[str, Any]]] | None] = None  # in YAML alone: class name -> arguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Train an image classifier. Start it with torchrun to train data-parallel."""
 
-    batch_size: Annotated[
-        int | Literal["auto"] | None, arg(aliases=["-b"], metavar="INT|auto", help_behavior_hint="")
-    ] = None
+    batch_size: Annotated[int | Literal["auto"] | None, arg(aliases=("-b",))] = None
     """Images per step on each device. auto: double the batch, with this loader and model, as long as it fits in memory
     and is faster, up to a fifth of the dataset. Default: 256 on a GPU, 64 on a CPU; a resumed run keeps its own."""
     grad_accum_steps: int = 1
@@ -210,58 +201,53 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     opt_impl: Literal["auto", "fused", "foreach"] = "auto"
     """Implementation of the optimiser: one kernel for the whole update (fused), or one per operation (foreach). auto:
     fused where torch has it."""
-    lr: Annotated[float | Literal["auto"], arg(metavar="FLOAT|auto")] = "auto"
+    lr: float | Literal["auto"] = "auto"
     """Peak learning rate. auto: chosen by optimiser, model, starting weights and batch, and printed."""
-    lr_scale: Annotated[
-        Literal["linear", "sqrt", "none"] | None, arg(metavar="{linear,sqrt,none}", help_behavior_hint="")
-    ] = None
+    lr_scale: Literal["linear", "sqrt", "none"] | None = None
     """How the learning rate scales with the batch over all devices. Default: with --lr auto or --batch-size auto,
     linear for SGD and sqrt for AdamW; otherwise none."""
-    lr_base_size: flagtypes.Int = None
+    lr_base_size: int | None = None
     """The batch size that --lr is meant for. Default: 256."""
-    layer_decay: flagtypes.Float = None
+    layer_decay: float | None = None
     """Multiply the learning rate by this factor for each block further from the classifier (0.65 to 0.9 for ViTs)."""
-    momentum: flagtypes.Float = None
+    momentum: float | None = None
     """Momentum of SGD (Nesterov). Default: 0.9."""
-    weight_decay: Annotated[float | None, arg(aliases=["--wd"], metavar="FLOAT", help_behavior_hint="")] = None
+    weight_decay: Annotated[float | None, arg(aliases=("--wd",))] = None
     """Weight decay, except of norms and biases. Default: 0.05 for AdamW, 5e-5 for SGD."""
-    norm_weight_decay: flagtypes.Float = None
+    norm_weight_decay: float | None = None
     """Weight decay of norms and biases. Default: 0."""
-    norm_lr_scale: flagtypes.Float = None
+    norm_lr_scale: float | None = None
     """Multiply the learning rate of norms by this; what they decay by in a step does not change. Default: 1."""
-    lookahead: flagtypes.Int = None
+    lookahead: int | None = None
     """Every so many steps, move the weights back towards their running average, which grows slower over the run as in
     airbench (Lookahead). Default: never."""
-    clip_grad: flagtypes.Float = None
+    clip_grad: float | None = None
     """Clip the gradient to this norm."""
-    smoothing: Annotated[float, arg(aliases=["--label-smoothing"])] = 0.1
+    smoothing: Annotated[float, arg(aliases=("--label-smoothing",))] = 0.1
     """Label smoothing."""
     bce_loss: bool = False
     """Use binary cross-entropy, summed over classes, instead of softmax cross-entropy."""
 
-    epochs: flagtypes.Int = None
+    epochs: int | None = None
     """Number of passes over the training split. Default: 10."""
-    duration: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    duration: Annotated[str | None, arg(metavar="TIME")] = None
     """Instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
-    sched: Annotated[
-        Literal["cosine", "linear", "step", "constant"] | None,
-        arg(metavar="{cosine,linear,step,constant}", help_behavior_hint=""),
-    ] = None
+    sched: Literal["cosine", "linear", "step", "constant"] | None = None
     """Learning rate schedule. Default: cosine from scratch, linear when fine-tuning."""
-    warmup: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    warmup: Annotated[str | None, arg(metavar="TIME")] = None
     """Linear warmup: 5ep, 300ba, 100000sp, or 0.1dur for a share of the run. Default: 0.05dur from scratch, 0.2dur when
     fine-tuning."""
-    warmup_epochs: flagtypes.Float = None
+    warmup_epochs: float | None = None
     """The same as --warmup, in epochs."""
-    warmup_fraction: flagtypes.Float = None
+    warmup_fraction: float | None = None
     """The same as --warmup, as a share of all steps."""
-    min_lr: flagtypes.Float = None
+    min_lr: float | None = None
     """Final learning rate of the cosine and linear schedules, scaled with --lr where that is. Default: 0."""
-    decay: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    decay: Annotated[str | None, arg(metavar="TIME")] = None
     """Time between the drops of the step schedule: 30ep, 1000ba, 0.25dur. Default: a third of the run."""
-    decay_epochs: flagtypes.Float = None
+    decay_epochs: float | None = None
     """The same as --decay, in epochs."""
-    decay_rate: flagtypes.Float = None
+    decay_rate: float | None = None
     """Factor by which the step schedule multiplies the learning rate. Default: 0.1."""
 
     amp: bool = True
@@ -271,7 +257,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     whose rates were measured, fp16 where that is more than 5% faster for models of this kind."""
     channels_last: bool = True
     """Use the channels-last memory format for convolutional models."""
-    compile: Annotated[str | None, arg(metavar="[MODE]", help_behavior_hint="")] = None
+    compile: Annotated[str | None, arg(metavar="[MODE]", alone="default", words=COMPILE_MODES)] = None
     """Compile the model with torch.compile before the first step, for every input size of the run: default,
     max-autotune-no-cudagraphs, or, with CUDA graphs, which need --grad-accum-steps 1 and no --strategy fsdp,
     reduce-overhead or max-autotune. --compile alone means default."""
@@ -282,9 +268,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     the weights, gradients and optimiser state (FSDP2)."""
     sync_bn: bool = False
     """Synchronise batch-norm statistics over all ranks."""
-    grad_compression: Annotated[Literal["bf16", "fp16"] | None, arg(metavar="{bf16,fp16}", help_behavior_hint="")] = (
-        None
-    )
+    grad_compression: Literal["bf16", "fp16"] | None = None
     """Exchange gradients between ranks as bf16 or fp16, which is half the bytes and rounds them (the hooks
     bf16_compress_hook and fp16_compress_hook of DistributedDataParallel). Default: as they are, float32."""
     numa_binding: Literal["auto", "off"] = "auto"
@@ -293,7 +277,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
 
     model_ema: bool = False
     """Validate and save an exponential moving average of the weights. Training itself continues from the weights."""
-    model_ema_decay: flagtypes.Float = None
+    model_ema_decay: float | None = None
     """Decay of the moving average; at step t at most (1 + t) / (10 + t). Default: 0.9998."""
     model_ema_steps: int = 1
     """Update the moving average after every N-th step, by N times as much (as in torchvision's references)."""
@@ -302,11 +286,11 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     evaluate_training_set: bool = False
     """At each validation, also evaluate the training split, with the crops of validation."""
 
-    output: Annotated[Path, arg(aliases=["-o"])] = Path("runs")
+    output: Annotated[Path, arg(aliases=("-o",))] = Path("runs")
     """Folder of run directories."""
-    name: flagtypes.Str = None
+    name: str | None = None
     """Name of the run directory. Default: the names of the dataset and the model."""
-    resume: flagtypes.Str = None
+    resume: Annotated[str | None, arg(metavar="[auto|RUN]", alone="auto")] = None
     """Continue an interrupted run: a run directory, or auto for the newest one of this data and model."""
     seed: int = 0
     """Seed of the weights, the order, the crops and augmentation."""
@@ -321,18 +305,15 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     each epoch. Training goes on while a checkpoint is written, but not with --strategy fsdp."""
     checkpoint_hist: int = 1
     """Checkpoints to keep beside the best and the last."""
-    patience: flagtypes.Int = None
+    patience: int | None = None
     """Stop after this many validations in a row without an improvement of --patience-metric. Validations before the end
     of --freeze-epochs, or before the crops of --progressive have grown, do not count."""
-    patience_metric: Annotated[
-        Literal["loss", "top1", "balanced_accuracy"] | None,
-        arg(metavar="{loss,top1,balanced_accuracy}", help_behavior_hint=""),
-    ] = None
+    patience_metric: Literal["loss", "top1", "balanced_accuracy"] | None = None
     """The metric of validation that --patience watches. If accuracies are equal, the lower loss counts as better; a new
     best checkpoint always counts as an improvement. Default: loss, which may still fall while accuracy is constant."""
-    recipe: flagtypes.Str = None
+    recipe: str | None = None
     """Start from the settings of a recipe, which files and flags override. `fastimg recipe list` shows all recipes."""
-    config: flagtypes.File = None
+    config: Path | None = None
     """Read settings from this YAML file, such as the config.yaml of a run. Flags override it."""
     dry_run: bool = False
     """Print the effective configuration and exit."""

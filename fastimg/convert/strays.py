@@ -20,7 +20,7 @@ def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:
     ignored = Ignored()
     files = {os.path.normpath(path) for path in used}
     suffixes = {extension_of(path) for path in files}
-    samples = image_extensions() | undecodable_extensions().keys() | TEXT_EXTENSIONS
+    images = image_extensions()
     for path, why in walk(src):
         name, extension = relative(path, src), extension_of(path)
         if os.path.normpath(path) in files or name in _OWN or name.startswith(os.path.join(CACHE, "")):
@@ -29,7 +29,7 @@ def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:
             continue
         if extension in suffixes:
             reason = f"a {extension} file in an unexpected place"
-        elif extension in samples:
+        elif extension in images or extension in TEXT_EXTENSIONS or extension in undecodable_extensions():
             reason = f"outside the {what}"
         else:
             reason = f"not among the {what}"

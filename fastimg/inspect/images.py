@@ -20,7 +20,7 @@ from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
@@ -81,7 +81,8 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
     check_classes(config.data, config.classes)
     splits_of_data = list_splits(config.data, config.classes)
     if config.split is not None and config.split not in splits_of_data:
-        raise UsageError(f"--split {config.split}: {config.data} has no such split; it has {', '.join(splits_of_data)}")
+        found = f"it has {', '.join(splits_of_data)}{nearest(config.split, splits_of_data, 1)}"
+        raise UsageError(f"--split {config.split}: {config.data} has no such split; {found}")
     order = sorted(splits_of_data, key=lambda name: (name != "train", name))  # leaks are from the training split
     folder = config.output or Path(f"inspect-{display_name(config.data)}")
     with ExitStack() as stack:

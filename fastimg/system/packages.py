@@ -27,7 +27,7 @@ NEEDED = {
     "simplejpeg": ("simplejpeg", "1.8"),
     "safetensors": ("safetensors", "0.5"),
     "rich": ("rich", "13.7"),
-    "tyro": ("tyro", "0.9.20"),
+    "shtab": ("shtab", "1.13"),
     "msgspec": ("msgspec", "0.19"),
     "pyyaml": ("yaml", "6.0"),
     "pyarrow": ("pyarrow", "16"),

@@ -4,6 +4,7 @@ Ranks coordinate through torchrun's store, not the process group: a failed rank 
 the others wait for.
 """
 
+import gc
 import json
 import os
 import socket
@@ -54,12 +55,6 @@ def end(code: int, say: Callable[[], None], message: str = "") -> int:
     return code
 
 
-def follow(code: int) -> int:
-    """Wait until rank 0 has printed an error that all ranks have in common. Returns the exit code."""
-    store = _store()
-    return code if store is None else _code_of_first(store, code)
-
-
 def lost_contact(error: BaseException) -> str | None:
     """Why the other ranks can no longer be reached, if that is what the error means."""
     from torch import distributed
@@ -81,6 +76,10 @@ def leave(code: int) -> None:
     torch = sys.modules.get("torch")
     if code and torch is not None and torch.distributed.is_initialized():
         os._exit(code)
+    if torch is None:
+        gc.freeze()  # the last collection would take longer than a short command
+    else:
+        gc.unfreeze()  # what Triton's bindings do not see freed, they report as leaks
     sys.exit(code)
 
 

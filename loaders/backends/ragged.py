@@ -119,7 +119,9 @@ def _taps(n: Any, to: Any, first: Any, size: Any, cubic: bool, table: Any, start
     counts = np.empty(size, np.int64)
     found = np.zeros((size, most), np.int32)
     bits = fill_weights(0.0, float(n), to, cubic, first, begins, counts, found, np.empty(most))
-    taps = counts.max()
+    taps = counts[0]
+    for count in counts:  # not max(): its code would make every process import numba's array functions
+        taps = max(taps, count)
     if weights + taps * size > table.size:
         return 0, 0
     table[starts : starts + size] = begins

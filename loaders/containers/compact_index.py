@@ -11,6 +11,7 @@ import re
 import struct
 import sys
 import zlib
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, get_args
 
@@ -102,7 +103,7 @@ def _content(samples: list[Sample], shards: list[Path]) -> Content:
     return "text" if texts else "images"
 
 
-def _of(sample: Sample, extensions: frozenset[str]) -> list[Member]:
+def _of(sample: Sequence[Member], extensions: Set[str]) -> list[Member]:
     """The members that have one of these extensions."""
     return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
 
@@ -174,9 +175,9 @@ def _shard_records(
     return records
 
 
-def _main(name: str, sample: Sample, extensions: frozenset[str], content: Content, ours: bool) -> Member:
+def _main(name: str, sample: Sample, extensions: Set[str], content: Content, ours: bool) -> Member:
     """The member that is the sample's image or text: the first in our shards; in others `jpg`, not `depth.png`."""
-    images = _of(sample, extensions)
+    images = _of([member for member in sample if member.ext not in ("cls", "json")], extensions)
     if not ours:
         images = [m for m in images if "." not in m.ext] or images
     if not images or (len(images) > 1 and not ours):

@@ -6,6 +6,7 @@ which is derived (compact_index.py). Tars without a dataset.json come from other
 next to them is only compared.
 """
 
+import difflib
 import hashlib
 import json
 import os
@@ -237,7 +238,9 @@ def split_names(path: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _pick(path: Path, splits: Mapping[str, _T], split: str) -> _T:
     if split not in splits:
-        raise DataError(f"{path}: no split {split!r} in it; it has {', '.join(splits)}")
+        near = difflib.get_close_matches(split, splits, 1, 0.5)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise DataError(f"{path}: no split {split!r} in it; it has {', '.join(splits)}{meant}")
     return splits[split]
 
 

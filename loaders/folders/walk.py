@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
@@ -29,14 +30,18 @@ class Kinds:
 
     def __init__(self, content: Content) -> None:
         images = content == "images"
+        self._images = images
         self._used = image_extensions() if images else TEXT_EXTENSIONS
-        self._undecodable = undecodable_extensions() if images else {}
         self._otherwise = NOT_AN_IMAGE if images else NOT_A_TEXT
 
     def reason(self, path: str) -> str:
         """Why a file is not used; empty if it is used."""
         extension = extension_of(path)
         return "" if extension in self._used else self._undecodable.get(extension, self._otherwise)
+
+    @cached_property
+    def _undecodable(self) -> dict[str, str]:
+        return undecodable_extensions() if self._images else {}
 
     def is_undecodable(self, path: str) -> bool:
         """Whether a file is an image that cannot be decoded here."""

@@ -16,6 +16,8 @@ from fastimg import cli as command_line
 from fastimg.config import benchmarking as benchconfig
 from fastimg.config import commands as config
 from fastimg.config import flags
+from fastimg.config.command_line import sections
+from fastimg.config.flag_types import command_flags
 
 COMMANDS = {
     "demo": config.Demo,
@@ -37,7 +39,7 @@ POSITIONAL = {"folder", "src", "dst", "more", "data", "checkpoint", "sources", "
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_names_every_flag(command, cli):
-    ran = cli(command, "--help")
+    ran = cli(command, "--help-all")
     assert (ran.code, ran.err) == (0, "")
     words = set(ran.out.replace(",", " ").split())
     fields = [field.name for field in dataclasses.fields(COMMANDS[command])]
@@ -57,6 +59,69 @@ def test_help_fits_the_terminal(cli, monkeypatch):
         assert text.split() == out[out.index("Default:") :].replace("│", "").split()[: len(text.split())]
 
 
+@pytest.mark.parametrize("command", sections.SECTIONS)
+def test_every_flag_has_one_section(command):
+    fields = [field for fields in sections.SECTIONS[command].values() for field in fields]
+    flagged = [flag.field for flag in command_flags(COMMANDS[command]) if flag.names]
+    assert sorted(fields) == sorted(flagged)
+    assert sections.FIRST[command] <= set(fields)
+
+
+@pytest.mark.parametrize("command", sections.FIRST)
+def test_help_begins_with_what_people_need_first(command, cli):
+    short, whole = cli(command, "--help").out, cli(command, "--help-all").out
+    assert len(short.splitlines()) < len(whole.splitlines())
+    first, all_ = (set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) for text in (short, whole))
+    assert {f"--{field.replace('_', '-')}" for field in sections.FIRST[command]} <= first
+    assert f"These are {len(sections.FIRST[command])} of " in short and "These are" not in whole
+    assert len(first) < len(all_)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_in_the_help_are_commands(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for line, _ in sections.EXAMPLES.get(command, ()):
+        words = line.split()
+        if words[0] == "fastimg":
+            assert words[1] == command and len(line) < 78
+            command_line._parse(command, words[2:])
+
+
+def test_defaults_that_are_numbers_are_shown(cli):
+    out = cli("train", "--help-all").out
+    for flag, shown in (("--smoothing", "0.1"), ("--seed", "0"), ("--grad-accum-steps", "1"), ("--amp,", "on")):
+        at = out.index(f"  {flag}")
+        assert f"(default: {shown})" in out[at : out.index("\n  -", at + 1)]
+    assert "default: None" not in out and "default: False" not in out
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete -"), ("zsh", "#compdef fastimg"), ("fish", "complete")])
+def test_completion(shell, word, cli):
+    ran = cli("--print-completion", shell)
+    assert (ran.code, ran.err) == (0, "") and word in ran.out
+    for name in ("train", "convert", "label-smoothing", "reencode"):
+        assert name in ran.out
+    assert cli(f"--print-completion={shell}").out == ran.out
+
+
+def test_completion_in_bash():
+    """What bash offers for a word that was begun."""
+    script = subprocess.run(
+        [sys.executable, "-m", "fastimg", "--print-completion", "bash"], capture_output=True, text=True, check=True
+    ).stdout
+    ask = (
+        "COMP_WORDS=(fastimg train --label-sm); COMP_CWORD=2; COMP_LINE='fastimg train --label-sm'; "
+        "_shtab_fastimg fastimg --label-sm train; echo ${COMPREPLY[@]}"
+    )
+    ran = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True)
+    assert ran.stdout.split() == ["--label-smoothing"], ran.stderr
+
+
+def test_completion_for_no_such_shell(cli):
+    ran = cli("--print-completion", "fsh")
+    assert ran.code == 2 and "give bash, zsh, fish; did you mean" in ran.err
+
+
 def test_every_command_is_listed(cli):
     ran = cli("--help")
     assert ran.code == 0
@@ -67,6 +132,7 @@ def test_every_command_is_listed(cli):
 def test_nothing_given_is_help_and_a_usage_error(cli):
     ran = cli()
     assert ran.code == 2 and "commands:" in ran.out
+    assert "start here:" in ran.out and ran.out.index("fastimg demo") < ran.out.index("commands:")
 
 
 def test_help_does_not_import_torch():
@@ -94,10 +160,16 @@ def test_unknown_flag(command, cli):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_known_flags_are_those_of_the_help(command, cli):
-    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", cli(command, "--help").out))
+    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", cli(command, "--help-all").out))
     known = flags.flags_of(COMMANDS[command])
     assert known - words == set()
-    assert {word for word in words - known if word.startswith("--")} <= {"--config", "--recipe", "--tune", "--profile"}
+    assert {word for word in words - known if word.startswith("--")} <= {
+        "--config",
+        "--recipe",
+        "--tune",
+        "--profile",
+        "--nproc-per-node",
+    }
 
 
 @pytest.mark.parametrize(
@@ -196,6 +268,30 @@ def test_values_of_the_wrong_kind(flags, cli):
     assert ran.code == 2 and flags[0] in ran.err and "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train x --epochs many", "--epochs many: give a whole number"),
+        ("train x --epochs", "--epochs: expected one argument"),
+        ("train x --scale 0.5", "--scale: expected 2 arguments"),
+        ("train x --batch-size many", "--batch-size many: give a whole number or auto"),
+        ("train x y", "train: unexpected argument 'y'"),
+        ("convert x", "convert: DST is missing; write `fastimg convert SRC DST"),
+        ("recipe", "recipe: ACTION is missing"),
+        ("recipe lst", "give one of list, show; did you mean list?"),
+        ("train x -x5", "unrecognized arguments: -x5"),
+    ],
+)
+def test_values_that_are_missing_or_wrong(arguments, message, cli):
+    ran = cli(*arguments.split())
+    assert ran.code == 2 and message in ran.err and ran.err.count("\n") == 1, ran.err
+
+
+def test_negative_numbers_are_values():
+    parsed = command_line._parse("train", ["x", "--lr", "-1e-3", "--rotate", "-5", "--brightness", "-1", "1"])
+    assert (parsed.lr, parsed.rotate, parsed.brightness) == (-1e-3, -5.0, (-1.0, 1.0))
+
+
 def test_a_fault_of_ours_keeps_its_traceback(cli, monkeypatch):
     def broken(arguments, console):
         raise KeyError("something of ours")
@@ -278,17 +374,18 @@ def test_file_names_that_are_not_utf8(trained, tmp_path, cli):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "texts", "sources"),
     [
-        (["run", "--text", "a", "--text", "b"], ["run", "--text", "a", "b"]),
-        (["--text", "a", "b", "--topk", "3", "run", "--text=c"], ["--topk", "3", "run", "--text", "a", "b", "c"]),
-        (["--text=a=b", "run", "--text", "c", "--", "--text"], ["run", "--text", "a=b", "c", "--", "--text"]),
-        (["--text=a", "run"], ["--text=a", "run"]),
-        (["run", "--", "--text", "--text"], ["run", "--", "--text", "--text"]),
+        (["run", "--text", "a", "--text", "b"], ("a", "b"), ()),
+        (["--text", "a", "b", "--topk", "3", "run", "--text=c"], ("a", "b", "c"), ()),
+        (["--text=a=b", "run", "--text", "c", "--", "--text"], ("a=b", "c"), ("--text",)),
+        (["run", "file", "--topk", "3", "--", "--text", "--text"], (), ("file", "--text", "--text")),
     ],
 )
-def test_a_list_that_is_given_in_parts(arguments, expected):
-    assert command_line._together(arguments, "--text") == expected
+def test_a_list_that_is_given_in_parts(arguments, texts, sources):
+    parsed = command_line._parse("predict", arguments)
+    assert (str(parsed.checkpoint), parsed.text) == ("run", texts)
+    assert tuple(map(str, parsed.sources)) == sources
 
 
 def test_every_argument_of_a_model_counts():

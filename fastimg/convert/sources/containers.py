@@ -12,7 +12,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -296,7 +296,7 @@ class TarReader:
         return images[0] if images else None
 
 
-def _has_extension(ext: str, extensions: frozenset[str]) -> bool:
+def _has_extension(ext: str, extensions: Set[str]) -> bool:
     return "." + ext.lower().rpartition(".")[2] in extensions
 
 

@@ -6,15 +6,11 @@ it reads an image from a file, the bytes of that file are used; otherwise the pi
 
 import contextlib
 import errno
-import http.client
 import inspect
 import io
-import lzma
 import operator
 import pickle
-import tarfile
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,17 +43,25 @@ class SetSplit(NamedTuple):
     remark: str = ""  # for the user
 
 
-# What torchvision's classes raise if a download or a file is bad. OSError includes URLError.
-_FAULTS = (
-    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError),
-    *(http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error),
-    *(pickle.UnpicklingError, SyntaxError),
-)
 _GIVEN = {"EMNIST": {"split": "balanced"}}  # the one of its six with equally many images per class
 _SPLITS = (  # (split, its name in torchvision); the first name that a class accepts is used
     *(("train", "train"), ("train", "train-standard"), ("train", "trainval")),
     *(("val", "val"), ("val", "valid"), ("val", "validation"), ("test", "test")),
 )
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What torchvision's classes raise if a download or a file is bad. OSError includes URLError."""
+    import http.client
+    import lzma
+    import tarfile
+    import zipfile
+
+    return (
+        *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError),
+        *(http.client.HTTPException, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error),
+        *(pickle.UnpicklingError, SyntaxError),
+    )
 
 
 def open_set(text: str) -> Iterator[SetSplit]:
@@ -152,7 +156,7 @@ def _make(text: str, kind: Callable[..., Any], arguments: dict[str, Any], downlo
         try:
             with _quiet():
                 return kind(**arguments, **attempt)
-        except _FAULTS as error:
+        except _faults() as error:
             if isinstance(error, ValueError) and str(error).startswith("Unknown value"):  # of its verify_str_arg
                 return None
             if attempt is attempts[-1] or isinstance(error, ImportError):
@@ -210,7 +214,7 @@ def _samples(text: str, split: str, dataset: Any, root: Path) -> Iterator[SetSam
             with _quiet():
                 item = dataset[index]
                 image = _encoded(item[0], dataset, index) if isinstance(item, tuple) and len(item) == 2 else None
-        except _FAULTS as error:
+        except _faults() as error:
             raise _failure(f"{text}: {key}", error, root) from error
         label = _label(item[1]) if image is not None else None
         if image is None or label is None:

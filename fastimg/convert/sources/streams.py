@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,7 +139,7 @@ class SpoolReader:
         self._spool.close()
 
 
-def _suffix(path: str, extensions: frozenset[str]) -> str:
+def _suffix(path: str, extensions: Set[str]) -> str:
     """The extension of a path without its dot if it is an image extension, else empty."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix[1:] if suffix in extensions else ""

@@ -3,6 +3,7 @@
 LLVM compiles it for the current machine (AVX2, AVX-512, NEON), with the same bits on each.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +11,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic as untyped_intrinsic
-from numba.np import arrayobj as untyped_arrays
 
 from fastimg.loaders.runtime.compiled import stamp_of
 
 cgutils: Any = untyped_cgutils
-context_arrays: Any = untyped_arrays
 
 
 _STAMP = stamp_of(__file__)
@@ -262,11 +261,12 @@ def bytes_at(_: Any, address: Any, size: Any) -> Any:
     """The `size` bytes at an address as an array uint8 [size]. Who calls keeps them alive."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        arrays: Any = importlib.import_module("numba.np.arrayobj")  # only compilation needs it
         b = builder
         made = context.make_array(signature.return_type)(context, builder)
         one = context.get_constant(types.intp, 1)
         data = b.inttoptr(arguments[0], _I8.as_pointer())
-        context_arrays.populate_array(made, data, [arguments[1]], [one], one, None)
+        arrays.populate_array(made, data, [arguments[1]], [one], one, None)
         return made._getvalue()
 
     return types.Array(types.uint8, 1, "C")(types.intp, types.intp), generate

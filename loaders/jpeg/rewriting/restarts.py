@@ -44,7 +44,10 @@ def count_dc(dc: Any, owners: Any, tables: Any, interval: int, counts: Any) -> i
             counts[tables[owner], _CATEGORIES[value - previous[owner] + 4096]] += 1
             previous[owner] = value
             block += 1
-    return OK if not counts[:, 12:].any() else RANGE
+    beyond = 0  # not any(): its code would make every process import numba's array functions
+    for number in range(len(counts)):
+        beyond |= counts[number, 12]
+    return OK if beyond == 0 else RANGE
 
 
 @compiled
@@ -158,7 +161,10 @@ def write_scan(
     if status != OK:
         return status, 0
     for number in range(4):
-        if counts[number].any():
+        used = 0
+        for category in range(13):
+            used |= counts[number, category]
+        if used:
             canonical(counts[number], codes[number], sizes[number], best[number])
     return OK, emit(data, dc, begins, lengths, owners, tables, codes, sizes, interval, scratch, out)
 

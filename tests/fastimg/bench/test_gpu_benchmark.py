@@ -35,7 +35,7 @@ class Refusing:
 
 sys.meta_path.insert(0, Refusing())
 """
-BARE = "tyro msgspec simplejpeg typeguard docstring_parser shtab kornia"
+BARE = "msgspec simplejpeg shtab kornia"
 LIMITS = "--limit", ",".join(f"{name}=300" for name in FIRST)  # of a busy machine
 
 
@@ -110,7 +110,7 @@ def test_a_section_that_is_killed_ends_alone(tmp_path: Path) -> None:
 
 def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environment(tmp_path, "tyro"))
+    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environment(tmp_path, "msgspec"))
     pid = pid_of(process, "parity")
     while not out.read_text():
         assert process.poll() is None
@@ -134,7 +134,7 @@ def test_a_plan_needs_neither_torch_nor_a_gpu(tmp_path: Path) -> None:
     assert [line.split()[1] for line in first.stdout.splitlines() if line[:2].strip().isdigit()] == FIRST
     assert "at most 440 s together" in first.stdout and "resnet50 bf16 256; resnet18 bf16 256" in first.stdout
     second = subprocess.run([*command, "--second"], capture_output=True, text=True, env=environ, cwd=tmp_path)
-    assert "(skipped: needs tyro, msgspec, simplejpeg)" in second.stdout
+    assert "(skipped: needs msgspec, simplejpeg)" in second.stdout
     total = int(second.stdout.split("at most ")[1].split()[0])
     assert 300 < total < 580  # a call may take ten minutes
 
@@ -142,7 +142,10 @@ def test_a_plan_needs_neither_torch_nor_a_gpu(tmp_path: Path) -> None:
 def test_wheels_are_unpacked_and_used(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     folder.mkdir()
-    for name, place in (("msgspec-9-py3-none-any", "msgspec"), ("tyro-9-py3-none-any", "tyro-9.data/purelib/tyro")):
+    for name, place in (
+        ("msgspec-9-py3-none-any", "msgspec"),
+        ("simplejpeg-9-py3-none-any", "simplejpeg-9.data/purelib/simplejpeg"),
+    ):
         with zipfile.ZipFile(folder / f"{name}.whl", "w") as wheel:
             wheel.writestr(f"{place}/__init__.py", "")
     gpu = importlib.import_module("gpu")
@@ -151,8 +154,8 @@ def test_wheels_are_unpacked_and_used(tmp_path: Path) -> None:
         for _ in range(2):  # the second time they are there
             gpu._add_wheels(folder)
         assert [Path(place).relative_to(folder).as_posix() for place in sys.path[1:4]] == [
-            *("unpacked/msgspec-9-py3-none-any", "unpacked/tyro-9-py3-none-any"),
-            "unpacked/tyro-9-py3-none-any/tyro-9.data/purelib",
+            *("unpacked/msgspec-9-py3-none-any", "unpacked/simplejpeg-9-py3-none-any"),
+            "unpacked/simplejpeg-9-py3-none-any/simplejpeg-9.data/purelib",
         ]
         assert os.environ["PYTHONPATH"].startswith(sys.path[1])
     finally:

@@ -105,6 +105,8 @@ def test_splits(dataset_folder):
     assert list_splits(dataset_folder) == {"train": 10}
     with pytest.raises(DataError, match="no split 'val' in it; it has train"):
         open_dataset(dataset_folder, "val")
+    with pytest.raises(DataError, match="no split 'trian' in it; it has train; did you mean train"):
+        open_dataset(dataset_folder, "trian")
 
 
 def test_the_compact_index_is_used_and_rebuilt(dataset_folder, monkeypatch):

@@ -1,0 +1,118 @@
+"""The sections of `--help`, and the flags that people need first.
+
+Every flag of a command that is listed here stands in one section; a test holds that.
+"""
+
+from collections.abc import Mapping
+
+Sections = Mapping[str, tuple[str, ...]]  # title -> fields
+
+_CROPS = ("scale", "ratio", "crop_padding", "hflip", "alternating_flip", "vflip", "rotate")
+_AUGMENTATION = (
+    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "reprob"),
+    *("mixup", "cutmix", "no_aug"),
+)
+SECTIONS: Mapping[str, Sections] = {
+    "train": {
+        "model": (
+            *("arch", "pretrained", "weights", "num_classes", "freeze", "freeze_epochs", "head", "head_hidden"),
+            *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "blurpool"),
+            "model_kwargs",
+        ),
+        "data": (
+            *("classes", "train_split", "val_split", "val_fraction", "order", "order_window", "loader", "resident"),
+            *("workers", "profile", "prefetch", "decode", "augment_stream", "dct_scaling", "on_error", "max_pixels"),
+            "max_length",
+        ),
+        "image size": (
+            *("img_size", "train_crop_size", "val_crop_size", "val_resize_size", "crop_pct", "interpolation", "mean"),
+            *("std", "progressive", "progressive_epochs"),
+        ),
+        "augmentation": _AUGMENTATION,
+        "batch": ("batch_size", "grad_accum_steps", "grad_checkpointing"),
+        "optimiser": (
+            *("opt", "opt_impl", "lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
+            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "smoothing", "bce_loss", "model_ema"),
+            *("model_ema_decay", "model_ema_steps"),
+        ),
+        "schedule": (
+            *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
+            *("decay_epochs", "decay_rate"),
+        ),
+        "precision and devices": (
+            *("amp", "amp_dtype", "channels_last", "compile", "device", "strategy", "sync_bn", "grad_compression"),
+            "numa_binding",
+        ),
+        "run": (
+            *("output", "name", "resume", "recipe", "config", "seed", "deterministic", "val_interval", "tta"),
+            *("evaluate_training_set", "patience", "patience_metric", "save_interval", "checkpoint_hist"),
+            *("log_interval", "dry_run", "verbose"),
+        ),
+    },
+    "convert": {
+        "source": (
+            *("classes", "split_column", "label_column", "path_column", "text_column", "no_header", "delimiter"),
+            *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
+        ),
+        "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
+        "images": ("tile", "max_size", "quality", "jpeg", "raw_fraction", "originals", "compare", "max_pixels"),
+        "run": ("workers", "on_error", "json"),
+    },
+    "inspect": {
+        "data": ("split", "classes", "headers_only", "max_pixels", "workers"),
+        "pictures": ("no_pictures", "samples", "img_size", "config", "output", "seed"),
+        "augmentation": _AUGMENTATION,
+        "output": ("json",),
+    },
+    "bench": {
+        "what to measure": (
+            *("arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats", "batch_size"),
+            "img_size",
+        ),
+        "data": ("split", "loader", "workers", "decode", "seed", "scratch"),
+        "augmentation": _AUGMENTATION,
+        "precision and devices": ("amp", "channels_last", "device"),
+        "output": ("plot", "json"),
+    },
+}
+# What `--help` shows of a long command; `--help-all` shows the rest.
+FIRST: Mapping[str, frozenset[str]] = {
+    "train": frozenset(
+        (
+            *("arch", "pretrained", "weights", "freeze", "val_fraction", "workers", "img_size", "aa", "mixup"),
+            *("cutmix", "batch_size", "opt", "lr", "weight_decay", "epochs", "compile", "device", "output", "resume"),
+            *("recipe", "config", "dry_run"),
+        )
+    ),
+    "convert": frozenset(
+        (
+            *("val_fraction", "label_column", "path_column", "format", "append", "max_size", "tile", "resume"),
+            *("overwrite", "workers", "on_error", "json"),
+        )
+    ),
+    "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),
+    "bench": frozenset(
+        (
+            *("arch", "stages", "loaders", "threads", "tune", "batch_size", "img_size", "loader", "workers"),
+            *("device", "plot", "json"),
+        )
+    ),
+}
+EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "convert": (
+        ("fastimg convert photos/ shards/", "a folder with one subfolder per class"),
+        ("fastimg convert labels.csv shards/ --val-fraction 0.1", "a manifest; a tenth is held out for validation"),
+    ),
+    "train": (
+        ("fastimg train shards/ --arch resnet50 --pretrained --epochs 5", "fine-tune"),
+        ("fastimg train shards/ --weights FILE --freeze backbone", "train the classifier alone, in seconds"),
+        ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
+        ("fastimg train shards/ --resume", "continue after an interruption"),
+    ),
+    "eval": (("fastimg eval runs/NAME shards/", "the best checkpoint of a run"),),
+    "predict": (("fastimg predict runs/NAME photos/ --csv classes.csv", "classify every image below a folder"),),
+    "inspect": (("fastimg inspect shards/", "counts, duplicates, and pictures of samples and augmentation"),),
+    "embed": (("fastimg embed shards/ OUT --arch resnet50 --pretrained", "embeddings of every image"),),
+    "export": (("fastimg export runs/NAME --output model.onnx --check", "ONNX, compared with `predict`"),),
+    "bench": (("fastimg bench shards/ --arch resnet50", "what limits training here, and what to change"),),
+}

@@ -1,0 +1,118 @@
+"""What the pages show is run, on 160 of the embedded digits; numbers of the output may differ, words may not."""
+
+import re
+import shutil
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fastimg import cli
+from fastimg.config import yaml_file
+from fastimg.config.commands import Train
+from fastimg.config.flag_types import command_flags, flag_names
+
+from .pages import PAGES, ROOT, arguments_of, blocks_of, commands_of, name_of, run_page
+
+QUICKSTART = ROOT / "docs/quickstart.md"
+OTHERS = [page for page in PAGES if page not in (QUICKSTART, ROOT / "README.md")]
+RUN = [page for page in OTHERS if any(b.language in ("console", "python") and not b.marked for b in blocks_of(page))]
+PER_CLASS = 16
+
+
+def parse(arguments):
+    """What the command line makes of them, without a file of settings, which is not there. Raises UsageError."""
+    if "--config" in arguments:
+        at = arguments.index("--config")
+        arguments = arguments[:at] + arguments[at + 2 :]
+    cli._parse(arguments[0], arguments[1:])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(tmp_path_factory):
+    """Curves are drawn elsewhere: they take longer than the training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastimg.train.reporting.summary.plot_curves", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def after_quickstart(tmp_path_factory):
+    """The folder in which the quickstart was followed: fastimg-demo/images, digits, runs/digits-test_resnet."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    digits = load_digits()
+    for number in range(10):
+        into = folder / "fastimg-demo/images" / str(number)
+        into.mkdir(parents=True)
+        for at, pixels in enumerate(digits.images[digits.target == number][:PER_CLASS]):
+            Image.fromarray((pixels * 15).astype("uint8")).save(into / f"{at:04d}.png")
+    run_page(QUICKSTART, folder)
+    return folder
+
+
+def test_the_quickstart(after_quickstart):
+    assert {path.name for path in after_quickstart.iterdir()} >= {"fastimg-demo", "digits", "runs"}
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, of its own reading
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_a_page(page, after_quickstart, tmp_path):
+    """Every page goes on where the quickstart ends."""
+    folder = tmp_path / "work"
+    shutil.copytree(after_quickstart, folder, symlinks=True)
+    run_page(page, folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_that_are_not_run_can_be_parsed(page):
+    """Every `fastimg` of a console or sh block has flags that exist, and values that they take."""
+    for block in blocks_of(page):
+        if block.language not in ("console", "sh"):
+            continue
+        lines = [c.line for c in commands_of(block)] if block.language == "console" else block.text.splitlines()
+        for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+            for part in line.partition("  #")[0].split("&&"):
+                arguments = arguments_of(part)
+                if arguments is not None and arguments[0] not in ("--help", "--version"):
+                    assert arguments[0] in cli._COMMANDS, part
+                    parse(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_that_are_not_run_are_python_and_yaml(page, tmp_path):
+    """Python compiles, and YAML is a configuration of `train`."""
+    for block in blocks_of(page):
+        if block.language == "python":
+            compile(block.text, f"{name_of(page)}:{block.line}", "exec")
+        elif block.language == "yaml" and not block.marked:
+            file = tmp_path / "run.yaml"
+            file.write_text(block.text)
+            yaml_file.read(file, Train)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_says_what_it_is(page):
+    """A fence without a language would be run by nobody and checked by nothing."""
+    assert [block.line for block in blocks_of(page) if not block.language] == []
+    assert page.read_text(encoding="utf-8").count("\n```") % 2 == 0
+
+
+def test_flags_in_the_text_exist():
+    """In other words than a command: `--flag` in backticks. Pages that compare with other tools name theirs, too."""
+    ours = frozenset().union(*(flag_names(command_flags(kind)) for kind in cli._COMMANDS.values()))
+    unknown = {
+        (name_of(page), flag)
+        for page in PAGES
+        if page.parent.name != "migrate"
+        for flag in re.findall(r"`(--[a-z][\w-]*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
+        if flag not in ours and flag not in THEIRS
+    }
+    assert unknown == set()
+
+
+# torchrun's, pip's and those of scripts in benchmarks/
+THEIRS = {
+    *("--help", "--help-all", "--print-completion"),
+    *("--max-restarts", "--numa-binding", "--nproc-per-node", "--version", "--stages", "--gil", "--promise"),
+    *("--memory", "--real", "--out", "--second", "--plan", "--check", "--device"),
+}
