@@ -235,7 +235,20 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
 
 def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
     """(flag, factor) from the advice that `fastimg bench` tried."""
-    flags = ["--loader", "torch", "--workers", "1", "--stages", "none", "--json"]
+    flags = [
+        "--loader",
+        "torch",
+        "--workers",
+        "1",
+        "--stages",
+        "none",
+        "--json",
+        "--full",
+        "--loaders",
+        "none",
+        "--threads",
+        "none",
+    ]
     done = _fastimg("bench", data, *_model(args), *flags)
     advice = json.loads(done.stdout)["training"][0]["verdict"]["advice"]
     for item in advice:

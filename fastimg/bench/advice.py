@@ -20,7 +20,7 @@ from fastimg.train.choices import step_rates
 from fastimg.train.choices.machine_profile import device_name
 
 from .dataset import Images
-from .rig import Rig, real_rate, with_loader
+from .rig import Rig, with_loader
 from .verdict import Advice, Measured, Verdict, judge, together
 
 MAX_SIZE = 500  # pixels of the longer side, ImageNet's usual
@@ -39,9 +39,18 @@ class Change:
 
 
 def advise(
-    images: Images, rig: Rig, count: int, measured: Measured, scratch: Path, warm: int, say: Callable[[str], None]
+    images: Images,
+    rig: Rig,
+    count: int,
+    measured: Measured,
+    scratch: Path,
+    rate: Callable[[Rig], float],
+    say: Callable[[str], None],
 ) -> tuple[list[Advice], list[Advice]]:
-    """(advice worth giving, best first; everything that was tried), according to what limits in `measured`."""
+    """(advice worth giving, best first; everything that was tried), according to what limits in `measured`.
+
+    `rate` measures a rig end to end, in images per second.
+    """
     tried: list[Advice] = []
     for change in _changes(images, rig, count, judge(measured), scratch):
         say(f"trying {change.description}")
@@ -49,16 +58,26 @@ def advise(
         try:
             ratios = []
             for _ in range(_ROUNDS):
-                before = real_rate(without, warm)
-                ratios.append(real_rate(with_it, warm) / before)
+                before = rate(without)
+                ratios.append(rate(with_it) / before)
             tried.append(Advice(change=change.description, factor=median(ratios), tried=True, note=change.note))
         finally:
             with_it.close()
             if without is not rig:
                 without.close()
-    advice = [*tried, *_estimates(images, rig, measured)]
+    return _worthwhile([*tried, *_estimates(images, rig, measured)]), tried
+
+
+def suggest(images: Images, rig: Rig, count: int, measured: Measured, scratch: Path) -> list[Advice]:
+    """The same advice, without trying it."""
+    changes = _changes(images, rig, count, judge(measured), scratch)
+    untried = [Advice(change=change.description, factor=None, tried=False, note=change.note) for change in changes]
+    return _worthwhile([*untried, *_estimates(images, rig, measured)])
+
+
+def _worthwhile(advice: list[Advice]) -> list[Advice]:
     worthwhile = [item for item in advice if (item.factor or _MIN_GAIN) >= _MIN_GAIN]
-    return sorted(worthwhile, key=lambda item: -(item.factor or 0.0)), tried
+    return sorted(worthwhile, key=lambda item: -(item.factor or 0.0))
 
 
 def _changes(images: Images, rig: Rig, count: int, verdict: Verdict, scratch: Path) -> Iterator[Change]:

@@ -13,31 +13,25 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from fastimg.bench.peers.comparison import compare
-from fastimg.bench.peers.comparison import names as loader_names
-from fastimg.bench.peers.results import Comparison, Setting
 from fastimg.config.benchmarking import Bench
 from fastimg.config.commands import Augmenting, Train
-from fastimg.config.intent import BATCH
-from fastimg.config.rule_tables import BENCH
-from fastimg.config.rules import refuse
-from fastimg.config.training import HF_PREFIX
-from fastimg.data.datasets import center_crop, check_backend, check_readable, chosen_backend, train_crop, worker_count
-from fastimg.errors import UsageError, nearest
+from fastimg.data.datasets import center_crop, check_readable, chosen_backend, train_crop, worker_count
+from fastimg.errors import UsageError
 from fastimg.loaders import ImageDecoder
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.models.ranks import Ranks, start
 from fastimg.system.machine_load import LoadWatch
-from fastimg.system.measurement import environment
+from fastimg.system.measurement import Spread, environment
+from fastimg.system.memory import available
 from fastimg.system.progress import telling
 from fastimg.system.terminal import say
 from fastimg.train.choices import machine_profile as machine
@@ -46,82 +40,55 @@ from fastimg.train.choices import resolution as effective
 from fastimg.wording import plural
 
 from . import tuning
-from .dataset import Images, epoch_size, open_images
-from .plots import check_file, plot_loaders
+from .budget import FULL, Effort, Probe, Timetable, about
+from .dataset import Images, decoding_rate, epoch_size, open_images
+from .peers.comparison import compare
+from .peers.results import Comparison, Setting
+from .plots import plot_loaders
 from .ranks_share import ranks_share
-from .rig import Rig, build, with_loader
-from .stage_table import NAMES, Stage, measure
+from .request import BenchRequest, check, understand
+from .rig import Rig, build, step_seconds, with_loader
+from .stage_table import Stage, measure
 from .stage_table import show as show_stages
-from .training import Trained, loader_alone, measure_scaling, measure_training, show_training
+from .training import Trained, loader_alone, loader_on_all_cores, measure_scaling, measure_training, show_training
 
-_ARCH = {"cuda": "resnet50", "cpu": "resnet18"}  # where none is named
+_FIRST_BATCH = 8  # images of the first step, where the batch may become smaller than usual
+_SMALLEST_BATCH = 4
+_PATIENCE = 25.0  # seconds for which --quick may measure before it repeats less
+_FEWER = 2
 
 
 def bench(settings: Bench, console: Console, progress: Console) -> None:
     """Measure, and print tables on `console`, or JSON. Raises UsageError, UserError and DataError."""
-    _check(settings)
+    check(settings)
     with ExitStack() as stack:
         stack.enter_context(_sigterm_exits())
         ranks = stack.enter_context(start(settings.device))
-        settings = replace(settings, batch_size=settings.batch_size or BATCH[ranks.device.type])
+        request = understand(settings, ranks.device.type)
+        for remark in request.remarks:
+            say(progress, remark, style="yellow")
         if ranks.world_size > 1:
             raise UsageError("bench measures a single process; start it without torchrun")
-        refusals.check_device(_config(settings, ranks, ""), ranks.device.type)
+        refusals.check_device(_config(request, ranks, ""), ranks.device.type)
         images = open_images(settings.data, settings.split, settings.seed)
         stack.callback(images.dataset.close)
         check_readable(chosen_backend(settings.loader), settings.data, images.dataset)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=settings.scratch, prefix="fastimg-bench-")))
-        record = _measure(settings, images, ranks, scratch, console, progress)
+        record = _measure(request, images, ranks, scratch, console, progress)
     if settings.json:
         print(json.dumps(record, allow_nan=False))
 
 
-def _check(settings: Bench) -> None:
-    refuse(settings, BENCH)
-    check_backend(chosen_backend(settings.loader))
-    for arch in (settings.arch or "").split(","):
-        if arch.strip().startswith(HF_PREFIX):
-            raise UsageError(
-                f"--arch {arch.strip()}: reads texts, and bench measures images; give a model of timm's, say"
-            )
-    for name in _stages(settings.stages):
-        if name not in NAMES:
-            near = nearest(name, NAMES) or ";"
-            raise UsageError(f"--stages {name}: no such stage{near} choose from {', '.join(NAMES)}, or all, or none")
-    if settings.loaders is not None:
-        loader_names(settings.loaders)
-    _threads(settings.threads)
-    if settings.plot is not None and settings.loaders is None and settings.threads is None:
-        raise UsageError("--plot has no effect without --loaders or --threads; add one of them")
-    if settings.plot is not None:
-        check_file(settings.plot)
-    if settings.scratch is not None and not settings.scratch.is_dir():
-        raise UsageError(f"--scratch {settings.scratch}: no such folder; create it, or leave it out")
-
-
-def _stages(text: str) -> list[str]:
-    if text in ("all", "none"):
-        return list(NAMES) if text == "all" else []
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _threads(text: str | None) -> tuple[int, ...]:
-    """Parse `1,2,4` into numbers, without duplicates."""
-    counts = [] if text is None else [count.strip() for count in text.split(",") if count.strip()]
-    for count in counts:
-        if not count.isdigit() or int(count) < 1:
-            raise UsageError(f"--threads {text}: {count} is not a number of threads; write 1,2,4 for example")
-    return tuple(dict.fromkeys(int(count) for count in counts))
-
-
-def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
+def _config(request: BenchRequest, ranks: Ranks, arch: str) -> Train:
     """The same settings as a configuration of `train`."""
+    settings = request.settings
     augmenting = {flag.name: getattr(settings, flag.name) for flag in fields(Augmenting)}
     return Train(
         data=settings.data,
         arch=arch,
-        batch_size=settings.batch_size,
-        img_size=settings.img_size,
+        model_kwargs=request.model_kwargs,
+        batch_size=request.batch_size,
+        img_size=request.img_size,
         loader=settings.loader,
         workers=str(worker_count(settings.workers, ranks)),
         decode=settings.decode,
@@ -135,70 +102,138 @@ def _config(settings: Bench, ranks: Ranks, arch: str) -> Train:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """The rig of the first model, and what a first look at the images and at a step has shown."""
+
+    rig: Rig
+    decoder: ImageDecoder
+    probe: Probe
+    whole: Probe  # as it would be with --full
+
+
+def _prepare(request: BenchRequest, images: Images, ranks: Ranks) -> _Prepared:
+    """Build the first model, and choose the batch and the number of images a repeat by a first look."""
+    config = _config(request, ranks, request.archs[0])
+    assert isinstance(config.batch_size, int)
+    usual = config.batch_size
+    shrinks = request.may_shrink_batch and ranks.device.type == "cpu"
+    tried = min(usual, _FIRST_BATCH) if shrinks else usual
+    first = build(replace(config, batch_size=tried), images.dataset, images.epoch(tried), ranks)
+    decoder = _decoder(first)
+    decoding = decoding_rate(images, decoder)
+    step = step_seconds(first)
+    batch = usual
+    while shrinks and batch > _SMALLEST_BATCH and step * batch / tried > (request.budget.step or 0.0):
+        batch //= 2
+    threads = int(first.config.workers)
+    native = chosen_backend(request.settings.loader) == "native"
+    speed = decoding * (min(threads, available_cpus()) if native else 1)
+    count = epoch_size(images, speed * request.budget.epoch, batch, request.settings.images)
+    rig = with_loader(first, images.dataset, images.epoch(count), batch_size=batch)
+    first.close()
+    probe = Probe(
+        images=count,
+        mean_bytes=images.mean_bytes,
+        dataset_bytes=images.nbytes,
+        batch_size=batch,
+        decoding=decoding,
+        threads=threads,
+        cores=available_cpus(),
+        step=step * batch / tried,
+        gpu=ranks.device.type == "cuda",
+        native=native,
+    )
+    whole = replace(
+        probe,
+        images=epoch_size(images, speed * FULL.epoch, usual, request.settings.images),
+        batch_size=usual,
+        step=step * usual / tried,
+    )
+    return _Prepared(rig=rig, decoder=decoder, probe=probe, whole=whole)
+
+
 def _measure(
-    settings: Bench, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
+    request: BenchRequest, images: Images, ranks: Ranks, scratch: Path, console: Console, progress: Console
 ) -> dict[str, Any]:
-    assert settings.batch_size is not None
-    archs = [arch.strip() for arch in settings.arch.split(",")] if settings.arch else [_ARCH[ranks.device.type]]
+    settings = request.settings
     out = Console(quiet=True) if settings.json else console
     watch = LoadWatch()
-    first = build(_config(settings, ranks, archs[0]), images.dataset, images.epoch(settings.batch_size), ranks)
-    decoder = _decoder(first)
-    threads = int(first.config.workers)
-    with telling(progress, "choosing how many images to measure with"):
-        cores = threads if settings.loader in ("auto", "native") else 1
-        count = epoch_size(images, decoder, cores, settings.batch_size, settings.images)
-    rig = with_loader(first, images.dataset, images.epoch(count))
-    first.close()
-    record: dict[str, Any] = {
-        "data": images.path.name,
-        "about": images.about(),
-        "images": count,
-        "batch_size": settings.batch_size,
-        "img_size": settings.img_size,
-        "loader": rig.loader.describe(),
-        "threads": threads,
-        "repeats": settings.repeats,
-        "device": str(ranks.device),
-        "precision": rig.run.setup.precision.reason,
-        "environment": environment(),
-    }
-    _head(out, record)
+    with telling(progress, f"a first look at the images, and a step of {request.archs[0]}"):
+        prepared = _prepare(request, images, ranks)
+    rig, probe = prepared.rig, prepared.probe
+    request = replace(request, batch_size=probe.batch_size)
+    hurries = settings.repeats is None and not settings.full
+    if hurries and sum(request.work().expected(request.budget, probe).values()) > _PATIENCE:
+        request = replace(request, repeats=_FEWER)
+    work = request.work()
+    timetable = Timetable(expected=work.expected(request.budget, probe), progress=progress)
+    effort = Effort(
+        repeats=request.repeats,
+        budget=request.budget,
+        timetable=timetable,
+        advice=work.advice,
+        hurries=hurries,
+    )
+    record = _facts(request, images, ranks, rig, probe)
+    _head(out, record, request)
+    say(out, f"plan      {request.budget.flag}, {timetable.text()}")
+    for line in _hints(request, ranks, prepared):
+        say(out, f"          {line}")
     _warn_of_unreadable(images, out)
-    stages: list[Stage] = []
-    if names := _stages(settings.stages):
-        with telling(progress, f"measuring stages: {', '.join(names)}"):
-            stages = measure(images, decoder, rig, names, count, threads, settings.repeats)
+    stages = measure(images, prepared.decoder, rig, request.stages, probe.images, probe.threads, effort)
+    if request.stages:
         record["stages"] = [stage.record() for stage in stages]
-        show_stages(stages, threads, out)
-    alone, noise = loader_alone(rig, settings.repeats, progress)
+        show_stages(stages, probe.threads, out)
+    alone, noise = loader_alone(rig, effort)
     record |= {"loader_alone": alone.fields("images_per_second"), "noise": noise}
     say(out, f"loader alone  {alone.text()} img/s; measured twice, it differs by {noise['difference']:.1%}")
+    parts = {"alone": alone, "decode": loader_on_all_cores(rig, images, probe.images, effort) or alone}
+    parts |= _parts(stages, images)
     trained = []
-    for arch in archs:
-        arch_rig = (
-            rig
-            if arch == archs[0]
-            else build(_config(settings, ranks, arch), images.dataset, images.epoch(count), ranks)
-        )
+    for arch in request.archs:
+        config = _config(request, ranks, arch)
+        own = rig if arch == request.archs[0] else build(config, images.dataset, images.epoch(probe.images), ranks)
         folder = scratch / arch.replace("/", "_")
-        result = measure_training(settings, images, arch_rig, count, stages, alone, folder, progress, watch)
+        result = measure_training(images, own, probe.images, parts, folder, effort, watch)
         trained.append(result)
         show_training(out, result)
-        if arch_rig is not rig:
-            arch_rig.close()
+        if own is not rig:
+            own.close()
     load = watch.load()
     record["load"] = load.record()
     say(out, f"load      {load.text()}")
-    _tell_share(record, ranks, alone.median / threads, trained[0], out)
+    _tell_share(record, ranks, alone.median / probe.threads, trained[0], out)
     record["training"] = [result.record() for result in trained]
     record["real_over_synthetic"] = record["training"][0]["real_over_synthetic"]
     record["verdict"] = trained[0].verdict.sentence()
+    _compare_all(request, images, rig, effort, record, out)
+    rig.close()
+    say(out, f"took      {timetable.outcome()}")
+    record["plan"] = timetable.records()
+    return record
+
+
+def _parts(stages: Sequence[Stage], images: Images) -> dict[str, Spread]:
+    """The rates of those stages that the verdict is about, by their names in it."""
+    rates = {stage.name: stage.rate for stage in stages if stage.rate is not None}
+    parts: dict[str, Spread] = {name: rates[name] for name in ("copy", "augment", "step") if name in rates}
+    fits = images.nbytes < available()
+    storage = rates.get("read, warm" if fits else "read, cold") or rates.get("read, warm")
+    return parts if storage is None else {**parts, "storage": storage}
+
+
+def _compare_all(
+    request: BenchRequest, images: Images, rig: Rig, effort: Effort, record: dict[str, Any], out: Console
+) -> None:
+    """Compare numbers of threads, loaders and settings, as far as that is asked for."""
+    settings, count = request.settings, record["images"]
     records: list[dict[str, Any]] = []
-    if several := _threads(settings.threads):
-        record["scaling"] = measure_scaling(rig, images, count, several, settings.repeats, out, progress)
-    if settings.loaders is not None:
-        comparison = _compare(settings, images, count, several or (threads,), progress)
+    if request.threads:
+        record["scaling"] = measure_scaling(rig, images, count, request.threads, effort, out)
+    if request.loaders:
+        with effort.timetable.measuring("loaders"):
+            comparison = _compare(request, images, count, record["threads"], effort.timetable.progress)
         comparison.show(out)
         records = comparison.records()
         record |= {"loaders": records, "missing": comparison.missing, "faults": comparison.faults}
@@ -208,13 +243,45 @@ def _measure(
         plot_loaders(records or scaling, settings.plot)
         say(out, f"drawn in {settings.plot}")
     if settings.tune:
-        with telling(progress, "tuning"):
-            best = tuning.tune(rig, images, count, progress)
+        with effort.timetable.measuring("tuning"):
+            best = tuning.tune(rig, images, count, effort.timetable.progress)
         file = machine.write(best.profile)
         record["tuned"] = {**best.record(), "profile": str(file)}
         tuning.show(best, file, out)
-    rig.close()
-    return record
+
+
+def _facts(request: BenchRequest, images: Images, ranks: Ranks, rig: Rig, probe: Probe) -> dict[str, Any]:
+    """What is measured, with what, for the record."""
+    return {
+        "data": images.path.name,
+        "about": images.about(),
+        "mode": request.budget.flag.removeprefix("--"),
+        "model": {"arch": request.archs[0], "from": request.origin},
+        "images": probe.images,
+        "batch_size": probe.batch_size,
+        "img_size": request.img_size,
+        "loader": rig.loader.describe(),
+        "threads": probe.threads,
+        "repeats": request.repeats,
+        "device": str(ranks.device),
+        "precision": rig.run.setup.precision.reason,
+        "environment": environment(),
+    }
+
+
+def _hints(request: BenchRequest, ranks: Ranks, prepared: _Prepared) -> Iterator[str]:
+    """What --quick leaves out, and how long --full would take."""
+    if request.settings.full:
+        return
+    batch, whole = prepared.probe.batch_size, prepared.whole
+    full = understand(replace(request.settings, full=True, quick=False), ranks.device.type)
+    seconds = sum(full.work().expected(full.budget, whole).values())
+    yield f"--full, {about(seconds)}: also tries what would be faster, and compares loaders and numbers of threads"
+    if whole.batch_size != batch:
+        yield (
+            f"batch {batch}, since a step with the usual {whole.batch_size} takes {about(whole.step)}; "
+            f"-b {whole.batch_size} measures that one"
+        )
 
 
 def _tell_share(record: dict[str, Any], ranks: Ranks, per_thread: float, trained: Trained, out: Console) -> None:
@@ -243,27 +310,26 @@ def _decoder(rig: Rig) -> ImageDecoder:
     return ImageDecoder(crop, dct_scaling=effective.scales(config))
 
 
-def _compare(settings: Bench, images: Images, count: int, threads: tuple[int, ...], progress: Console) -> Comparison:
-    assert settings.loaders is not None and settings.batch_size is not None
+def _compare(request: BenchRequest, images: Images, count: int, threads: int, progress: Console) -> Comparison:
+    settings = request.settings
     setting = Setting(
-        batch_size=settings.batch_size,
-        size=settings.img_size,
-        threads=threads,
-        repeats=settings.repeats,
+        batch_size=request.batch_size,
+        size=request.img_size,
+        threads=request.threads or (threads,),
+        repeats=request.repeats,
         images=count,
         seed=settings.seed,
     )
-    wanted = loader_names(settings.loaders)
-    return compare(images.dataset, settings.data, wanted, setting, settings.scratch, progress, settings.split)
+    return compare(images.dataset, settings.data, request.loaders, setting, settings.scratch, progress, settings.split)
 
 
-def _head(out: Console, record: dict[str, Any]) -> None:
+def _head(out: Console, record: dict[str, Any], request: BenchRequest) -> None:
     e = record["environment"]
     rows = {
         "data": f"{record['data']}: {record['about']}",
+        "model": f"{', '.join(request.archs)} at {record['img_size']} px ({request.origin})",
         "measured": f"{plural(record['images'], 'image')} a repeat, {plural(record['repeats'], 'repeat')}, batch "
-        f"{record['batch_size']}, "
-        f"{record['img_size']} px",
+        f"{record['batch_size']}",
         "loader": record["loader"],
         "device": f"{record['device']} ({e['gpu'] or e['cpu']}), {record['precision']}; {plural(e['cores'], 'core')}",
         "load": f"load average {e['load']:.1f} on the machine's {plural(os.cpu_count() or 1, 'core')}, "

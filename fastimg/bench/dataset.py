@@ -104,27 +104,22 @@ def _open(path: Path, split: str) -> Dataset:
     return open_dataset(path, split)
 
 
-def epoch_size(
-    images: Images,
-    decoder: ImageDecoder,
-    threads: int,
-    batch_size: int,
-    asked: int | None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> int:
-    """Images per repeat, in whole batches: as many as `asked`, else about a second of the native loader's work."""
-    if asked is not None:
-        return max(1, asked // batch_size) * batch_size
-    rate = 0.0
-    tried = 1
+def decoding_rate(images: Images, decoder: ImageDecoder, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Images per second that one thread reads and decodes, roughly: from a fifth of a second of its work."""
     take_apart(images.dataset, images.ids[:1], decoder, 1)  # loads compiled code
+    tried = 1
     while True:
         began = clock()
         take_apart(images.dataset, images.ids[:tried], decoder, 1)
         elapsed = max(clock() - began, 1e-9)
-        rate = tried / elapsed
         if elapsed > 0.2 or tried >= len(images.ids):
-            break
+            return tried / elapsed
         tried *= 4
-    wanted = min(rate * threads, max(len(images.ids), _MIN_BATCHES * batch_size))
+
+
+def epoch_size(images: Images, wanted: float, batch_size: int, asked: int | None) -> int:
+    """Images per repeat, in whole batches: as many as `asked`, else about as many as `wanted`, or all there are."""
+    if asked is not None:
+        return max(1, asked // batch_size) * batch_size
+    wanted = min(wanted, max(len(images.ids), _MIN_BATCHES * batch_size))
     return int(np.clip(wanted // batch_size, _MIN_BATCHES, _MAX_BATCHES)) * batch_size

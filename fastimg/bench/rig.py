@@ -20,7 +20,7 @@ from fastimg.models.precision import choose as choose_precision
 from fastimg.models.precision import set_backends
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import train_mode
-from fastimg.system.measurement import seconds, synchronise
+from fastimg.system.measurement import seconds, synchronise, wall_seconds
 from fastimg.train.assembly import Blueprint, assemble
 from fastimg.train.augment_stream import AugmentStream
 from fastimg.train.choices import resolution as effective
@@ -32,10 +32,11 @@ from fastimg.train.parts import Parts
 from fastimg.train.run import Run
 from fastimg.train.step import MicroBatch, forward_backward, optimiser_step, update
 
+from .budget import Budget
+
 Clock = Callable[[], float]
 
-SECONDS = 1.0  # minimum time to measure a rate for
-_STEPS = 2  # minimum number of steps
+SECONDS = 1.0  # minimum time to measure a rate for, where no budget says otherwise
 
 
 @dataclass
@@ -135,21 +136,36 @@ def on_device(rig: Rig) -> Batch:
     return rig.synthetic
 
 
-def synthetic_rate(rig: Rig, warm: int = 1, clock: Clock = time.perf_counter) -> float:
-    """Images per second of augmentation and step, on a batch that is on the device already."""
-    return _steps(rig, itertools.repeat(on_device(rig)), warm, clock)
+def step_seconds(rig: Rig) -> float:
+    """Seconds of a step with its augmentation, on a batch that is on the device: the faster of two, after another."""
+    source = itertools.repeat(on_device(rig))
+    stream = AugmentStream(rig.device, rig.config.augment_stream)
+
+    def step() -> None:
+        optimiser_step(rig.run, source, rig.config.grad_accum_steps, stream)
+
+    step()  # compiles kernels, chooses algorithms and allocates memory
+    return max(1e-7, min(wall_seconds(step, rig.device) for _ in range(2)))
 
 
-def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter, seconds: float = SECONDS) -> float:
-    """Images per second end to end. The first `warm` steps, which use up what was read ahead, are not counted."""
+def synthetic_rate(rig: Rig, budget: Budget, clock: Clock = time.perf_counter) -> float:
+    """Images per second of augmentation and step, on a batch that is on the device already. Nothing warms up."""
+    return _steps(rig, itertools.repeat(on_device(rig)), 0, clock, budget.training, budget.steps)
+
+
+def real_rate(rig: Rig, warm: int, clock: Clock = time.perf_counter, seconds: float = SECONDS, steps: int = 2) -> float:
+    """Images per second end to end, over at least so many seconds and steps.
+
+    The first `warm` steps, which use up what was read ahead, are not counted.
+    """
     with_data = batches(rig.loader)
     try:
-        return _steps(rig, with_data, warm, clock, seconds)
+        return _steps(rig, with_data, warm, clock, seconds, steps)
     finally:
         with_data.close()  # type: ignore[attr-defined]  # a generator; closing it ends the iteration over the loader
 
 
-def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: float = SECONDS) -> float:
+def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: float, steps: int) -> float:
     run = rig.run
     accumulate = rig.config.grad_accum_steps
     account = run.accounting.account
@@ -160,14 +176,14 @@ def _steps(rig: Rig, source: Iterator[Batch], warm: int, clock: Clock, least: fl
     account.skip()  # what was counted before
     began = clock()
     timed = 0
-    while timed < _STEPS or clock() - began <= least:
+    while timed < steps or clock() - began <= least:
         optimiser_step(run, source, accumulate, stream)
         timed += 1
     synchronise(rig.device)
     return account.read().samples / max(clock() - began, 1e-12)
 
 
-def augment_rate(rig: Rig) -> float:
+def augment_rate(rig: Rig, budget: Budget) -> float:
     """Images per second of augmentation alone: drawing the plan, and the model's input from uint8."""
     setup = rig.run.setup
     batch = on_device(rig)
@@ -180,10 +196,10 @@ def augment_rate(rig: Rig) -> float:
         plan = None if config.no_aug else draw(policy, batch.ids, config.seed, 0)
         model_input(plan, batch.inputs, policy, dtype, kornia, 0)
 
-    return len(batch.ids) / _each(augment, rig.device)
+    return len(batch.ids) / _each(augment, rig.device, budget)
 
 
-def step_rate(rig: Rig) -> float:
+def step_rate(rig: Rig, budget: Budget) -> float:
     """Images per second of forward pass, backward pass and update alone, on an input that is prepared already."""
     setup = rig.run.setup
     batch = on_device(rig)
@@ -194,42 +210,44 @@ def step_rate(rig: Rig) -> float:
         forward_backward(rig.run, prepared)
         update(rig.run, setup.nominal_batch)
 
-    step()
-    return len(batch.ids) / _each(step, rig.device)
+    return len(batch.ids) / _each(step, rig.device, budget)
 
 
-def copy_rate(rig: Rig) -> tuple[float, float, float] | None:
-    """(images per second, bytes per second of a slot, bytes per second of 256 MB) to the device; None on a CPU."""
+def copy_rate(rig: Rig, budget: Budget) -> tuple[float, float, float]:
+    """(images per second, bytes per second of a slot and of the budget's bytes) from pinned memory to a GPU."""
     device = rig.device
-    if device.type != "cuda":
-        return None
     size = rig.loader.slot_bytes
     found = []
-    for nbytes in (size, 2**28):
+    for nbytes in (size, budget.nbytes):
         source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(nbytes, dtype=torch.uint8, device=device)
         copy = _copier(source, target)
         copy()
-        found.append(nbytes / _each(copy, device))
+        found.append(nbytes / _each(copy, device, budget))
     return found[0] / size * rig.loader.config.batch_size, found[0], found[1]
 
 
-def device_copy_rate(device: torch.device, nbytes: int = 2**28) -> float:
-    """Bytes per second read and written, counted together, in a copy of `nbytes` in the device's memory."""
-    a, b = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+def device_copy_rate(device: torch.device, budget: Budget) -> float:
+    """Bytes per second read and written, counted together, in a copy of the budget's bytes in the device's memory."""
+    a, b = (torch.ones(budget.nbytes, dtype=torch.uint8, device=device) for _ in range(2))
     copy = _copier(a, b)
     copy()
-    return 2 * nbytes / _each(copy, device)
+    return 2 * budget.nbytes / _each(copy, device, budget)
 
 
 def _copier(source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
     return lambda: target.copy_(source, non_blocking=True)
 
 
-def _each(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds per call: the mean over about a third of a second, and at least 3 calls."""
+def _each(call: Callable[[], object], device: torch.device, budget: Budget) -> float:
+    """Seconds per call: the mean over the budget's seconds, and at least as many calls as it says.
+
+    One call warms up, unless it takes as long as all of them may.
+    """
     first = max(seconds(call, device), 1e-7)
-    calls = max(3, min(1000, int(SECONDS / 3 / first)))
+    if budget.calls == 1 and first > budget.stage:
+        return first
+    calls = max(budget.calls, min(1000, int(budget.stage / first)))
 
     def several() -> None:
         for _ in range(calls):

@@ -1,7 +1,7 @@
 """The stage table of `fastimg bench`: the speed of each stage on its own, and its ceiling on this machine.
 
 Ceilings are measured, and the table says how: copies in memory, the files read sequentially, one thread that has the
-machine to itself, a copy of 256 MB to the device or in its memory.
+machine to itself, a large copy to the device or in its memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ from fastimg.system.terminal import say
 from fastimg.train.reporting.hints import number
 from fastimg.wording import agreeing, plural
 
+from .budget import Effort
 from .dataset import Images
 from .rig import Rig, augment_rate, copy_rate, device_copy_rate, step_rate
 from .stages import Costs, read_rate, take_apart
@@ -91,34 +92,42 @@ def show(stages: Sequence[Stage], threads: int, console: Console) -> None:
 
 
 def measure(
-    images: Images, decoder: ImageDecoder, rig: Rig, names: Sequence[str], count: int, threads: int, repeats: int
+    images: Images, decoder: ImageDecoder, rig: Rig, names: Sequence[str], count: int, threads: int, effort: Effort
 ) -> list[Stage]:
     """Measure these stages, each on its own."""
     ids = images.epoch(count)
     rows: list[Stage] = []
+    measuring = effort.timetable.measuring
     if "read" in names:
-        rows += _reading(images, ids, threads, rig.loader.config.batch_size, repeats)
+        with measuring("reading"):
+            rows += _reading(images, ids, threads, rig.loader.config.batch_size, effort)
     if {"splice", "decode", "resize"} & set(names):
-        rows += [row for row in _decoding(images, decoder, ids, threads, repeats) if row.name in names]
-    if "copy" in names:
-        rows.append(_copy(rig, repeats))
+        with measuring("decoding"):
+            rows += [row for row in _decoding(images, decoder, ids, threads, effort) if row.name in names]
+    if "copy" in names and rig.device.type != "cuda":
+        rows.append(Stage(name="copy", note="none: the CPU trains on the loader's buffer itself"))
+    elif "copy" in names:
+        with measuring("copying"):
+            rows.append(_copy(rig, effort))
     if "augment" in names:
-        rows.append(_augment(rig, repeats))
+        with measuring("augmentation"):
+            rows.append(_augment(rig, effort))
     if "step" in names:
-        found = Spread.of([step_rate(rig) for _ in range(repeats)])
+        with measuring("the step"):
+            found = Spread.of([step_rate(rig, effort.budget) for _ in effort.rounds("the step")])
         rows.append(Stage(name="step", rate=found, note=f"{rig.config.arch}: forward, backward, update"))
     return rows
 
 
-def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: int, repeats: int) -> list[Stage]:
+def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: int, effort: Effort) -> list[Stage]:
     dataset = images.dataset
     files = list(dict.fromkeys(dataset.files()))
     unique = np.unique(ids)  # a second read would come from memory
     cold: list[tuple[float, float]] = []
     lines: list[float] = []
     why = ""
-    for repeat in range(repeats):
-        line = sequential_read(files, cold=True)
+    for repeat in effort.rounds("reading"):
+        line = sequential_read(files, cold=True, limit=effort.budget.nbytes)
         why = line.why or _dropped(files)
         if why:
             break
@@ -139,9 +148,9 @@ def _reading(images: Images, ids: npt.NDArray[np.int64], threads: int, batch: in
         )
     else:
         rows.append(Stage(name="read, cold", note=f"not measured: {why}"))
-    warm = [read_rate(dataset, ids, threads, batch) for _ in range(1 + repeats)][1:]
+    warm = [read_rate(dataset, ids, threads, batch) for _ in (-1, *effort.rounds("reading"))][1:]
     rates, nbytes = ([rate[i] for rate in warm] for i in range(2))
-    ceiling = memory_bandwidth() / images.mean_bytes
+    ceiling = memory_bandwidth(effort.budget.nbytes) / images.mean_bytes
     how = "a copy in memory by one thread"
     row = Stage(name="read, warm", rate=Spread.of(rates), threads=threads, bytes_rate=median(nbytes), ceiling=ceiling)
     return [*rows, _with(row, how=how)]
@@ -157,11 +166,11 @@ def _dropped(files: Sequence[Path]) -> str:
 
 
 def _decoding(
-    images: Images, decoder: ImageDecoder, ids: npt.NDArray[np.int64], threads: int, repeats: int
+    images: Images, decoder: ImageDecoder, ids: npt.NDArray[np.int64], threads: int, effort: Effort
 ) -> list[Stage]:
     together: list[Costs] = []
     alone: list[Costs] = []
-    for _ in range(repeats):
+    for _ in effort.rounds("decoding"):
         alone.append(take_apart(images.dataset, ids[: max(1, len(ids) // _ALONE)], decoder, 1))
         together.append(take_apart(images.dataset, ids, decoder, threads))
     last = together[-1]
@@ -180,10 +189,8 @@ def _decoding(
     return rows
 
 
-def _copy(rig: Rig, repeats: int) -> Stage:
-    rates = [rate for rate in (copy_rate(rig) for _ in range(repeats)) if rate is not None]
-    if not rates:
-        return Stage(name="copy", note="none: the CPU trains on the loader's buffer itself")
+def _copy(rig: Rig, effort: Effort) -> Stage:
+    rates = [copy_rate(rig, effort.budget) for _ in effort.rounds("copying")]
     slots = median(slot_bytes for _, slot_bytes, _ in rates)
     bus = median(bus_bytes for _, _, bus_bytes in rates)
     rate = Spread.of([images for images, _, _ in rates])
@@ -192,16 +199,16 @@ def _copy(rig: Rig, repeats: int) -> Stage:
         rate=rate,
         bytes_rate=slots,
         ceiling=rate.median * bus / slots,
-        how="256 MB copied from pinned memory",
+        how=f"{effort.budget.nbytes >> 20} MiB copied from pinned memory",
     )
 
 
-def _augment(rig: Rig, repeats: int) -> Stage:
+def _augment(rig: Rig, effort: Effort) -> Stage:
     setup = rig.run.setup
-    rate = Spread.of([augment_rate(rig) for _ in range(repeats)])
+    rate = Spread.of([augment_rate(rig, effort.budget) for _ in effort.rounds("augmentation")])
     itemsize = torch.empty(0, dtype=setup.precision.input_dtype).element_size()
     nbytes = 3 * setup.input.preprocessing.train_size**2 * (1 + itemsize)  # read as uint8, written in the model's type
-    ceiling = device_copy_rate(rig.device) / nbytes
+    ceiling = device_copy_rate(rig.device, effort.budget) / nbytes
     return Stage(
         name="augment",
         rate=rate,
@@ -214,8 +221,3 @@ def _augment(rig: Rig, repeats: int) -> Stage:
 def _with(row: Stage, **changes: Any) -> Stage:
     values: Mapping[str, Any] = {**vars(row), **changes}
     return Stage(**values)
-
-
-def median_of(rows: Sequence[Stage], name: str) -> float | None:
-    """The median rate of a stage, None if it was not measured."""
-    return next((row.rate.median for row in rows if row.name == name and row.rate is not None), None)

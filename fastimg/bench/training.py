@@ -1,40 +1,42 @@
 """The loader alone, the step on synthetic data, and both together; and what limits them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from fastimg.config.benchmarking import Bench
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system import measurement as measuring
 from fastimg.system.machine_load import LoadWatch
 from fastimg.system.measurement import Spread
-from fastimg.system.memory import available
-from fastimg.system.progress import Status, telling
+from fastimg.system.progress import Status
 from fastimg.system.terminal import say
-from fastimg.wording import plural
+from fastimg.train.reporting.hints import number
 
-from .advice import advise
+from .advice import advise, suggest
+from .budget import Budget, Effort
 from .dataset import Images
 from .rig import Rig, loader_rate, real_rate, synthetic_rate, with_loader
-from .stage_table import Stage, median_of
-from .verdict import Advice, Measured, NoVerdict, Verdict, doubts, judge
+from .verdict import Advice, Measured, NoVerdict, Verdict, allowed, doubts, judge, widest
+
+_WORDS = {"alone": "the loader alone", "synthetic": "the training step", "real": "training end to end"}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trained:
     """The measurements with one model."""
 
     arch: str
     synthetic: Spread
     real: Spread
-    augment: Spread | None
+    share: Spread  # real / synthetic, of repeats that were measured one after the other
     verdict: Verdict | NoVerdict
     tried: list[Advice] = field(default_factory=list)
+    remark: str | None = None  # on repeats that differ much
 
     def record(self) -> dict[str, Any]:
         """The measurements for JSON."""
@@ -42,92 +44,109 @@ class Trained:
         record: dict[str, Any] = {"arch": self.arch}
         for name, spread in rates.items():
             record |= spread.fields(f"{name}_images_per_second")
-        record["real_over_synthetic"] = round(self.real.median / self.synthetic.median, 4)
+        record["real_over_synthetic"] = round(self.verdict.share, 4)
+        record["real_over_synthetic_spread"] = [round(self.share.low, 4), round(self.share.high, 4)]
         record["verdict"] = self.verdict.record()
         record["tried"] = [{"change": item.change, "factor": round(item.factor or 0.0, 4)} for item in self.tried]
         return record
 
 
-def loader_alone(rig: Rig, repeats: int, progress: Console) -> tuple[Spread, dict[str, Any]]:
+def loader_alone(rig: Rig, effort: Effort) -> tuple[Spread, dict[str, Any]]:
     """The loader's rate, and the noise of the measurement: the loader is measured as if it were two, in turn."""
-    with telling(progress, "measuring the loader alone"):
+    with effort.timetable.measuring("the loader alone"):
         loader_rate(rig)  # starts threads and touches memory
-        pairs = [(loader_rate(rig), loader_rate(rig)) for _ in range(repeats)]
+        pairs = [(loader_rate(rig), loader_rate(rig)) for _ in effort.rounds("the loader alone")]
     first, second = (median(pair[i] for pair in pairs) for i in range(2))
     difference = round(abs(first / second - 1), 4)
-    noise = {"first": round(first, 1), "second": round(second, 1), "difference": difference, "n": repeats}
+    noise = {"first": round(first, 1), "second": round(second, 1), "difference": difference, "n": len(pairs)}
     return Spread.of([rate for pair in pairs for rate in pair]), noise
 
 
+def loader_on_all_cores(rig: Rig, images: Images, count: int, effort: Effort) -> Spread | None:
+    """The loader's rate with a thread for each core of a CPU that trains; None where it has them anyway."""
+    if rig.device.type != "cpu" or rig.loader.workers >= available_cpus():
+        return None
+    with effort.timetable.measuring("the loader on all cores"):
+        wide = with_loader(rig, images.dataset, images.epoch(count), workers=str(available_cpus()))
+        loader_rate(wide)
+        found = Spread.of([loader_rate(wide) for _ in effort.rounds("the loader on all cores")])
+        wide.close()
+    return found
+
+
 def measure_training(
-    settings: Bench,
     images: Images,
     rig: Rig,
     count: int,
-    stages: Sequence[Stage],
-    alone: Spread,
+    parts: Mapping[str, Spread],
     scratch: Path,
-    progress: Console,
+    effort: Effort,
     watch: LoadWatch,
 ) -> Trained:
     """Measure training end to end and on synthetic data; judge what limits it, and try what would help.
 
-    If the rates contradict each other there is no verdict, and nothing is tried.
+    `parts` are the rates of the stages and of the loader, as fields of `Measured`, and "alone": the loader as it is in
+    training. If the rates contradict each other there is no verdict, and nothing is tried.
     """
     arch, slots = rig.run.setup.model.arch, rig.loader.slots
     synthetic, real = list[float](), list[float]()
-    with telling(progress, f"measuring {arch}: on random pixels, and end to end"):
-        for _ in range(settings.repeats):
-            synthetic.append(synthetic_rate(rig))
+    part = f"training {arch}"
+    warm = 1
+    with effort.timetable.measuring(part):
+        for _ in effort.rounds(part):
+            synthetic.append(synthetic_rate(rig, effort.budget))
             # Batches in the slots must be used up first, unless the step is much slower than the loader.
-            warm = slots + 1 if alone.median < 2 * synthetic[-1] else 1
-            real.append(real_rate(rig, warm))
-    shared = rig.device.type == "cpu"
-    decode = alone.median
-    if shared and rig.loader.workers < available_cpus():
-        with telling(progress, "measuring the loader on all cores"):
-            wide = with_loader(rig, images.dataset, images.epoch(count), workers=str(available_cpus()))
-            loader_rate(wide)
-            decode = median(loader_rate(wide) for _ in range(settings.repeats))
-            wide.close()
-    fits = images.nbytes < available()
+            warm = slots + 1 if parts["alone"].median < 2 * synthetic[-1] else 1
+            real.append(_real_rate(rig, warm, effort.budget))
+    spreads = {**parts, "synthetic": Spread.of(synthetic), "real": Spread.of(real)}
+    share = Spread.of([one / other for one, other in zip(real, synthetic, strict=True)])
+    rates = {name: spread.median for name, spread in spreads.items()}
     measured = Measured(
-        storage=median_of(stages, "read, warm" if fits else "read, cold") or median_of(stages, "read, warm"),
-        decode=decode,
-        copy=median_of(stages, "copy"),
-        augment=median_of(stages, "augment"),
-        step=median_of(stages, "step"),
-        synthetic=median(synthetic),
-        real=median(real),
-        shared=shared,
+        storage=rates.get("storage"),
+        decode=rates["decode"],
+        copy=rates.get("copy"),
+        augment=rates.get("augment"),
+        step=rates.get("step"),
+        synthetic=rates["synthetic"],
+        real=rates["real"],
+        shared=rig.device.type == "cpu",
     )
-    advice: list[Advice] = []
-    tried: list[Advice] = []
-    spreads = {
-        "the loader alone": alone,
-        "the training step": Spread.of(synthetic),
-        "training end to end": Spread.of(real),
-    }
+    trained = partial(Trained, arch=arch, synthetic=spreads["synthetic"], real=spreads["real"], share=share)
     ranges = {name: (spread.low, spread.high) for name, spread in spreads.items()}
-    contradictions = doubts(measured, ranges, alone.median)
+    contradictions = doubts(measured, ranges, rates["alone"])
     if contradictions:
         none = NoVerdict(share=measured.real / measured.synthetic, doubts=contradictions, load=watch.load())
-        return Trained(arch, Spread.of(synthetic), Spread.of(real), None, none)
-    if not settings.no_advice:
-        status = Status(progress)
-        advice, tried = advise(images, rig, count, measured, scratch, warm, status)
-        status.end()
-    return Trained(arch, Spread.of(synthetic), Spread.of(real), None, judge(measured, advice), tried)
+        return trained(verdict=none)
+    tried: list[Advice] = []
+    if effort.advice:
+        with effort.timetable.measuring("what would be faster"):
+            status = Status(effort.timetable.progress)
+            rate = partial(_real_rate, warm=warm, budget=effort.budget)
+            advice, tried = advise(images, rig, count, measured, scratch, rate, status)
+            status.end()
+    else:
+        advice = suggest(images, rig, count, measured, scratch)
+    kinds = allowed(measured, ranges, (share.low, share.high))
+    verdict = judge(measured, advice, kinds)
+    remark = None
+    if (name := widest({name: ranges[name] for name in _WORDS})) is not None and not verdict.possible:
+        low, high = ranges[name]
+        remark = f"{_WORDS[name]} ran at {number(low)} to {number(high)} img/s; the verdict is the same for all of them"
+    return trained(verdict=verdict, tried=tried, remark=remark)
+
+
+def _real_rate(rig: Rig, warm: int, budget: Budget) -> float:
+    return real_rate(rig, warm, seconds=budget.training, steps=budget.steps)
 
 
 def measure_scaling(
-    rig: Rig, images: Images, count: int, threads: Sequence[int], repeats: int, out: Console, progress: Console
+    rig: Rig, images: Images, count: int, threads: Sequence[int], effort: Effort, out: Console
 ) -> list[dict[str, Any]]:
     """Measure the loader alone for several numbers of threads, interleaved."""
     rigs = {n: with_loader(rig, images.dataset, images.epoch(count), workers=str(n)) for n in threads}
-    counts = [*map(str, threads[:-1]), plural(threads[-1], "thread")]
-    with telling(progress, f"measuring the loader with {', '.join(counts)}"):
-        speeds = measuring.interleaved({str(n): _rate_of(threads_rig) for n, threads_rig in rigs.items()}, repeats)
+    with effort.timetable.measuring("numbers of threads"):
+        rates = {str(n): partial(loader_rate, threads_rig) for n, threads_rig in rigs.items()}
+        speeds = measuring.interleaved(rates, effort.repeats)
     for threads_rig in rigs.values():
         threads_rig.close()
     base = speeds[str(threads[0])].median / threads[0]
@@ -156,10 +175,6 @@ def measure_scaling(
     return records
 
 
-def _rate_of(rig: Rig) -> Any:
-    return lambda: loader_rate(rig)
-
-
 def show_training(out: Console, result: Trained) -> None:
     """Print a table of rates, the verdict, and what was tried without gain."""
     rows = [
@@ -167,10 +182,13 @@ def show_training(out: Console, result: Trained) -> None:
         {"training": "real: end to end", **result.real.columns("img/s")},
     ]
     measuring.show(out, result.arch, rows)
-    out.print(f"real/synthetic  {result.real.median / result.synthetic.median:.2f}", highlight=False, style="bold")
+    share = f"{result.verdict.share:.2f} ({result.share.low:.2f} - {result.share.high:.2f}, n={result.share.n})"
+    out.print(f"real/synthetic  {share}", highlight=False, style="bold")
     sentence = result.verdict.sentence()
     line = sentence if isinstance(result.verdict, NoVerdict) else f"verdict  {sentence}"
     say(out, line)
+    if result.remark is not None:
+        say(out, f"spread    {result.remark}")
     for trial in result.tried:
         if trial not in result.verdict.advice:
             line = f"tried without gain: {trial.change} ({trial.factor:.2f}x)"

@@ -4,8 +4,9 @@ Rates are in images per second. The parts of a pipeline work at the same time, s
 whole. If the CPU both decodes and trains, the two share its cores, and their times add up.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fastimg.system.machine_load import Load
@@ -64,9 +65,16 @@ class Verdict:
     next: str | None
     next_rate: float | None
     advice: tuple[Advice, ...] = ()
+    possible: tuple[Kind, ...] = ()  # what the spread of the repeats allows, if it is more than one answer
 
     def sentence(self) -> str:
         """The verdict in one sentence."""
+        if not self.possible:
+            return self._sentence()
+        several = f"{', '.join(self.possible[:-1])} or {self.possible[-1]}"
+        return f"uncertain: {several}, by the spread of the repeats; at their medians, {self._sentence()}"
+
+    def _sentence(self) -> str:
         sentence = f"{self.kind} at {self.share:.2f}: {_WORDS[self.limit]} allows {number(self.limit_rate)} img/s"
         if self.next is not None and self.next_rate is not None:
             sentence += f", {_WORDS[self.next]}, the next limit, {number(self.next_rate)}"
@@ -77,7 +85,8 @@ class Verdict:
         """The verdict for JSON."""
         advice = [{"change": a.change, "factor": a.factor, "tried": a.tried, "note": a.note} for a in self.advice]
         return {
-            "kind": self.kind,
+            "kind": "uncertain" if self.possible else self.kind,
+            "possible": list(self.possible or (self.kind,)),
             "real_over_synthetic": round(self.share, 4),
             "limit": self.limit,
             "limit_images_per_second": round(self.limit_rate, 1),
@@ -108,6 +117,7 @@ class NoVerdict:
         """The result for JSON, with the keys of a verdict."""
         return {
             "kind": None,
+            "possible": [],
             "real_over_synthetic": round(self.share, 4),
             "limit": None,
             "limit_images_per_second": None,
@@ -119,34 +129,59 @@ class NoVerdict:
         }
 
 
-def doubts(m: Measured, repeats: Mapping[str, tuple[float, float]], alone: float | None = None) -> tuple[str, ...]:
-    """Why the rates cannot be trusted: repeats differ, or a part is slower than the whole that contains it.
+Ranges = Mapping[str, tuple[float, float]]
 
-    `repeats` holds the lowest and highest rate of repeated measurements, by name. `alone` is the rate of the loader as
-    used in `real`, if `m.decode` was measured with more threads.
+
+def doubts(m: Measured, ranges: Ranges, alone: float | None = None) -> tuple[str, ...]:
+    """Why the rates cannot be trusted: a part is slower than the whole that contains it, by more than they vary.
+
+    `ranges` holds the lowest and highest rate of repeated measurements, by field of `m`, and "alone". `alone` is the
+    rate of the loader as used in `real`, if `m.decode` was measured with more threads.
     """
-    contradictions = [
-        f"{name} from {number(low)} to {number(high)} img/s"
-        for name, (low, high) in repeats.items()
-        if high > APART * low
-    ]
     training = "the training step with its augmentation"
-    loader = m.decode if alone is None else alone
-    for part, rate, whole, faster in (
-        ("the step alone", m.step, training, m.synthetic),
-        ("augmentation alone", m.augment, training, m.synthetic),
-        ("training on synthetic data", m.synthetic, "training end to end", m.real),
-        ("the loader alone", loader, "training end to end", m.real),
+    loader = ("decode", m.decode) if alone is None else ("alone", alone)
+    contradictions = []
+    for words, (part, rate), whole, container in (
+        ("the step alone", ("step", m.step), training, "synthetic"),
+        ("augmentation alone", ("augment", m.augment), training, "synthetic"),
+        ("training on synthetic data", ("synthetic", m.synthetic), "training end to end", "real"),
+        ("the loader alone", loader, "training end to end", "real"),
     ):
-        if rate is not None and faster > APART * rate:
-            contradictions.append(f"{part} {number(rate)} img/s, and {whole}, which cannot be faster, {number(faster)}")
+        faster: float = getattr(m, container)
+        if rate is None or faster <= APART * rate:
+            continue
+        if ranges.get(part, (rate, rate))[1] < ranges.get(container, (faster, faster))[0]:
+            text = f"{words} {number(rate)} img/s, and {whole}, which cannot be faster, {number(faster)}"
+            contradictions.append(text)
     return tuple(contradictions)
 
 
-def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:
+def widest(ranges: Ranges) -> str | None:
+    """The name of the rate whose repeats differ most; None if none of them differ by more than `APART`."""
+    name = max(ranges, key=lambda name: ranges[name][1] / ranges[name][0], default=None)
+    return None if name is None or ranges[name][1] <= APART * ranges[name][0] else name
+
+
+def allowed(m: Measured, ranges: Ranges, shares: tuple[float, float]) -> tuple[Kind, ...]:
+    """The kinds of verdict that the repeats allow: with each rate at its lowest or its highest, in any combination.
+
+    `shares` are the lowest and highest real / synthetic of repeats that were measured one after the other, which vary
+    less than the rates themselves. The kind at the medians comes first.
+    """
+    parts = [name for name in ("storage", "decode", "copy", "augment", "step", "synthetic") if name in ranges]
+    kinds = [judge(m).kind]
+    for rates in itertools.product(*(ranges[name] for name in parts)):
+        ends: dict[str, Any] = dict(zip(parts, rates, strict=True))
+        changed = replace(m, **ends)
+        kinds += [judge(replace(changed, real=share * changed.synthetic)).kind for share in shares]
+    return tuple(dict.fromkeys(kinds))
+
+
+def judge(m: Measured, advice: Sequence[Advice] = (), possible: Sequence[Kind] = ()) -> Verdict:
     """Judge what limits: the slowest part, or `balanced` if the two slowest are about equally fast.
 
-    A CPU that both decodes and trains is `balanced`, too, if training would be faster without decoding.
+    A CPU that both decodes and trains is `balanced`, too, if training would be faster without decoding. If several
+    kinds are `possible`, as `allowed` finds them, the verdict is uncertain.
     """
     rates = {"storage": m.storage, "decode": m.decode, "copy": m.copy, "compute": m.synthetic}
     order = sorted((rate, name) for name, rate in rates.items() if rate is not None)
@@ -169,6 +204,7 @@ def judge(m: Measured, advice: Sequence[Advice] = ()) -> Verdict:
         next=following,
         next_rate=after,
         advice=tuple(advice),
+        possible=tuple(possible) if len(possible) > 1 else (),
     )
 
 

@@ -14,30 +14,40 @@ class Measuring:  # more than 12 fields: a flag each
 
     data: Positional[Path]
     """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
+    quick: Switch[bool] = False
+    """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. What --loaders,
+    --threads and --tune ask for is measured as well."""
+    full: Switch[bool] = False
+    """Take minutes instead: measure longer, try what would be faster, and compare all loaders that are installed and
+    numbers of threads. The plan that is printed first says how long."""
     split: str = "train"
     """The split to read."""
     arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME[,NAME...]")] = None
-    """The models whose training steps are measured, named as for `train`. Default: resnet50 on a GPU, resnet18 on a
-    CPU."""
+    """The models whose training steps are measured, named as for `train`. Default: that of the newest run in the
+    folder runs, at its image size; without one resnet50 on a GPU, resnet18 on a CPU."""
     loader: Annotated[Literal["auto", "native", "torch", "dali", "ffcv"], arg(aliases=("--data-backend",))] = "auto"
     """The data loader that training would use; see `train --help`."""
     loaders: str | None = None
     """Compare loaders: a comma-separated list of native, torch, dali, ffcv, webdataset and synthetic, or all. Each runs
-    in its own process on the same images, as its users set it up; loaders that are not installed are listed."""
+    in its own process on the same images, as its users set it up; loaders that are not installed are listed. Default:
+    none, with --full all."""
     stages: Annotated[str, arg(metavar="all|none|NAME[,NAME...]")] = "all"
     """Stages to measure: a comma-separated list of read, splice, decode, resize, copy, augment and step."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
-    """Images per step. Default: 256 on a GPU, 64 on a CPU."""
-    img_size: Annotated[int, arg(aliases=("--imgsz",))] = 224
-    """Side of the crops in pixels."""
+    """Images per step. Default: 256 on a GPU, 64 on a CPU; fewer without --full where a step would take long."""
+    img_size: Annotated[int | None, arg(aliases=("--imgsz",))] = None
+    """Side of the crops in pixels. Default: that of the newest run, if its model is measured, else 224."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
     """Number of threads that decode images, or auto for the number that `train` would use."""
     threads: Annotated[str | None, arg(metavar="N[,N...]")] = None
-    """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve)."""
+    """Measure the loader, and each of --loaders, with these numbers of threads (a scaling curve). Default: none; with
+    --full 1, 2, 4 and so on."""
     images: int | None = None
-    """Images per repeat. Default: as many as the loader decodes in a second, but at least 4 batches."""
-    repeats: int = 3
-    """Number of times to measure everything; the median counts."""
+    """Images per repeat. Default: as many as the loader decodes in half a second, with --full in one, but at least 4
+    batches."""
+    repeats: int | None = None
+    """Number of times to measure everything; the median counts. Default: 3; without --full 2 on a slow machine, or of
+    what takes much longer than planned."""
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """Where fastimg's own loader decodes JPEGs."""
     amp: bool = True
@@ -47,7 +57,7 @@ class Measuring:  # more than 12 fields: a flag each
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     no_advice: Switch[bool] = False
-    """Do not try what would be faster: saves time, but the verdict has no measured advice."""
+    """With --full: do not try what would be faster. Saves time, but the verdict has no measured advice."""
     tune: bool = False
     """Try numbers of workers and slots, where to decode, and batch sizes. Prints the fastest as flags and as YAML, and
     writes them to the profile of this machine that `train --profile` reads."""

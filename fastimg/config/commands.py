@@ -130,7 +130,7 @@ class Verify:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:  # more than 12 fields: a flag each
-    """Evaluate a checkpoint: accuracy, precision and recall of every class, a confusion matrix."""
+    """Evaluate a checkpoint: accuracy, precision and recall of every class, a confusion matrix, and the mistakes."""
 
     checkpoint: Positional[Path]
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
@@ -160,7 +160,8 @@ class Eval:  # more than 12 fields: a flag each
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     plot: Path | None = None
-    """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png beside the checkpoint."""
+    """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png beside the checkpoint.
+    mistakes.csv and mistakes.png, the most confident mistakes, are written to the same folder."""
     json: bool = False
     """Print the result as JSON."""
 

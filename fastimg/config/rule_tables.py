@@ -369,6 +369,8 @@ INSPECT: tuple[Rule, ...] = (
 )
 
 BENCH: tuple[Rule, ...] = (
+    Excludes("quick", "full"),
+    Needs("no_advice", lambda c: bool(c.full), "--full, which alone tries what would be faster"),
     *AUGMENTATION,
     *LOADER,
     *(Range(name, _at_least(1), "1 or more") for name in ("batch_size", "img_size", "repeats", "images")),

@@ -190,12 +190,13 @@ def _draw(
             remarks = draw_samples(facts.dataset, ids, config.max_pixels, samples)
             if operations:
                 draw_trivial(facts.dataset, int(rows[0]), config.max_pixels, trivial)
-            remarks += draw_augmented(
+            fewer = draw_augmented(
                 facts.dataset, rows, crop, policy, kornia, config.seed, epochs, config.max_pixels, augmented
             )
+            remarks = remarks or fewer  # of some of the same images
     except OSError as error:
         raise _unwritable(folder, error) from error
-    for remark in dict.fromkeys(remarks):
+    for remark in remarks:
         say(err, f"{folder}: {remark}")
     return [str(file) for file in ((samples, trivial, augmented) if operations else (samples, augmented))]
 

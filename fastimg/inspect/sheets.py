@@ -1,14 +1,13 @@
 """Sheets of pictures for `fastimg inspect`: samples, TrivialAugment's operations, images as the model sees them."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from PIL import Image
 
 from fastimg.augment import Plan, Policy, apply, draw, mix
@@ -20,12 +19,10 @@ from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, Loader
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
-from fastimg.train.reporting.lettering import lettering
+from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, lettering
+from fastimg.train.reporting.tiles import Tile, line_length, save_sheet
 
-Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
-Tile = tuple[Pixels, str]  # with a caption
-
-_SIDE, _GAP, _TEXT = 128, 8, 18  # pixels of a tile, between tiles, and of a caption
+_SIDE = 128  # pixels of a tile
 _NAME = 18  # characters of a row's name
 _SIGNED = frozenset(
     {"Brightness", "Color", "Contrast", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
@@ -36,6 +33,7 @@ _STILL = frozenset({"Identity", "AutoContrast", "Equalize"})
 def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, file: Path) -> list[str]:
     """A grid of whole images, shrunk, with their classes. Returns remarks."""
     scratch = Scratch()
+    classes = _Classes(dataset, dataset.labels[ids].tolist())
     tiles = []
     for index in ids[np.argsort(dataset.labels[ids], kind="stable")].tolist():
         try:
@@ -44,10 +42,12 @@ def draw_samples(dataset: Dataset, ids: npt.NDArray[np.int64], max_pixels: int, 
         except DataError:  # with --headers-only, the image has not been decoded before
             continue
         image.thumbnail((_SIDE, _SIDE))
-        tiles.append((np.asarray(image), class_name(dataset, int(dataset.labels[index]))))
+        label = classes.text(int(dataset.labels[index]), line_length(_SIDE))
+        tiles.append(Tile(np.asarray(image), (label,)))
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
-    return _save([*rows], [""] * len(rows), file)
+    save_sheet(rows, [""] * len(rows), _SIDE, file, classes.letters)
+    return classes.remarks()
 
 
 def class_name(dataset: Dataset, label: int) -> str:
@@ -76,7 +76,8 @@ def draw_trivial(dataset: Dataset, index: int, max_pixels: int, file: Path) -> N
     )
     pixels = apply(plan, image.repeat(count, 1, 1, 1), Policy(), torch.uint8).permute(0, 2, 3, 1).numpy()
     tiles = iter(zip(pixels, captions, strict=True))
-    _save([[next(tiles) for _ in range(n)] for n in shape], list(TRIVIAL), file)
+    rows_of_tiles = [[Tile(image, (caption,)) for image, caption in itertools.islice(tiles, n)] for n in shape]
+    save_sheet(rows_of_tiles, list(TRIVIAL), _SIDE, file, lettering(captions))
 
 
 def _strength(name: str, row: int) -> str:
@@ -109,7 +110,9 @@ def draw_augmented(
 
     Returns remarks.
     """
+    classes = _Classes(dataset, dataset.labels[ids].tolist())
     columns: list[list[Tile]] = []
+    side = _SIDE
     for epoch, (images, labels, weight) in enumerate(_rows(dataset, ids, crop, seed, range(epochs), max_pixels)):
         plan = None if policy is None else draw(policy, ids, seed, epoch)
         used = policy or Policy()
@@ -117,22 +120,29 @@ def draw_augmented(
         seen, soft = mix(plan, seen, labels, max(1, len(dataset.classes)), 0.0, weight)
         mean, std = (torch.tensor(values)[:, None, None] for values in (used.mean, used.std))
         levels = ((seen * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        captions = [_happened(dataset, plan, used, row, soft[row], int(label)) for row, label in enumerate(labels)]
-        columns.append(list(zip(levels, captions, strict=True)))
-    names = [class_name(dataset, int(dataset.labels[index])) for index in ids.tolist()]
-    return _save([list(row) for row in zip(*columns, strict=True)], names, file)
+        side = max(_SIDE, levels.shape[2])
+        captions = [
+            _happened(classes, plan, used, row, soft[row], int(own), line_length(side))
+            for row, own in enumerate(labels.tolist())
+        ]
+        columns.append([Tile(image, lines) for image, lines in zip(levels, captions, strict=True)])
+    names = [classes.text(int(dataset.labels[index]), _NAME) for index in ids.tolist()]
+    save_sheet([list(row) for row in zip(*columns, strict=True)], names, side, file, classes.letters)
+    return classes.remarks()
 
 
-def _happened(dataset: Dataset, plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int) -> str:
-    """TrivialAugment's operation, and the shares of classes if other classes are mixed in."""
-    parts = []
+def _happened(
+    classes: "_Classes", plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int, length: int
+) -> tuple[str, ...]:
+    """Lines: TrivialAugment's operation, and the shares of classes if other classes are mixed in."""
+    lines = []
     if plan is not None and policy.trivial:
-        parts.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
+        lines.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
     if plan is not None and policy.mixes:
         shares = sorted(((float(share), label) for label, share in enumerate(soft) if share >= 0.005), reverse=True)
         if [label for _, label in shares] != [own]:
-            parts.append(" + ".join(f"{share:.0%} {class_name(dataset, label)}" for share, label in shares))
-    return ", ".join(filter(None, parts))
+            lines += [f"{LEFT_TO_RIGHT}{share:.0%} {classes.text(label, length - 5)}" for share, label in shares]
+    return tuple(lines)
 
 
 def _rows(
@@ -151,30 +161,17 @@ def _rows(
     return batches
 
 
-def _save(rows: list[list[Tile]], names: list[str], file: Path) -> list[str]:
-    """Save tiles as a PNG: a white grid with a caption under each tile and a name before each row. Returns remarks."""
-    letters = lettering([*names, *(caption for row in rows for _, caption in row)])
-    side = max((max(pixels.shape[:2]) for row in rows for pixels, _ in row), default=_SIDE)
-    across, down = side + _GAP, side + _GAP + _TEXT
-    margin = _GAP + (110 if any(names) else 0)
-    width, height = margin + across * max((len(row) for row in rows), default=1), _GAP + down * max(1, len(rows))
-    canvas = np.full((height, width, 3), 255, np.uint8)
-    texts: list[tuple[int, int, str, str]] = []
-    for number, (row, name) in enumerate(zip(rows, names, strict=True)):
-        top = _GAP + number * down
-        texts.append((margin - _GAP, top + side // 2, letters.text(name, _NAME), "right"))
-        for column, (pixels, caption) in enumerate(row):
-            left = margin + column * across
-            h, w = pixels.shape[:2]
-            y, x = top + (side - h) // 2, left + (side - w) // 2
-            canvas[y : y + h, x : x + w] = pixels
-            shown = letters.text(caption, max(8, side // 6))
-            texts.append((left + side // 2, top + side + _TEXT // 2, shown, "center"))
-    figure = Figure(figsize=(width / 100, height / 100), dpi=100)
-    FigureCanvasAgg(figure)
-    figure.figimage(canvas, 0, 0)
-    for x, y, text, side_ in texts:
-        figure.text(x / width, 1 - y / height, text, fontsize=7, ha=side_, va="center", parse_math=False)
-    letters.apply(figure)
-    figure.savefig(file, dpi=100)
-    return [*filter(None, [letters.note()])]
+class _Classes:
+    """The names of some classes, and how they are drawn."""
+
+    def __init__(self, dataset: Dataset, labels: Iterable[int]) -> None:
+        self._names = {label: class_name(dataset, label) for label in sorted(set(labels))}
+        self.letters: Lettering = lettering(self._names.values())
+
+    def text(self, label: int, length: int) -> str:
+        """A class as it is drawn."""
+        return self.letters.class_label(self._names[label], label, length)
+
+    def remarks(self) -> list[str]:
+        """For the user: what no font has."""
+        return [*filter(None, [self.letters.note(self._names)])]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +36,11 @@ from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.metrics import shows_top5, zero_recall
-from fastimg.train.reporting.plots import plot_confusion
+from fastimg.train.reporting.confusion import plot_confusion
 from fastimg.wording import plural, with_flags
 
 from . import inference
+from .mistakes import Predictions, write_mistakes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,8 @@ class Evaluation:  # more than 12 fields: the keys of --json, which are flat
     classes: list[ClassScore]
     confusion: list[list[int]]  # [true][predicted]
     plot: str
+    mistakes: str  # a csv file
+    mistakes_sheet: str | None  # a picture; None for texts
 
 
 def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
@@ -105,24 +109,24 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         if backend != "native":
             say(err, f"loader: {loader.describe()}")
         try:
-            truth, predicted, top5, losses = _predictions(engine, loader, err)
+            found = _predictions(engine, loader, err)
+            for index, reason in list(loader.unreadable.items())[:5]:
+                say(err, f"left out {dataset.sample_name(index)}: {reason}")
+            if len(found.truth) == 0:
+                samples = plural(len(loader.unreadable), singular(dataset.content))
+                raise UserError(f"{config.data}: none of its {samples} could be decoded; see the reasons above")
+            file = checkpoint.find(config.checkpoint)
+            plot = config.plot or file.parent / f"confusion-{selection.split}.png"
+            mistakes = write_mistakes(found, dataset, engine.card.classes, selection.origin, plot.parent)
         finally:
             loader.close()
             dataset.close()
-        for index, reason in list(loader.unreadable.items())[:5]:
-            say(err, f"left out {dataset.sample_name(index)}: {reason}")
-    if len(truth) == 0:
-        raise UserError(
-            f"{config.data}: none of its {plural(len(loader.unreadable), singular(dataset.content))} could be decoded; "
-            "see the reasons above"
-        )
+    truth, predicted = found.truth, found.predicted
     names = engine.card.classes
     labels = np.arange(len(names))
     matrix = confusion_matrix(truth, predicted, labels=labels)
     scores = precision_recall_fscore_support(truth, predicted, labels=labels, zero_division=0.0)
     recalls = [(name, float(recall)) for name, recall, count in zip(names, scores[1], scores[3], strict=True) if count]
-    file = checkpoint.find(config.checkpoint)
-    plot = config.plot or file.parent / f"confusion-{selection.split}.png"
     result = Evaluation(
         checkpoint=str(file),
         data=str(config.data),
@@ -134,8 +138,8 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         unreadable=len(loader.unreadable),
         top1=float((truth == predicted).mean()),
         balanced_accuracy=float(np.mean([recall for _, recall in recalls])),
-        top5=float(top5.mean()) if shows_top5(len(names)) else None,
-        loss=float(losses.mean()),
+        top5=float(found.top5.mean()) if shows_top5(len(names)) else None,
+        loss=float(found.losses.mean()),
         zero_recall=[name for name, recall in recalls if recall == 0],
         classes=[
             ClassScore(name=name, precision=float(p), recall=float(r), images=int(n))
@@ -143,9 +147,14 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         ],
         confusion=matrix.tolist(),
         plot=str(plot),
+        mistakes=str(mistakes.table),
+        mistakes_sheet=None if mistakes.sheet is None else str(mistakes.sheet),
     )
-    for remark in _draw(result, matrix):
+    remarks = _draw(result, matrix)
+    for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
         say(err, f"{result.plot}: {remark}")
+    if mistakes.undecodable:
+        say(err, f"{mistakes.sheet}: {plural(mistakes.undecodable, 'image')} could not be decoded again, and are grey")
     if config.json:
         print(json.dumps(asdict(result)))
     else:
@@ -182,7 +191,7 @@ def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> N
 
 
 def _scored(batch: Batch, probabilities: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Of each row [B], on the device: weight, true class, likeliest class, the place of the true class, its share.
+    """Of each row [B], on the device: weight, true class, likeliest class, its share, the true one's place and share.
 
     Places count from 0. Of classes that are equally likely, the one with the lowest index comes first, as in a stable
     sort; a model that gives NaN finds all of them equally likely.
@@ -192,27 +201,22 @@ def _scored(batch: Batch, probabilities: torch.Tensor) -> Sequence[torch.Tensor]
     own = shares.gather(1, targets[:, None])
     classes = torch.arange(shares.shape[1], device=shares.device)
     ahead = (shares > own) | ((shares == own) & (classes < targets[:, None]))
-    share = probabilities.gather(1, targets[:, None])[:, 0]
-    return batch.weight, targets, shares.argmax(dim=1), ahead.sum(dim=1), share
+    likeliest = shares.argmax(dim=1)
+    share, confidence = (probabilities.gather(1, chosen[:, None])[:, 0] for chosen in (targets, likeliest))
+    return batch.weight, targets, likeliest, confidence, ahead.sum(dim=1), share
 
 
-def _predictions(
-    engine: inference.Inference, loader: BatchSource, err: Console
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
-    """(true class, predicted class, whether the truth is in the top five, loss) of every readable image."""
-    truth: list[npt.NDArray[np.int64]] = []
-    predicted: list[npt.NDArray[np.int64]] = []
-    top5: list[npt.NDArray[np.bool_]] = []
-    losses: list[npt.NDArray[np.float64]] = []
+def _predictions(engine: inference.Inference, loader: BatchSource, err: Console) -> Predictions:
+    """What is predicted of every readable sample."""
+    parts: list[tuple[npt.NDArray[Any], ...]] = []
     read = engine.read(loader, _scored)
     steps = track(read, "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal)
-    for _, (weight, targets, first, place, share) in steps:
+    for ids, (weight, targets, first, confidence, place, share) in steps:
         real = weight > 0
-        truth.append(targets[real])
-        predicted.append(first[real])
-        top5.append(place[real] < 5)
-        losses.append(-np.log(np.maximum(share[real].astype(np.float64), 1e-38)))
-    return np.concatenate(truth), np.concatenate(predicted), np.concatenate(top5), np.concatenate(losses)
+        losses = -np.log(np.maximum(share[real].astype(np.float64), 1e-38))
+        confidences = confidence[real].astype(np.float64)
+        parts.append((np.array(ids)[real], targets[real], first[real], confidences, place[real] < 5, losses))
+    return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _print(result: Evaluation, out: Console) -> None:
@@ -234,3 +238,8 @@ def _print(result: Evaluation, out: Console) -> None:
     if result.warning is not None:
         say(out, f"warning: {result.warning}", style="yellow")
     say(out, f"confusion matrix: {result.plot}")
+    count = plural(round(result.images * (1 - result.top1)), "mistake")
+    sheet = (
+        ", which are texts and no pictures" if result.mistakes_sheet is None else f"; pictures: {result.mistakes_sheet}"
+    )
+    say(out, f"{count}: {result.mistakes}{sheet}")

@@ -1,7 +1,7 @@
 """Fonts for plots: which installed fonts have the characters of a text, and what is drawn if none has."""
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.font_manager import FontEntry
     from matplotlib.ft2font import FT2Font
 
+LEFT_TO_RIGHT = "\u200e"  # a mark, not seen: what begins with a number takes the direction of its first letter
 _NAMED = 5  # characters that a note names
+_LOST = 0.25  # share of a name's characters that may be code points; with more, a number says as much
+_SHAPED = (0x0590, 0x109F)  # Hebrew, Arabic, the scripts of India and its neighbours: letters join or change places
 _PLACEHOLDERS = "Last Resort"  # its glyphs are boxes that name a script, for every character there is
 
 
@@ -26,17 +29,22 @@ class Lettering:
     def text(self, text: str, length: int | None = None) -> str:
         """`text` as it is drawn: characters that no font has become their code points, `\\u72ac`.
 
-        Text longer than `length` is truncated, not within a code point, and ends in an ellipsis.
+        Text longer than `length` is shortened in its middle, not within a code point: its ends tell names apart.
         """
         pieces = [_code_point(char) if char in self.missing else char for char in _plain(text)]
         if length is None or sum(map(len, pieces)) <= length:
             return "".join(pieces)
-        drawn = ""
-        for piece in pieces:
-            if len(drawn) + len(piece) >= length:
-                break
-            drawn += piece
-        return f"{drawn.rstrip()}…"
+        tail = _fitting(reversed(pieces), (length - 1) // 2)
+        head = _fitting(pieces, length - 1 - sum(map(len, tail)))
+        return f"{''.join(head).rstrip()}…{''.join(reversed(tail)).lstrip()}"
+
+    def class_label(self, name: str, number: int, length: int | None = None) -> str:
+        """A class's name as it is drawn, or `class 7` if fonts lack too much of it."""
+        return self.text(name, length) if self._is_legible(name) else f"class {number}"
+
+    def _is_legible(self, name: str) -> bool:
+        letters = [char for char in _plain(name) if char != " "]
+        return sum(char in self.missing for char in letters) <= _LOST * len(letters)
 
     def apply(self, figure: "Figure") -> None:
         """Set the fonts of all texts in a figure."""
@@ -45,16 +53,22 @@ class Lettering:
         for artist in figure.findobj(Text):
             artist.set_fontfamily(list(self.families))
 
-    def note(self) -> str | None:
-        """For the user: which characters are drawn as code points, and what to do. None if all are drawn."""
-        if not self.missing:
+    def note(self, classes: Mapping[int, str] | None = None) -> str | None:
+        """For the user: what is drawn as code points or as a class's number, and what to do. None if all are drawn.
+
+        `classes` are those whose names are drawn by `class_label`.
+        """
+        numbered = {number: name for number, name in (classes or {}).items() if not self._is_legible(name)}
+        rest = {char for number, name in (classes or {}).items() if number not in numbered for char in _plain(name)}
+        coded = sorted(self.missing if classes is None else self.missing & rest)
+        shown = [f"{char} as {_code_point(char)}" for char in coded]
+        shown = [f"{printable(name)} as class {number}" for number, name in numbered.items()] + shown
+        if not shown:
             return None
-        some = sorted(self.missing)
-        shown = ", ".join(f"{char} as {_code_point(char)}" for char in some[:_NAMED])
-        more = f" and {len(some) - _NAMED:,} more" if len(some) > _NAMED else ""
+        more = f" and {len(shown) - _NAMED:,} more" if len(shown) > _NAMED else ""
         return (
-            f"no installed font has all characters of the names: pictures show {shown}{more}; install a font that has "
-            "them, such as Noto Sans CJK or Noto Emoji"
+            f"no installed font has all characters of the names: pictures show {', '.join(shown[:_NAMED])}{more}; "
+            "install a font that has them, such as Noto Sans CJK or Noto Emoji"
         )
 
 
@@ -65,6 +79,8 @@ def lettering(texts: Iterable[str]) -> Lettering:
 
     families = list(rcParams["font.family"])
     missing = {char for text in texts for char in _plain(text) if not char.isascii()}
+    unshaped = set[str]() if _shapes() else {char for char in missing if _SHAPED[0] <= ord(char) <= _SHAPED[1]}
+    missing -= unshaped
     if missing:
         missing -= _drawable(findfont(FontProperties(family=families)), missing)
     fallbacks = dict(_fallbacks(missing)) if missing else {}
@@ -74,7 +90,24 @@ def lettering(texts: Iterable[str]) -> Lettering:
             break
         families.append(best)
         missing -= fallbacks.pop(best)
-    return Lettering(tuple(families), frozenset(missing))
+    return Lettering(tuple(families), frozenset(missing | unshaped))
+
+
+def _shapes() -> bool:
+    """Whether matplotlib joins and orders letters: it does from 3.11 on."""
+    from matplotlib import ft2font
+
+    return hasattr(ft2font, "__libraqm_version__")
+
+
+def _fitting(pieces: Iterable[str], length: int) -> list[str]:
+    """The first pieces that are not longer than `length` together."""
+    kept: list[str] = []
+    for piece in pieces:
+        if sum(map(len, kept)) + len(piece) > length:
+            break
+        kept.append(piece)
+    return kept
 
 
 def _fallbacks(wanted: set[str]) -> Iterator[tuple[str, set[str]]]:

@@ -1,7 +1,6 @@
-"""Plots: training curves, a confusion matrix, a sheet of predictions."""
+"""Plots: training curves, and a sheet of predictions."""
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,10 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST = 150  # classes of which a confusion matrix names all, and how many it shows of more
-SHOWN = 40
-_COUNTED = 40  # classes for which there is room for counts
-_LABEL = 32  # characters
 _CAPTION = 22
 _MARKED = 60  # points of a curve that are marked
 
@@ -89,7 +84,7 @@ def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: 
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    _save(figure, file)
+    save(figure, file)
 
 
 def _spacing(records: Sequence[dict[str, Any]]) -> str:
@@ -107,62 +102,6 @@ def _line(axis: "Axes", points: Sequence[tuple[float, float]], label: str, **sty
         axis.plot(x, y, label=label, **{"color": "tab:blue", "linewidth": 1.2, **marks, **style})
 
 
-def plot_confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str, file: Path) -> list[str]:
-    """Rows are true classes, columns predicted ones; coloured by share of the row, with counts if there is room.
-
-    With more than `MOST` classes, the `SHOWN` most confused ones are drawn. Returns remarks for the user: what is
-    shown, and which characters no font has.
-    """
-    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    drawn = np.arange(len(classes))
-    remarks = list[str]()
-    if len(classes) > MOST:
-        drawn = most_confused(matrix, SHOWN)
-        remarks.append(
-            f"the picture shows the {SHOWN} most confused of {len(classes):,} classes; --json has all of them"
-        )
-        title += (
-            f"\nthe {SHOWN} most confused of {len(classes):,} classes; colour: share of all images of the true class"
-        )
-    share = share[np.ix_(drawn, drawn)]
-    matrix = matrix[np.ix_(drawn, drawn)]
-    names = [str(classes[index]) for index in drawn.tolist()]
-    n = len(names)
-    cell = max(0.14, min(0.42, 16 / n))  # inches
-    size = min(10.0, 72 * 0.75 * cell)
-    letters = lettering([*names, title])
-    labels = _labels([letters.text(name, _LABEL) for name in names], drawn.tolist())
-    side = max(4.2, 1.6 + cell * n + max(map(len, labels)) * size * 0.6 / 72)  # a letter is 0.6 of its size wide
-    figure = blank(side + (1.5 if n > _COUNTED else 0), side)  # with room for the scale of colours
-    axis = figure.subplots()
-    image = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    axis.set(xlabel="predicted", ylabel="true")
-    figure.suptitle(title, parse_math=False)
-    axis.set_xticks(range(n), labels=labels, rotation=90, parse_math=False, fontsize=size)
-    axis.set_yticks(range(n), labels=labels, parse_math=False, fontsize=size)
-    if n <= _COUNTED:
-        for (row, column), count in np.ndenumerate(matrix):
-            if count:
-                colour = "white" if share[row, column] > 0.5 else "black"
-                axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
-    else:
-        figure.colorbar(image, shrink=0.7, fraction=0.03, label="share of the images of the true class")
-    _save(figure, file, letters, whole=True)
-    return [*remarks, *filter(None, [letters.note()])]
-
-
-def most_confused(matrix: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The `count` classes with the most mistakes, false negatives and false positives, in their usual order."""
-    mistakes = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-    return np.sort(np.argsort(-mistakes, kind="stable")[:count])
-
-
-def _labels(labels: Sequence[str], numbers: Sequence[int]) -> list[str]:
-    """Labels of classes; labels that look alike, such as truncated long names, get the number of their class."""
-    counts = Counter(labels)
-    return [f"{number}: {label}" if counts[label] > 1 else label for label, number in zip(labels, numbers, strict=True)]
-
-
 def plot_predictions(
     images: Sequence[npt.NDArray[np.uint8]], captions: Sequence[str], right: Sequence[bool], file: Path
 ) -> list[str]:
@@ -178,11 +117,11 @@ def plot_predictions(
         axis.imshow(image, interpolation="nearest")
         title = letters.text(caption, _CAPTION)
         axis.set_title(title, fontsize=8, color="black" if fine else "tab:red", parse_math=False)
-    _save(figure, file, letters)
+    save(figure, file, letters)
     return [*filter(None, [letters.note()])]
 
 
-def _save(figure: "Figure", file: Path, letters: Lettering | None = None, whole: bool = False) -> None:
+def save(figure: "Figure", file: Path, letters: Lettering | None = None, whole: bool = False) -> None:
     """Write the picture; `whole` enlarges it to fit all labels, if the layout left no room for some."""
     if letters is not None:
         letters.apply(figure)

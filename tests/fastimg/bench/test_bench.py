@@ -1,5 +1,6 @@
 """`fastimg bench`: what it prints and what it says of bad input; made-up rates give the right verdicts."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -12,11 +13,12 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from fastimg.bench import advice, rig, tuning
+from fastimg.bench import advice, budget, request, tuning
 from fastimg.bench import benchmark as bench
-from fastimg.bench import stage_table as stagebench
 from fastimg.bench import training as trainbench
+from fastimg.bench.budget import Effort, Timetable
 from fastimg.bench.dataset import open_images
+from fastimg.bench.peers.results import Comparison
 from fastimg.bench.stage_table import Stage
 from fastimg.loaders import FilesDataset
 from fastimg.system.machine_load import Load
@@ -37,12 +39,16 @@ SMALL = (
     "1",
     "--no-amp",
 )
+TRIED = ("--full", "--stages", "none", "--loaders", "none", "--threads", "none")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """A rate takes a moment."""
-    monkeypatch.setattr(rig, "SECONDS", 0.01)
+def quick(monkeypatch, tmp_path):
+    """A rate takes a moment, and there are no runs of somebody else."""
+    short = {"epoch": 0.01, "training": 0.01, "stage": 0.01, "nbytes": 1 << 16}
+    monkeypatch.setattr(request, "QUICK", dataclasses.replace(budget.QUICK, **short))
+    monkeypatch.setattr(request, "FULL", dataclasses.replace(budget.FULL, **short))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -50,15 +56,15 @@ def fake(monkeypatch, cli, image_folder):
     """fake(read=, decode=, copy=, augment=, step=, synthetic=, real=): a run of bench with these rates; its json."""
 
     def run(*flags, **rates):
-        def stages(images, decoder, rig, names, count, threads, repeats):
+        def stages(images, decoder, rig, names, count, threads, effort):
             named = {"read, warm": rates["read"], **{n: rates.get(n) for n in ("copy", "augment", "step")}}
             return [Stage(name=n, rate=Spread.of([r]), threads=1) for n, r in named.items() if r is not None]
 
         monkeypatch.setattr(bench, "measure", stages)
         monkeypatch.setattr(trainbench, "loader_rate", lambda rig: rates["decode"])
-        monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: rates["synthetic"])
-        monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: rates["real"])
-        ran = cli("bench", image_folder, *SMALL, "--no-advice", "--json", *flags)
+        monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: rates["synthetic"])
+        monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm, **_: rates["real"])
+        ran = cli("bench", image_folder, *SMALL, "--json", *flags)
         assert ran.code == 0, ran.err
         return json.loads(ran.out)
 
@@ -107,11 +113,11 @@ def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):
 
 
 def test_no_verdict_is_printed_and_nothing_is_tried(cli, image_folder, busy, monkeypatch):
-    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
-    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: 700.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
+    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm, **_: 700.0)
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
-    monkeypatch.setattr(advice, "real_rate", None)
-    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
+    monkeypatch.setattr(trainbench, "advise", None)
+    ran = cli("bench", image_folder, *SMALL, *TRIED)
     assert ran.code == 0, ran.err
     assert (
         "no verdict: the measurements disagree by more than 30% (the loader alone 310 img/s, and training end"
@@ -121,10 +127,9 @@ def test_no_verdict_is_printed_and_nothing_is_tried(cli, image_folder, busy, mon
 
 
 def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeypatch):
-    for name, rate in (("synthetic_rate", 300.0), ("loader_rate", 310.0)):
-        monkeypatch.setattr(trainbench, name, lambda rig, rate=rate: rate)
-    monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm: 290.0)
-    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
+    for name, rate in (("synthetic_rate", 300.0), ("loader_rate", 310.0), ("real_rate", 290.0)):
+        monkeypatch.setattr(trainbench, name, lambda *_, rate=rate, **__: rate)
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
     assert ran.code == 0, ran.err
     assert re.search(r"^load      load average [\d.]+ on the machine's \d+ cores, before measuring$", ran.out, re.M)
     assert "load      load average 7.5 before and 8.0 after, on 2 cores; other processes used 60%" in ran.out
@@ -134,7 +139,9 @@ def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeyp
 def test_the_harness_is_measured_against_itself(monkeypatch):
     speeds = itertools.chain([1.0], itertools.cycle([100.0, 110.0]))  # the first does not count
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: next(speeds))
-    alone, noise = trainbench.loader_alone(None, 3, Console(quiet=True))
+    table = Timetable(expected={"the loader alone": 1.0}, progress=Console(quiet=True))
+    effort = Effort(repeats=3, budget=budget.QUICK, timetable=table, advice=False)
+    alone, noise = trainbench.loader_alone(None, effort)
     assert (noise["first"], noise["second"], noise["n"]) == (100.0, 110.0, 3)
     assert noise["difference"] == pytest.approx(1 / 11, abs=1e-4)
     assert alone.n == 6
@@ -148,6 +155,50 @@ def test_it_measures_prints_and_advises(cli, image_folder):
     assert "none: the CPU trains on the loader's buffer itself" in ran.out
     assert "real/synthetic" in ran.out and "verdict" in ran.out
     assert "measured twice, it differs by" in ran.out
+
+
+def test_it_says_first_what_is_measured_and_for_how_long(cli, image_folder):
+    ran = cli("bench", image_folder, *SMALL, "--stages", "decode")
+    assert ran.code == 0, ran.err
+    plan = re.search(r"^plan      --quick, about [\d.]+ s: (.*)$", ran.out, re.M)
+    parts = [part.rsplit(" ", 2)[0] for part in plan.group(1).split(", ")]
+    assert parts[:2] == ["decoding", "the loader alone"] and parts[-1] == "training test_resnet"
+    for number, part in enumerate(parts, 1):
+        assert re.search(rf"^\[{number}/{len(parts)}\] {part}: about [\d.]+ s$", ran.err, re.M)
+    assert re.search(r"^          --full, about [\d.]+ (s|min): also tries what would be faster", ran.out, re.M)
+    assert re.search(r"^took      [\d.]+ (s|min), where [\d.]+ s were expected$", ran.out, re.M)
+
+
+def test_a_long_step_gets_a_smaller_batch_where_none_is_asked_for(cli, image_folder, monkeypatch):
+    monkeypatch.setattr(bench, "step_seconds", lambda rig: 0.2)  # of 8 images
+    flags = ("--arch", "test_resnet", "--img-size", "32", "--stages", "none", "--repeats", "1", "--no-amp")
+    ran = cli("bench", image_folder, *flags)
+    assert ran.code == 0, ran.err
+    assert "1 repeat, batch 8" in ran.out
+    assert "batch 8, since a step with the usual 64 takes about 2 s; -b 64 measures that one" in ran.out
+    ran = cli("bench", image_folder, *flags, "-b", "16", "--json")
+    assert ran.code == 0 and json.loads(ran.out)["batch_size"] == 16
+
+
+def test_full_compares_loaders_and_threads(cli, image_folder, tmp_path, monkeypatch):
+    """The loaders are not started: that they are all asked for is what counts here."""
+    asked = {}
+
+    def compare(dataset, source, names, setting, *_):
+        asked.update(names=names, threads=setting.threads)
+        return Comparison(setting=setting, data="", images=8, samples=8, left_out={}, about={}, missing={"ffcv": "pip"})
+
+    monkeypatch.setattr(bench, "compare", compare)
+    monkeypatch.setattr(request, "available_cpus", lambda: 3)
+    flags = ("--full", "--stages", "none", "--no-advice", "--json", "--plot", tmp_path / "x.png")
+    ran = cli("bench", image_folder, *SMALL, *flags)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert asked == {"names": tuple(request.PEERS), "threads": (1, 2, 3)}
+    assert [row["threads"] for row in found["scaling"]] == [1, 2, 3] and found["missing"] == {"ffcv": "pip"}
+    assert found["mode"] == "full" and (tmp_path / "x.png").is_file()
+    assert [part["part"] for part in found["plan"]][-3:] == ["training test_resnet", "numbers of threads", "loaders"]
+    assert all(part["seconds"] >= 0 and part["expected_seconds"] >= 0 for part in found["plan"])
 
 
 def test_json_has_what_a_script_needs(cli, trained):
@@ -190,7 +241,7 @@ def test_a_batch_that_batch_norms_cannot_take_is_a_sentence(cli, image_folder, t
 
 def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
     (image_folder / "red" / "000.jpg").write_bytes(b"nothing")
-    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice")
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
     assert ran.code == 0, ran.err
     assert "of the sampled images, 1 cannot be read" in ran.out and "red/000.jpg" in ran.out
 
@@ -204,6 +255,9 @@ def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
         (("--batch-size", "0"), "--batch-size 0: give 1 or more"),
         (("--repeats", "0"), "--repeats 0: give 1 or more"),
         (("--plot", "x.png"), "--plot has no effect without --loaders or --threads"),
+        (("--quick", "--full"), "--quick has no effect with --full; leave one of them out"),
+        (("--no-advice",), "--no-advice has no effect without --full"),
+        (("--arch", ","), "--arch ',': give the name of a model"),
         (("--scratch", "nowhere"), "--scratch nowhere: no such folder"),
         (("--loaders", "native,tensorflow"), "tensorflow"),
         (("--arch", "hf:nowhere"), "hf:nowhere"),
@@ -239,14 +293,13 @@ def test_data_that_cannot_be(cli, tmp_path, encode):
 def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch):
     """The advice was tried: its factor is the ratio of rates that were measured."""
 
-    def real(one, warm):
+    def real(one, warm, **_):
         return 900.0 if one.config.loader == "native" else 300.0
 
     monkeypatch.setattr(trainbench, "real_rate", real)
-    monkeypatch.setattr(advice, "real_rate", real)
-    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
-    ran = cli("bench", image_folder, *SMALL, "--loader", "torch", "--stages", "none", "--json")
+    ran = cli("bench", image_folder, *SMALL, *TRIED, "--loader", "torch", "--json")
     assert ran.code == 0, ran.err
     verdict = json.loads(ran.out)["training"][0]["verdict"]
     assert verdict["kind"] == "decode-bound"
@@ -271,15 +324,14 @@ def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
         noise = np.random.default_rng(i).integers(0, 256, (48, 700, 3), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / "data" / "one" / f"{i}.jpg")
 
-    def real(one, warm):
+    def real(one, warm, **_):
         return 100.0 if isinstance(one.loader.dataset, FilesDataset) else 170.0
 
     monkeypatch.setattr(trainbench, "real_rate", real)
-    monkeypatch.setattr(advice, "real_rate", real)
-    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
     monkeypatch.setattr(advice, "available_cpus", lambda: 1)
-    ran = cli("bench", tmp_path / "data", *SMALL, "--stages", "none", "--json", "--scratch", tmp_path)
+    ran = cli("bench", tmp_path / "data", *SMALL, *TRIED, "--json", "--scratch", tmp_path)
     assert ran.code == 0, ran.err
     ways = {one["change"]: one for one in json.loads(ran.out)["training"][0]["verdict"]["advice"]}
     assert ways["fastimg convert data DST, which tiles JPEGs"]["factor"] == 1.7
@@ -288,11 +340,10 @@ def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
 
 
 def test_what_is_tried_without_gain_is_said(cli, image_folder, monkeypatch):
-    monkeypatch.setattr(advice, "real_rate", lambda one, warm: 100.0)
-    monkeypatch.setattr(trainbench, "real_rate", lambda one, warm: 100.0)
-    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig: 1000.0)
+    monkeypatch.setattr(trainbench, "real_rate", lambda one, warm, **_: 100.0)
+    monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
-    ran = cli("bench", image_folder, *SMALL, "--stages", "none")
+    ran = cli("bench", image_folder, *SMALL, *TRIED)
     assert ran.code == 0, ran.err
     assert "tried without gain: fastimg convert images DST, which tiles JPEGs (1.00x)" in ran.out
 
@@ -306,7 +357,7 @@ def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch
     monkeypatch.setattr(tuning, "real_rate", real)
     monkeypatch.setattr(tuning, "available_cpus", lambda: 4)
     monkeypatch.setattr(tuning, "BATCHES", (4, 16))
-    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--no-advice", "--tune")
+    ran = cli("bench", image_folder, *SMALL, "--stages", "none", "--tune")
     assert ran.code == 0, ran.err
     file = tmp_path / "fastimg" / "machine.json"
     assert "\n  --workers 2 --prefetch 2 --batch-size 4\n" in ran.out
@@ -329,7 +380,6 @@ def test_a_stage_row_says_what_it_has():
     assert row.record()["ratio"] == 0.5 and row.record()["per_core"] == 50.0
     assert row.row()["of it"] == "0.50" and row.words() == "decode: ceiling: 2 x one"
     assert Stage(name="copy", note="none").record() == {"stage": "copy", "note": "none"}
-    assert stagebench.median_of([row], "decode") == 100.0 and stagebench.median_of([row], "copy") is None
 
 
 def test_sigterm_leaves_nothing_behind(cli, image_folder, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fastimg.bench import benchmark
 from fastimg.bench.ranks_share import ranks_share
-from fastimg.bench.verdict import Advice, Measured, NoVerdict, doubts, judge, together
+from fastimg.bench.verdict import Advice, Measured, NoVerdict, allowed, doubts, judge, together, widest
 from fastimg.models.ranks import Ranks
 from fastimg.system.machine_load import CpuTimes, Load, LoadWatch, read_cpu_times, share_of_others
 
@@ -89,12 +89,12 @@ def test_advice_says_whether_it_was_tried():
 
 
 @pytest.mark.parametrize(
-    ("changes", "repeats", "words"),
+    ("changes", "ranges", "words"),
     [
-        ({}, {"the step": (100.0, 129.0)}, None),
+        ({}, {"step": (100.0, 129.0)}, None),
+        ({"synthetic": 5_000.0, "step": 5_000.0}, {"synthetic": (4_000.0, 9_000.0), "real": (8_000.0, 9_999.0)}, None),
         ({"step": 1.25 * FAST, "real": 1.25 * FAST}, {}, None),
         ({"step": None, "augment": None, "copy": None}, {}, None),
-        ({}, {"the step": (100.0, 131.0)}, "the step from 100 to 131 img/s"),
         (
             {"step": 13.4, "synthetic": 124.0, "real": 79.0},
             {},
@@ -105,9 +105,35 @@ def test_advice_says_whether_it_was_tried():
         ({"decode": 5_000.0}, {}, "the loader alone 5,000 img/s, and training end to end, which cannot be faster"),
     ],
 )
-def test_rates_that_contradict_each_other_are_doubted(changes, repeats, words):
-    found = doubts(measured(**changes), repeats)
+def test_rates_that_contradict_each_other_are_doubted(changes, ranges, words):
+    found = doubts(measured(**changes), ranges)
     assert found == () if words is None else len(found) == 1 and found[0].startswith(words)
+
+
+def test_a_spread_that_allows_several_answers_is_uncertain():
+    one = measured(decode=2_000.0, synthetic=3_000.0, real=1_900.0)
+    sure = allowed(one, {"decode": (1_900.0, 2_100.0), "synthetic": (2_900.0, 3_100.0)}, (0.6, 0.7))
+    assert sure == ("decode-bound",) and judge(one, (), sure) == judge(one)
+    kinds = allowed(one, {"decode": (1_500.0, 3_500.0), "synthetic": (2_900.0, 3_100.0)}, (0.6, 0.7))
+    assert kinds == ("decode-bound", "compute-bound")
+    found = judge(one, (), kinds)
+    words = "uncertain: decode-bound or compute-bound, by the spread of the repeats; at their medians, "
+    assert found.sentence() == words + judge(one).sentence()
+    assert found.record()["kind"] == "uncertain" and found.record()["possible"] == list(kinds)
+    assert judge(one).record()["possible"] == ["decode-bound"]
+
+
+def test_on_shared_cores_the_share_decides_between_compute_and_balanced():
+    """As measured pair by pair, whatever the machine's speed was meanwhile."""
+    one = measured(decode=90_000.0, synthetic=700.0, real=690.0, shared=True, copy=None)
+    ranges = {"synthetic": (300.0, 1_400.0), "real": (290.0, 1_390.0)}
+    assert allowed(one, ranges, (0.95, 0.99)) == ("compute-bound",)
+    assert allowed(one, ranges, (0.5, 0.99)) == ("compute-bound", "balanced")
+
+
+def test_repeats_that_differ_much_are_named():
+    assert widest({"real": (100.0, 129.0), "alone": (100.0, 110.0)}) is None
+    assert widest({"real": (100.0, 131.0), "alone": (100.0, 180.0)}) == "alone"
 
 
 def test_the_loader_is_doubted_as_it_was_in_training():

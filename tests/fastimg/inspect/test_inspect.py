@@ -250,7 +250,7 @@ def test_trivials_operations_are_drawn_where_it_is_on(trained, look, tmp_path):
     assert not (tmp_path / "pictures" / "trivial.png").exists()
 
 
-def test_names_in_pictures_are_cut_with_an_ellipsis_and_missing_letters_are_said(tmp_path, trained, cli, monkeypatch):
+def test_names_in_pictures_are_shortened_and_those_that_no_font_has_are_said(tmp_path, trained, cli, monkeypatch):
     figures, savefig = [], Figure.savefig
     monkeypatch.setattr("fastimg.train.reporting.lettering._fallbacks", lambda wanted: [])  # no other font is installed
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), savefig(self, *args, **kw)))
@@ -259,15 +259,17 @@ def test_names_in_pictures_are_cut_with_an_ellipsis_and_missing_letters_are_said
         shutil.copytree(trained.images / "train" / source, data / name)
     ran = cli("inspect", data.parent, "--json", "-o", tmp_path / "p", "--img-size", "32", "--samples", "4")
     texts = {text.get_text() for figure in figures for text in figure.findobj(Text)}
-    assert {"\\u72ac", "y" * 17 + "…", "y" * 7 + "…"} <= texts
+    assert {"class 1", "y" * 9 + "…" + "y" * 8, "y" * 10 + "…" + "y" * 10} <= texts
     assert ran.code == 0 and json.loads(ran.out)["classes"] == 2
-    assert ran.err.count("pictures show 犬 as \\u72ac; install a font that has them") == 1
+    assert ran.err.count("pictures show 犬 as class 1; install a font that has them") == 1
 
 
 def drawn(monkeypatch):
     """The tiles of every sheet, by its file's name."""
     kept = {}
-    monkeypatch.setattr(sheets, "_save", lambda rows, names, file: kept.update({file.name: (rows, names)}) or [])
+    monkeypatch.setattr(
+        sheets, "save_sheet", lambda rows, names, side, file, _: kept.update({file.name: (rows, names)})
+    )
     return kept
 
 
@@ -290,10 +292,10 @@ def test_augmented_is_what_training_sees(trained, look, monkeypatch):
             expected.append({int(i): seen[row].permute(1, 2, 0).numpy() for row, i in enumerate(batch.ids)})
     loader.close()
     for row in rows:
-        matches = [i for i in expected[0] if np.array_equal(expected[0][i], row[0][0])]
+        matches = [i for i in expected[0] if np.array_equal(expected[0][i], row[0].pixels)]
         assert len(matches) == 1
-        assert np.array_equal(expected[1][matches[0]], row[7][0])
-        assert row[0][1].split(",")[0] in sheets.TRIVIAL
+        assert np.array_equal(expected[1][matches[0]], row[7].pixels)
+        assert row[0].lines[0] in sheets.TRIVIAL
     dataset.close()
     assert len(set(names)) == 3
 
@@ -301,15 +303,18 @@ def test_augmented_is_what_training_sees(trained, look, monkeypatch):
 def test_mixed_captions_name_the_shares(trained, look, monkeypatch):
     kept = drawn(monkeypatch)
     look(trained.images, "--mixup", "5", "--samples", "6")
-    captions = [caption for row in kept["augmented.png"][0] for _, caption in row]
-    assert any(" + " in caption and "%" in caption for caption in captions)
+    captions = [tile.lines for row in kept["augmented.png"][0] for tile in row]
+    assert any(len(lines) == 2 and all("%" in line for line in lines) for lines in captions)
 
 
 def test_an_image_that_another_covers_is_named_by_it(trained):
     dataset, policy = open_dataset(trained.images), Policy(trivial=True, mixup=1.0)
     plan = draw(policy, np.arange(2), 0, 0)
-    said = [sheets._happened(dataset, plan, policy, 0, torch.tensor(soft), 0) for soft in ([0.0, 1.0], [0.999, 0.001])]
-    assert said[0].endswith(", 100% green") and said[1] in sheets.TRIVIAL
+    classes = sheets._Classes(dataset, [0, 1])
+    one, other = (
+        sheets._happened(classes, plan, policy, 0, torch.tensor(soft), 0, 20) for soft in ([0.0, 1.0], [0.999, 0.001])
+    )
+    assert one == (*other, "\u200e100% green") and other[0] in sheets.TRIVIAL
     dataset.close()
 
 
@@ -324,7 +329,7 @@ def test_trivial_shows_every_operation(trained, look, monkeypatch):
     look(trained.images, "--aa", "trivial")
     rows, names = kept["trivial.png"]
     assert names == list(sheets.TRIVIAL) and [len(row) for row in rows].count(7) == 11
-    captions = {name: [caption for _, caption in row] for name, row in zip(names, rows, strict=True)}
+    captions = {name: [tile.lines[0] for tile in row] for name, row in zip(names, rows, strict=True)}
     assert captions["Rotate"] == ["-135 deg", "-90 deg", "-45 deg", "+0 deg", "+45 deg", "+90 deg", "+135 deg"]
     assert captions["TranslateX"][0] == "-32 px" and captions["TranslateX"][3] == "+0 px"
     assert captions["Posterize"][-1] == "2 bits" and captions["Solarize"][0] == "from 255"
@@ -357,7 +362,7 @@ def test_kornias_are_shown(trained, tmp_path, look, monkeypatch):
     look(trained.images, "--samples", "3", "--scale", "1", "1", "--ratio", "1", "1", "--config", file)
     inverted = kept["augmented.png"][0]
     same = [
-        np.array_equal(255 - a[0], b[0])
+        np.array_equal(255 - a.pixels, b.pixels)
         for r, s in zip(plain, inverted, strict=True)
         for a, b in zip(r, s, strict=True)
     ]

@@ -71,7 +71,9 @@ def test_places_are_those_of_a_stable_sort(classes, device):
     probabilities = logits.softmax(dim=1)
     ranked = np.argsort(-probabilities.numpy(), axis=1, kind="stable")
     batch = SimpleNamespace(weight=torch.ones(300), targets=targets.to(device))
-    _, _, first, place, share = (t.cpu().numpy() for t in evaluation._scored(batch, probabilities.to(device)))
+    scored = evaluation._scored(batch, probabilities.to(device))
+    _, _, first, confidence, place, share = (t.cpu().numpy() for t in scored)
+    np.testing.assert_array_equal(confidence, probabilities.numpy()[np.arange(300), first])
     assert first.tolist() == ranked[:, 0].tolist()
     assert place.tolist() == (ranked == targets.numpy()[:, None]).argmax(axis=1).tolist()
     expected = probabilities.numpy()[np.arange(300), targets.numpy()]
@@ -110,8 +112,8 @@ def test_the_picture(trained, tmp_path, cli):
 
 
 def test_what_the_picture_does_not_show_is_said(trained, plot, cli, monkeypatch):
-    monkeypatch.setattr("fastimg.train.reporting.plots.MOST", 2)
-    monkeypatch.setattr("fastimg.train.reporting.plots.SHOWN", 2)
+    monkeypatch.setattr("fastimg.train.reporting.confusion.WHOLE", 2)
+    monkeypatch.setattr("fastimg.train.reporting.confusion.NAMED", 2)
     ran = cli("eval", trained.run, trained.images, "--plot", plot, "--json")
     assert len(json.loads(ran.out)["confusion"]) == 3
     assert f"{plot}: the picture shows the 2 most confused of 3 classes; --json has all of them\n" in ran.err

@@ -9,7 +9,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 from matplotlib.text import Text
 
-from fastimg.train.reporting import plots
+from fastimg.train.reporting import confusion, plots
 from fastimg.train.reporting.lettering import Lettering, lettering
 
 
@@ -60,7 +60,9 @@ def test_a_font_that_has_the_letters_is_used(install, tmp_path):
     assert found.families[1:] == ("Dogs", "Faces") and found.note() is None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert plots.plot_confusion(np.eye(3, dtype=np.int64), ["犬", "猫 🐶", "dog"], "t", tmp_path / "c.png") == []
+        assert (
+            confusion.plot_confusion(np.eye(3, dtype=np.int64), ["犬", "猫 🐶", "dog"], "t", tmp_path / "c.png") == []
+        )
     assert not [str(one.message) for one in caught if "lyph" in str(one.message)]
 
 
@@ -87,19 +89,37 @@ def test_what_no_font_has_is_a_code_point_and_said(install):
         ("bell\x07", None, "bell\\x07"),
         ("\udcff", None, "\\udcff"),  # a file name that is not UTF-8
         ("abcdefgh", 8, "abcdefgh"),
-        ("abcdefghi", 8, "abcdefg…"),
-        ("abcdef ghi", 8, "abcdef…"),
-        ("鳥鳥鳥", 14, "\\u9ce5\\u9ce5…"),  # no code point is cut in two
+        ("abcdefghi", 8, "abcd…ghi"),
+        ("abc d e ghi", 8, "abc…ghi"),
+        ("鳥鳥鳥", 14, "\\u9ce5…\\u9ce5"),  # no code point is cut in two
     ],
 )
 def test_texts(text, length, drawn):
     assert Lettering((), frozenset("鳥")).text(text, length) == drawn
 
 
+def test_a_class_whose_name_no_font_has_is_a_number():
+    found = Lettering((), frozenset("犬鳥🐶"))
+    assert [found.class_label(name, 7) for name in ("犬", "犬鳥 dog", "dog 🐶 at home", "dog")] == [
+        *("class 7", "class 7", "dog \\U0001f436 at home", "dog")
+    ]
+    assert str(found.note({3: "鳥", 5: "dog"})).startswith(
+        "no installed font has all characters of the names: pictures show 鳥 as class 3; install a font"
+    )
+    assert "show 犬 as class 1, 🐶 as \\U0001f436; install" in str(found.note({1: "犬", 2: "dogs, all 🐶"}))
+    assert found.note({5: "dog"}) is None
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+def test_scripts_that_an_older_matplotlib_cannot_join_are_not_drawn(shaped, install, monkeypatch):
+    monkeypatch.setattr("fastimg.train.reporting.lettering._shapes", lambda: shaped)
+    assert lettering(["كلب", "größer"]).missing == (frozenset() if shaped else frozenset("كلب"))
+
+
 def test_all_texts_of_a_picture_get_the_fonts(install, tmp_path, monkeypatch):
     kept = []
-    save = plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, *rest: (save(figure, *rest), kept.append(figure)))
+    save = plots.save
+    monkeypatch.setattr(plots, "save", lambda figure, *rest: (save(figure, *rest), kept.append(figure)))
     install("Dogs", "犬")
     images = [np.zeros((8, 8, 3), np.uint8)] * 2
     assert plots.plot_predictions(images, ["犬 (50%)", "cat"], [True, False], tmp_path / "p.png") == []

@@ -1,0 +1,107 @@
+"""What `eval` writes of its mistakes: a table of all, and a sheet of those the model is surest of."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastimg.loaders import FilesDataset
+from fastimg.predict import mistakes
+from fastimg.predict.mistakes import Predictions, write_mistakes
+
+
+def predictions(truth, predicted, confidence):
+    n = len(truth)
+    return Predictions(
+        np.arange(n), np.array(truth), np.array(predicted), np.array(confidence), np.zeros(n, bool), np.zeros(n)
+    )
+
+
+@pytest.fixture
+def images(tmp_path, encode):
+    """Six images, the fourth of which is none."""
+    for i in range(6):
+        (tmp_path / f"{i}.jpg").write_bytes(b"nothing" if i == 3 else encode(seed=i))
+    data = FilesDataset(tmp_path, [f"{i}.jpg" for i in range(6)])
+    yield data
+    data.close()
+
+
+@pytest.fixture
+def sheet(monkeypatch):
+    """What would be drawn: rows, title."""
+    drawn = []
+    monkeypatch.setattr(
+        mistakes, "save_sheet", lambda rows, names, side, file, letters, title: drawn.append((rows, title))
+    )
+    return drawn
+
+
+def table(file):
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_the_surest_come_first_and_equal_ones_in_order(images, tmp_path, sheet):
+    found = predictions([0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 1, 0], [0.99, 0.7, 0.9, 0.7, 0.95, float("nan")])
+    written = write_mistakes(found, images, ("cat", "犬"), "val", tmp_path)
+    rows = table(written.table)
+    assert [row["key"] for row in rows] == ["4.jpg", "2.jpg", "1.jpg", "3.jpg", "5.jpg"]
+    assert rows[1] == {
+        "key": "2.jpg",
+        "true": "犬",
+        "true_index": "1",
+        "predicted": "cat",
+        "predicted_index": "0",
+        "confidence": "0.900000",
+    }
+    ((tiles,), title) = sheet[0]
+    assert title == "val: 5 mistakes among 6 images, the surest first; red: what was predicted"
+    assert [line.lstrip("\u200e") for line in tiles[1].lines][::2] == ["90% cat", "2.jpg"]
+
+
+def test_an_image_that_cannot_be_decoded_is_grey(images, tmp_path, sheet):
+    """Another loader may have decoded it."""
+    found = predictions([0] * 6, [0, 0, 1, 1, 0, 0], [0.9] * 6)
+    assert write_mistakes(found, images, ("a", "b"), "val", tmp_path).undecodable == 1
+    tiles = sheet[0][0][0]
+    assert tiles[0].pixels.std() > 0 and tiles[1].pixels.std() == 0
+
+
+def test_a_sheet_has_so_many_and_no_more(images, tmp_path, sheet, monkeypatch):
+    monkeypatch.setattr(mistakes, "SHOWN", 2)
+    found = predictions([0] * 6, [1, 1, 1, 0, 0, 0], [0.9, 0.8, 0.7, 1.0, 1.0, 1.0])
+    written = write_mistakes(found, images, ("a", "b"), "val", tmp_path)
+    assert len(table(written.table)) == 3 and [len(row) for row in sheet[0][0]] == [2]
+    assert "3 mistakes among 6 images, the 2 surest of them" in sheet[0][1]
+
+
+@pytest.mark.parametrize("wrong", [0, 4])
+def test_the_picture_opens(wrong, images, tmp_path):
+    found = predictions([0] * 6, [1] * wrong + [0] * (6 - wrong), [0.9] * 6)
+    written = write_mistakes(found, images, ("a", "$b$"), "val", tmp_path)
+    with Image.open(written.sheet) as picture:
+        assert np.asarray(picture.convert("L")).std() > 0
+        if wrong == 0:
+            assert picture.height < 200  # the title alone
+
+
+def test_eval_writes_them_beside_the_confusion_matrix(trained, tmp_path, cli):
+    ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png", "--json", "--no-amp")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["mistakes"] == str(tmp_path / "mistakes.csv")
+    assert told["mistakes_sheet"] == str(tmp_path / "mistakes.png") and (tmp_path / "mistakes.png").is_file()
+    matrix = np.array(told["confusion"])
+    rows = table(tmp_path / "mistakes.csv")
+    assert len(rows) == matrix.sum() - matrix.trace()
+    pairs = [(int(row["true_index"]), int(row["predicted_index"])) for row in rows]
+    assert all(pairs.count((t, p)) == matrix[t, p] for t in range(3) for p in range(3) if t != p)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(trained, tmp_path, cli):
+    (tmp_path / "mistakes.csv").mkdir()
+    ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png")
+    assert ran.code == 1 and "choose a folder that can be written" in ran.err and "Traceback" not in ran.err
