@@ -1,0 +1,133 @@
+"""Two checkouts of fastimg against each other: the same commands on the same data, in turns.
+
+    python benchmarks/checkouts.py BEFORE AFTER --images FOLDER [--more FOLDER] [--weights FILE] [--repeats 3]
+
+BEFORE and AFTER are folders with an environment in .venv each, both warm: every command runs once before it counts.
+Measured are the seconds on the clock and of the processor, which other work on the machine lengthens less, and what the
+commands report: accuracies of validation, sizes of shards, and whether the shards of both are the same bytes.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import measure
+from rich.console import Console
+
+Found = dict[str, float | str]  # what one command took and reported
+
+
+def main() -> None:
+    """Measure, print, and append the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", type=Path, nargs=2, metavar="CHECKOUT")
+    parser.add_argument("--images", type=Path, required=True, help="photographs by class")
+    parser.add_argument("--more", type=Path, help="another set")
+    parser.add_argument("--weights", type=Path, help="safetensors of mobilenetv2_100 for a frozen encoder")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=measure.RESULTS / "checkouts.jsonl")
+    args = parser.parse_args()
+    runs: dict[tuple[str, str], list[Found]] = {}
+    for number in range(args.repeats + 1):
+        for checkout in args.checkouts:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, found in once(checkout, Path(folder), args):
+                    if number:
+                        runs.setdefault((name, _commit(checkout)), []).append(found)
+    rows = []
+    environment = measure.environment()
+    for (name, commit), all_found in runs.items():
+        row = {"what": name, "commit": commit, **_summary(all_found)}
+        flat = measure.flat({key: value for key, value in row.items() if value is not None})
+        measure.append(args.out, {"benchmark": "checkouts", **flat, "environment": environment})
+        rows.append({key: v.text() if isinstance(v, measure.Spread) else v for key, v in row.items()})
+    measure.show(Console(width=140), "two checkouts", rows)
+
+
+def once(checkout: Path, folder: Path, args: argparse.Namespace) -> list[tuple[str, Found]]:
+    """Every command of one checkout, and what it took."""
+    found = [("demo", _timed(checkout, ["demo", "--output", f"{folder}/demo"], partial(_accuracy, folder / "demo")))]
+    for images in filter(None, (args.images, args.more)):
+        shards = folder / images.name
+        convert = ["convert", str(images), str(shards), "--val-fraction", "0.2", "--overwrite"]
+        found.append((f"convert {images.name}", _timed(checkout, convert, partial(_shards, shards))))
+        found.append((f"verify {images.name}", _timed(checkout, ["verify", str(shards), "--deep"])))
+        if args.weights is None:
+            continue
+        train = ["train", str(shards), "--arch", "mobilenetv2_100", "--model-kwargs", "pad_type=same"]
+        train += [
+            "--weights",
+            str(args.weights),
+            "--freeze",
+            "backbone",
+            "--epochs",
+            "10",
+            "--output",
+            f"{folder}/runs",
+        ]
+        train += ["--cache-dir", f"{folder}/cache-{images.name}", "--name", images.name]
+        result = _timed(checkout, train, partial(_accuracy, folder / "runs" / images.name))
+        found.append((f"frozen encoder, {images.name}", result))
+    return found
+
+
+def _timed(checkout: Path, arguments: list[str], report: Callable[[], Found] = dict) -> Found:
+    """Run `fastimg` of a checkout. Raises SystemExit with its last line where it fails."""
+    program = [str(checkout / ".venv" / "bin" / "fastimg"), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(program, capture_output=True, text=True, env={**environment, "FASTIMG_PROFILE": "off"})
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        sys.exit(f"{checkout}: {' '.join(arguments)}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "cpu_seconds": cpu, **report()}
+
+
+def _accuracy(folder: Path) -> Found:
+    """The best accuracy of validation in the newest metrics.jsonl below a folder."""
+    logs = sorted(folder.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
+    records = [json.loads(line) for line in logs[-1].read_text().splitlines()]
+    return {"accuracy": max(record["top1"] for record in records if record["kind"] == "val")}
+
+
+def _shards(folder: Path) -> Found:
+    """The size of shards, and a digest of all their bytes."""
+    files = sorted(folder.glob("*.tar"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return {"bytes": float(sum(file.stat().st_size for file in files)), "sha256": digest.hexdigest()[:16]}
+
+
+def _summary(runs: list[Found]) -> dict[str, measure.Spread | str | float | None]:
+    """Medians of numbers; of words and of what never changes, the value."""
+    row: dict[str, measure.Spread | str | float | None] = {}
+    for key in ("seconds", "cpu_seconds", "accuracy", "bytes", "sha256"):
+        values = [run[key] for run in runs if key in run]
+        if not values:
+            row[key] = None
+        elif len(set(values)) == 1:
+            row[key] = values[0]
+        else:
+            row[key] = measure.Spread.of([float(value) for value in values])
+    return row
+
+
+def _commit(checkout: Path) -> str:
+    """The commit of a checkout."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
