@@ -66,7 +66,8 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "bench": {
         "what to measure": (
-            *("arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats", "batch_size"),
+            *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats"),
+            "batch_size",
             "img_size",
         ),
         "data": ("split", "loader", "workers", "decode", "seed", "scratch"),
