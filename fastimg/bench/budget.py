@@ -41,7 +41,7 @@ class Budget:
 
 
 QUICK = Budget(flag="--quick", epoch=0.5, training=1.0, stage=0.2, calls=1, steps=1, nbytes=96 << 20, step=0.4)
-FULL = Budget(flag="--full", epoch=1.0, training=1.0, stage=1 / 3, calls=3, steps=2, nbytes=FILE, step=None)
+FULL = Budget(flag="--full", epoch=1.0, training=2.0, stage=1 / 3, calls=3, steps=2, nbytes=FILE, step=None)
 
 
 @dataclass(frozen=True, kw_only=True)

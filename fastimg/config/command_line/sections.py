@@ -66,7 +66,8 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "bench": {
         "what to measure": (
-            *("arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats", "batch_size"),
+            *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "no_advice", "images", "repeats"),
+            "batch_size",
             "img_size",
         ),
         "data": ("split", "loader", "workers", "decode", "seed", "scratch"),
@@ -93,8 +94,8 @@ FIRST: Mapping[str, frozenset[str]] = {
     "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),
     "bench": frozenset(
         (
-            *("arch", "stages", "loaders", "threads", "tune", "batch_size", "img_size", "loader", "workers"),
-            *("device", "plot", "json"),
+            *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "batch_size", "img_size", "loader"),
+            *("workers", "device", "plot", "json"),
         )
     ),
 }
@@ -114,5 +115,5 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "inspect": (("fastimg inspect shards/", "counts, duplicates, and pictures of samples and augmentation"),),
     "embed": (("fastimg embed shards/ OUT --arch resnet50 --pretrained", "embeddings of every image"),),
     "export": (("fastimg export runs/NAME --output model.onnx --check", "ONNX, compared with `predict`"),),
-    "bench": (("fastimg bench shards/ --arch resnet50", "what limits training here, and what to change"),),
+    "bench": (("fastimg bench shards/", "what limits training here, and what to change"),),
 }

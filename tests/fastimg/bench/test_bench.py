@@ -170,7 +170,7 @@ def test_it_says_first_what_is_measured_and_for_how_long(cli, image_folder):
 
 
 def test_a_long_step_gets_a_smaller_batch_where_none_is_asked_for(cli, image_folder, monkeypatch):
-    monkeypatch.setattr(bench, "step_seconds", lambda rig: 0.2)  # of 8 images
+    monkeypatch.setattr(bench, "step_seconds", lambda rig: 0.3)  # of 8 images
     flags = ("--arch", "test_resnet", "--img-size", "32", "--stages", "none", "--repeats", "1", "--no-amp")
     ran = cli("bench", image_folder, *flags)
     assert ran.code == 0, ran.err
