@@ -67,6 +67,8 @@ def run(arguments: Sequence[str]) -> int:
         return _dispatch(list(arguments), console)
     except UserError as error:
         return _end(console, error.exit_code, prefix + with_flags(str(error)))
+    except SystemExit as stop:  # SIGTERM during `bench`
+        return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
         return _end(console, 130, "fastimg: interrupted")
     except BrokenPipeError:  # the reader of our output has gone: `fastimg ... | head`

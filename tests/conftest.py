@@ -1,5 +1,7 @@
 """Data that tests make for themselves, batches of any loader, and an end to what hangs or is left running."""
 
+import dataclasses
+import fcntl
 import gc
 import importlib
 import inspect
@@ -8,8 +10,10 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -22,7 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: a thread that waits is not to spin
 import torch
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 from PIL import Image
 
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig, RandomResizedCrop
@@ -63,6 +71,40 @@ def write_image_folder(root: Path, per_class: int = 12, colours: dict[str, tuple
     return root
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    """What one worker compiles with numba, the others read from the cache: each function has a lock."""
+    if worker_id == "master":
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp().parent
+    compile, held = Dispatcher.compile, set()
+
+    def compile_once(dispatcher: Any, signature: object) -> object:
+        name = re.sub(r"\W", "_", f"{dispatcher.py_func.__module__}.{dispatcher.py_func.__qualname__}")
+        with global_compiler_lock:  # first: the thread that waits for the file has it
+            if not getattr(dispatcher._cache, "cache_path", None) or name in held:
+                return compile(dispatcher, signature)
+            held.add(name)
+            try:
+                with (folder / f"{name}.lock").open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    return compile(dispatcher, signature)
+            finally:
+                held.remove(name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Dispatcher, "compile", compile_once)
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first, so that none of the longest is left for the end."""
+    starts = {"python", "interpreted"}
+    long = {item.path for item in items if item.get_closest_marker("slow") or starts & set(item.fixturenames)}  # type: ignore[attr-defined]
+    items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_collection_finish() -> None:
     """What imports have made stays: `gc.collect` in a test need not look through it, which takes half a second."""
     gc.collect()
@@ -84,6 +126,55 @@ def write_images() -> Callable[..., Path]:
 def image_folder(tmp_path: Path) -> Path:
     """An unsplit class folder: blue, green and red, twelve small JPEG and PNG images each."""
     return write_image_folder(tmp_path / "images")
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
+    """A command that does what `python` does, and starts in a moment: see forkserver.py.
+
+    The workers of a session share the server. It ends with the last of them.
+    """
+    if not hasattr(os, "pidfd_open"):
+        yield sys.executable
+        return
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    with (shared / "forkserver.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = shared / "python"
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.connect((shared / "forkserver.address").read_text())
+        except OSError:
+            address = start_forkserver(command)
+            (shared / "forkserver.address").write_text(address)
+            holder.connect(address)
+        holder.sendall(bytes(8))
+    with holder, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHON_EXEC", str(command))  # with which torchrun starts its ranks
+        yield str(command)
+
+
+def start_forkserver(command: Path) -> str:
+    """Start the server, and write the `command` of its clients. Its address."""
+    script = Path(__file__).with_name("forkserver.py")
+    address = str(Path(tempfile.mkdtemp(prefix="fastimg-")) / "forkserver")  # short: an address has 107 characters
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not be forked
+    server = subprocess.Popen(
+        [sys.executable, str(script), address],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **alone},
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    with server.stdout as said:
+        assert said.readline() == "ready\n"
+    server.returncode = 0  # it ends with its last holder, for which nobody waits
+    command.write_text(f"#!/bin/sh\nexec '{sys.executable}' -IS '{script}' '{address}' \"$@\"\n")
+    command.chmod(0o755)
+    return address
 
 
 @pytest.fixture
@@ -244,6 +335,37 @@ def difference() -> Callable[[list[Read], list[Read]], float]:
         return sum(pairs) / len(pairs)
 
     return compare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """Triton's interpreter in half the time, where it interprets.
+
+    It does not compute each sum and product again with 64 bits, to look for overflows, and it prepares Triton's
+    language once in a launch for the functions of a file, instead of at every call of one.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    prepared: set[int] = set()
+    launch, builder = interpreter.GridExecutor.__call__, interpreter.interpreter_builder
+
+    def launch_anew(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared.clear()
+        return launch(executor, *args, **kwargs)
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(function.fn.__globals__) not in prepared:
+            prepared.add(id(function.fn.__globals__))
+            interpreter._patch_lang(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+        patched.setattr(interpreter.InterpretedFunction, "__call__", call)
+        patched.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+        yield
 
 
 def _takes_loops() -> bool:

@@ -83,7 +83,7 @@ class TestInterpreted:
     def test_policies_and_types(self, name, dtype):
         policy = POLICIES[name]
         for size, shape in enumerate([(29, 22), (1, 1)]):
-            batch = 10 if name.endswith("trivial") else 4
+            batch = 6 if name.endswith("trivial") else 4
             check(draw(policy, np.arange(batch), size, 0), images(batch, *shape), policy, dtype, by_table=True)
 
     @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 2), (2, 7), (3, 3), (37, 53), (64, 64), (65, 64)])
@@ -92,10 +92,13 @@ class TestInterpreted:
         for batch in (1, 8):
             check(draw(POLICIES[name], np.arange(batch) + 7, 1, 2), images(batch, *shape), POLICIES[name])
 
-    @pytest.mark.parametrize("policy", [Policy(trivial=True), Policy(trivial=True, saturation=(0.0, 2.0))])
-    def test_trivial_augment(self, policy):
-        """Each operation at five magnitudes of both signs."""
-        rows = [(o * BINS + b) * 2 + s for o in range(len(TRIVIAL)) for b in (0, 6, 15, 23, 30) for s in (0, 1)]
+    @pytest.mark.parametrize(
+        ("policy", "bins"),
+        [(Policy(trivial=True), (0, 6, 15, 23, 30)), (Policy(trivial=True, saturation=(0, 2)), (6, 30))],
+    )
+    def test_trivial_augment(self, policy, bins):
+        """Each operation at five magnitudes of both signs, and at two behind another operation."""
+        rows = [(o * BINS + b) * 2 + s for o in range(len(TRIVIAL)) for b in bins for s in (0, 1)]
         plan = draw(policy, np.arange(len(rows)), 0, 0)
         ops, amounts = plan.ops.clone(), plan.magnitudes.clone()
         ops[:, -1] = torch.from_numpy(trivial_table().ops[rows])
@@ -114,12 +117,12 @@ class TestInterpreted:
         """Any operation anywhere: statistics in every column, and sharpness before others."""
         rng = np.random.default_rng(count)
         columns = [
-            [(op, float(rng.choice(magnitudes(op)))) for op in map(Op, rng.integers(0, len(Op), 24))]
+            [(op, float(rng.choice(magnitudes(op)))) for op in map(Op, rng.integers(0, len(Op), 12))]
             for _ in range(count)
         ]
-        plan = plan_of_columns(*columns) if count else draw(Policy(rotate=9), np.arange(24), 0, 0)
+        plan = plan_of_columns(*columns) if count else draw(Policy(rotate=9), np.arange(12), 0, 0)
         assert plan.passes == count
-        check(plan, images(24, 9, 14))
+        check(plan, images(12, 9, 14))
 
     def test_two_statistics_passes(self):
         contrast, images_ = [(Op.CONTRAST, 0.3), (Op.CONTRAST, 1.9)] * 4, images(8, 33, 20)
@@ -138,17 +141,17 @@ class TestInterpreted:
 
     @pytest.mark.parametrize("name", ["nothing", "flips", "jitter, trivial"])
     def test_strides(self, name):
-        policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(4), 3, 0)
-        whole = images(9, 20, 30)
+        policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(2), 3, 0)
+        whole = images(5, 20, 30)
         for batch in (
-            whole[:4].contiguous(),
+            whole[:2].contiguous(),
             whole[1::2],
-            whole[:4, :, 3:17, 5:24],
-            whole[:4, :, ::2, ::3],
-            whole[:4].flip(1).transpose(2, 3),
-            whole[:1].expand(4, -1, -1, -1),
-            whole[:4].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
-            torch.cat([whole[:4], whole[4:8]], dim=1)[:, 1::2],
+            whole[:2, :, 3:17, 5:24],
+            whole[:2, :, ::2, ::3],
+            whole[:2].flip(1).transpose(2, 3),
+            whole[:1].expand(2, -1, -1, -1),
+            whole[:2].permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+            torch.cat([whole[:2], whole[2:4]], dim=1)[:, 1::2],
         ):
             check(plan, batch, policy)
 
@@ -158,7 +161,7 @@ class TestInterpreted:
         """Widths that are multiples of 8: values in memory order, mirrored and not; sharpness by columns."""
         policy = POLICIES[name]
         for seed, shape in enumerate([(6, 24), (1, 8)]):
-            batch = 8 if name == "trivial" else 3
+            batch = 5 if name == "trivial" else 3
             plan = draw(policy, np.arange(batch), seed, 0)
             check(plan, images(batch, *shape), policy, dtype, by_table=True)
 
@@ -176,7 +179,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("op", Op)
     def test_an_operation_on_rows_of_whole_words(self, op):
         """Alone in its column, and as one of many: on images that are flipped and on rotated ones."""
-        column = [(op, magnitude) for magnitude in magnitudes(op)[:4] for _ in range(2)]
+        column = [(op, magnitude) for magnitude in magnitudes(op)[:3:2] for _ in range(2)]
         plan = plan_of_columns(column)
         check(plan, images(len(column), 5, 16))
         rotated = dataclasses.replace(plan, angle=torch.arange(len(column), dtype=torch.float64) % 2 * 10)
@@ -184,20 +187,20 @@ class TestInterpreted:
         check(plan_of_columns([(Op.SOLARIZE, 99.0)] * len(column), column), images(len(column), 5, 16))
 
     def test_strides_of_rows_of_whole_words(self):
-        whole = images(9, 20, 32)
+        whole = images(5, 20, 32)
         for name in ("flips", "trivial"):
-            policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(4), 3, 0)
+            policy, plan = POLICIES[name], draw(POLICIES[name], np.arange(2), 3, 0)
             for batch in (
                 whole[1::2],
-                whole[:4, :, 2:18, 8:24],
-                whole[:4, :, ::2, ::2],
-                whole[:4].flip(1),
-                whole[:1].expand(4, -1, -1, -1),
-                torch.cat([whole[:4], whole[4:8]], dim=1)[:, 1::2],
+                whole[:2, :, 2:18, 8:24],
+                whole[:2, :, ::2, ::2],
+                whole[:2].flip(1),
+                whole[:1].expand(2, -1, -1, -1),
+                torch.cat([whole[:2], whole[2:4]], dim=1)[:, 1::2],
             ):
                 check(plan, batch, policy)
-            moved = torch.zeros(4 * 20 * 32 * 3 + 1, dtype=torch.uint8)[1:].view(4, 20, 32, 3)  # at an odd address
-            check(plan, moved.copy_(whole[:4].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
+            moved = torch.zeros(2 * 20 * 32 * 3 + 1, dtype=torch.uint8)[1:].view(2, 20, 32, 3)  # at an odd address
+            check(plan, moved.copy_(whole[:2].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
 
     def test_the_path_of_each_image(self):
         """Images in memory order beside rotated, coloured, sharpened and erased ones in one batch."""
@@ -292,14 +295,19 @@ def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0
     return plan, [(kernel.fn.__name__, grid[0], values) for kernel, grid, values in launches]
 
 
+@pytest.fixture(scope="module")
+def already_compiled():
+    """{kernel, types and constants of its arguments: what Triton made of it}."""
+    return {}
+
+
 @pytest.fixture
-def compiled(launches, tmp_path, monkeypatch):
+def compiled(launches, already_compiled, tmp_path, monkeypatch):
     """`compiled(policy, dtype, shape, lines)`: launches, compiled for an H200: [(name, values, {kind: text})]."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kinds = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
-    done = {}
 
     def compiled(policy, dtype, shape, lines=True):
         launch(launches, policy, np.arange(16), dtype, shape, lines=lines)
@@ -317,11 +325,11 @@ def compiled(launches, tmp_path, monkeypatch):
                         aligned[(position,)] = [["tt.divisibility", 16]]
             name = kernel.fn.__name__
             key = name, str(signature), str(constants), str(aligned)
-            if key not in done:
+            if key not in already_compiled:
                 source = compiler.ASTSource(kernel, signature, constants, aligned)
                 options = fused.PIXEL_OPTIONS if name == "_pixels" else fused.OPTIONS
-                done[key] = triton.compile(source, target=target, options=options)
-            results.append((name, values, done[key].asm))
+                already_compiled[key] = triton.compile(source, target=target, options=options)
+            results.append((name, values, already_compiled[key].asm))
         return results
 
     return compiled
@@ -337,7 +345,8 @@ def accesses(ptx, kind):
 def test_kernels_compile_for_an_h200(compiled, dtype):
     """Without a device. Nothing is spilled, and no multiplication is fused with an addition but the line's."""
     names = set()
-    for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), [(224, 224), (37, 53)]):
+    shapes = [(224, 224), (37, 53)] if dtype in (torch.bfloat16, torch.float32) else [(224, 224)]
+    for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), shapes):
         for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
             names.add(kernel)
             fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from fastimg.cli import run
 TWO_RANKS = """
 import json, os, sys
 from fastimg import cli
+from fastimg.train.reporting import summary
+summary.plot_curves = lambda *_: None
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # torchrun keeps one store: the ranks meet anew
     if cli.run(arguments):
@@ -59,13 +60,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def two_ranks(tmp_path: Path) -> Callable[..., Ran]:
+def two_ranks(tmp_path: Path, python: str) -> Callable[..., Ran]:
     """`two_ranks(arguments, ...)`: commands one after the other, by two ranks that torchrun starts once."""
 
     def launch(*commands: Sequence[object]) -> Ran:
         script = tmp_path / "two_ranks.py"
         script.write_text(TWO_RANKS)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         texts = json.dumps([[str(argument) for argument in arguments] for arguments in commands])
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [*launcher, str(script), texts]

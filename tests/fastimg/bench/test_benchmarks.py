@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.mark.slow
-def test_techniques_are_measured_beside_the_plain_run(tmp_path: Path) -> None:
+def test_techniques_are_measured_beside_the_plain_run(tmp_path: Path, python: str) -> None:
     out = tmp_path / "train.jsonl"
     small = ["--arch", "test_vit", "--size", "32", "--batch-size", "4", "--steps", "2", "--repeats", "1"]
     only = ["--images", "4", "--only", "EMA", "ghost norm, halves", "--out", str(out)]
-    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "train.py"), *small, *only]
+    command = [python, "-W", "ignore", str(BENCHMARKS / "train.py"), *small, *only]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record["variant"]: record for record in map(json.loads, out.read_text().splitlines())}

@@ -3,7 +3,6 @@
 import importlib
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -66,17 +65,17 @@ def test_the_lock_is_sampled(module: Any) -> None:
     assert sampler.calibration["idle"] < share < sampler.calibration["busy"]  # a third on a machine that is idle
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "loaders.py"), *arguments]
+def run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [python, "-W", "ignore", str(BENCHMARKS / "loaders.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
-def test_a_whole_run(make_image_folder: Any, tmp_path: Path) -> None:
+def test_a_whole_run(make_image_folder: Any, python: str, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     common = ["--data", str(make_image_folder(8)), "--images", "48", "--batch-size", "16", "--size", "32"]
     common += ["--repeats", "2", "--out", str(out)]
-    done = run(*common, "--peers", "torch", "ffcv", "dali")
+    done = run(python, *common, "--peers", "torch", "ffcv", "dali")
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record["loader"]: record for record in map(json.loads, out.read_text().splitlines())}
     for name in ("ffcv", "dali"):
@@ -90,7 +89,7 @@ def test_a_whole_run(make_image_folder: Any, tmp_path: Path) -> None:
     assert ours["worst_image"] == 0 and theirs["mean_difference"] < 0.2
     assert theirs["ks_area"] < 0.5 and ours["boxes"] == theirs["boxes"] == 48
 
-    done = run(*common, "--stages", "--gil", "--workers", "1")
+    done = run(python, *common, "--stages", "--gil", "--workers", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     stages, gil = map(json.loads, out.read_text().splitlines()[-2:])
     assert stages["benchmark"] == "loader stages" and stages["sum"] > 0 and stages["samples"] == 36  # the JPEGs

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -396,9 +395,9 @@ def test_several_takes_classes_in_turn(tmp_path, encode):
 
 
 @pytest.mark.slow
-def test_the_real_program_on_the_digits(tmp_path):
+def test_the_real_program_on_the_digits(tmp_path, python):
     from fastimg.data.digits import digits_folder
 
-    program = [sys.executable, "-m", "fastimg", "inspect", str(digits_folder()), "-o", str(tmp_path / "p"), "--json"]
+    program = [python, "-m", "fastimg", "inspect", str(digits_folder()), "-o", str(tmp_path / "p"), "--json"]
     ran = subprocess.run(program, capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["images"] == 1797

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,8 +36,8 @@ from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
 
 
-def command(ranks: int, *arguments: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+def command(python: str, *arguments: str) -> list[str]:
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, "-m", "fastimg", *arguments]
 
 
@@ -111,12 +110,12 @@ def test_two_ranks_train_like_one_process(
 
 @pytest.mark.slow
 def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
-    make_image_folder: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_image_folder: Callable[[int], Path], python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = make_image_folder(9)
     flags = [*arguments(data, tmp_path / "runs", "test_resnet", 4), "--epochs", "12"]
     run = tmp_path / "runs/run"
-    process = subprocess.Popen(command(2, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command(python, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         for _ in range(12000):
             if process.poll() is not None or len(rundir.read_log(run)) >= 5:
@@ -140,10 +139,12 @@ def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
 
 
 @pytest.mark.slow
-def test_what_only_rank_0_finds_wrong_is_one_line(make_image_folder: Callable[[int], Path], tmp_path: Path) -> None:
+def test_what_only_rank_0_finds_wrong_is_one_line(
+    make_image_folder: Callable[[int], Path], python: str, tmp_path: Path
+) -> None:
     """Rank 0 builds the model first, while rank 1 waits at a barrier. The rest is torchrun's own report."""
     flags = arguments(make_image_folder(2), tmp_path / "runs", "no_such_model", 4)
-    done = subprocess.run(command(2, *flags), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command(python, *flags), capture_output=True, text=True, timeout=300)
     ours, reported, _ = done.stderr.partition("ChildFailedError")
     assert done.returncode == 1 and reported
     assert ours.count("fastimg: error: --arch no_such_model: timm has no such model") == 1
@@ -207,9 +208,9 @@ def impatient(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_ranks_wait_longer_than_the_process_group_would(impatient: Path) -> None:
+def test_ranks_wait_longer_than_the_process_group_would(impatient: Path, python: str) -> None:
     """For rank 0 in a block of its own, for the others in theirs, and for what each says."""
-    launcher = [*command(2)[:-2], str(impatient), "3", "blocks"]
+    launcher = [*command(python)[:-2], str(impatient), "3", "blocks"]
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: ['0', '1'] 0 False False" for rank in (0, 1)]
@@ -217,10 +218,10 @@ def test_ranks_wait_longer_than_the_process_group_would(impatient: Path) -> None
 
 @pytest.mark.slow
 def test_a_run_whose_rank_0_scans_and_reads_for_longer_goes_on(
-    make_image_folder: Callable[[int], Path], impatient: Path, tmp_path: Path
+    make_image_folder: Callable[[int], Path], impatient: Path, python: str, tmp_path: Path
 ) -> None:
     flags = [*arguments(make_image_folder(9), tmp_path / "runs", "test_vit", 4), "--freeze", "backbone", "--no-aug"]
-    launcher = [*command(2)[:-2], str(impatient), "8", "slow", *flags, "--cache-dir", str(tmp_path / "cache")]
+    launcher = [*command(python)[:-2], str(impatient), "8", "slow", *flags, "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "last checkpoint" in done.stdout
@@ -228,7 +229,7 @@ def test_a_run_whose_rank_0_scans_and_reads_for_longer_goes_on(
 
 @pytest.mark.slow
 def test_a_rank_0_that_is_killed_while_others_wait_ends_them(
-    make_image_folder: Callable[[int], Path], impatient: Path, tmp_path: Path
+    make_image_folder: Callable[[int], Path], impatient: Path, python: str, tmp_path: Path
 ) -> None:
     """Where no torchrun ends them, and the store outlives rank 0: by its silence."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -237,7 +238,7 @@ def test_a_rank_0_that_is_killed_while_others_wait_ends_them(
     flags = arguments(make_image_folder(2), tmp_path / "runs", "test_vit", 4)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(impatient), "600", "killed", *flags],
+            [python, str(impatient), "600", "killed", *flags],
             env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
             stderr=subprocess.PIPE,
             text=True,
@@ -381,11 +382,11 @@ with start("cpu") as ranks:
 
 
 @pytest.mark.slow
-def test_gradients_of_two_ranks(tmp_path: Path) -> None:
+def test_gradients_of_two_ranks(tmp_path: Path, python: str) -> None:
     """Without warnings of strides in either layout; the same with a static graph; near that when compressed."""
     script = tmp_path / "gradients.py"
     script.write_text(GRADIENTS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*launcher, str(script)], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -137,11 +136,11 @@ sys.exit(cli.run(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_ranks_search_before_their_norms_are_shared(trained, tmp_path):
+def test_ranks_search_before_their_norms_are_shared(trained, tmp_path, python):
     """Trials end by each rank's clock, rank 0 here after eight steps and rank 1 after two: if a step met the other
     rank, that would wait for ever."""
     (tmp_path / "uneven.py").write_text(UNEVEN)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     flags = ["--arch", "test_efficientnet", "--img-size", "32", "-b", "auto", "--sync-bn", "--workers", "1", "--no-amp"]
     more = ["--epochs", "1", "-o", tmp_path / "runs", "--name", "run", "--verbose"]
     command = map(str, [*launcher, tmp_path / "uneven.py", "train", trained.shards, *flags, *more])

@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -41,9 +40,9 @@ def arguments(data: Path, output: Path, *more: str) -> list[str]:
 SHARED = ("--strategy", "fsdp", "--batch-size", "5", "--grad-accum-steps", "2")
 
 
-def torchrun(*command: str) -> subprocess.CompletedProcess[str]:
+def torchrun(python: str, *command: str) -> subprocess.CompletedProcess[str]:
     """Two ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(launcher, capture_output=True, text=True, timeout=600, env=environment)
 
@@ -63,10 +62,10 @@ def assert_alike(a: Path, b: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(trained: Any, python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of two ranks, with a checkpoint of every step."""
     output = tmp_path_factory.mktemp("whole")
-    done = torchrun("-m", "fastimg", *arguments(trained.images, output, *SHARED))
+    done = torchrun(python, "-m", "fastimg", *arguments(trained.images, output, *SHARED))
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr.replace("OMP_NUM_THREADS", "")
     return output / "run"
@@ -118,11 +117,13 @@ sys.exit(cli.run(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_rank_killed_while_it_saves_is_started_again_by_torchrun(whole: Path, trained: Any, tmp_path: Path) -> None:
+def test_a_rank_killed_while_it_saves_is_started_again_by_torchrun(
+    whole: Path, trained: Any, python: str, tmp_path: Path
+) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     flags = arguments(trained.images, tmp_path, *SHARED)
-    done = torchrun("--max-restarts", "1", str(script), *flags, "--resume", "auto")
+    done = torchrun(python, "--max-restarts", "1", str(script), *flags, "--resume", "auto")
     assert done.returncode == 0, done.stderr
     assert f"after step 2 of {STEPS}" in done.stdout  # the third checkpoint was never there
     assert losses(tmp_path / "run") == losses(whole)

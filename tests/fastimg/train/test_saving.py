@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -388,12 +387,12 @@ def whole(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), [("save_file", 3), ("fsync", 8), ("point", 5), ("prune", 7)])
 def test_kill_9_while_a_slow_thread_writes_and_resume_gives_the_same_bits(
-    place: str, count: int, whole: Path, trained: Any, tmp_path: Path
+    place: str, count: int, whole: Path, trained: Any, python: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
     flags = arguments(trained.images, tmp_path / "halves")
-    done = subprocess.run([sys.executable, str(script), place, str(count), *flags], capture_output=True, timeout=300)
+    done = subprocess.run([python, str(script), place, str(count), *flags], capture_output=True, timeout=300)
     run = tmp_path / "halves/run"
     assert done.returncode == -9, done.stderr.decode()
     for link in ("last", "best"):  # whatever they point at is complete

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -250,17 +249,18 @@ def record(images_per_second=1000.0, **changes):
     }
 
 
-def make(tmp_path, *records, arguments=()):
+def make(python, tmp_path, *records, arguments=()):
     results = tmp_path / "gpu.jsonl"
     results.write_text("".join(json.dumps(one) + "\n" for one in records))
-    command = [sys.executable, str(BENCHMARKS / "step_rates.py"), str(results), "--out", str(tmp_path / "rates.json")]
+    command = [python, str(BENCHMARKS / "step_rates.py"), str(results), "--out", str(tmp_path / "rates.json")]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
-def test_the_table_is_made_of_what_gpu_py_measured(tmp_path):
+def test_the_table_is_made_of_what_gpu_py_measured(tmp_path, python):
     failed = {"section": "steps", "arch": "test_vit", "dtype": "fp16", "gpu": H200, "error": "OutOfMemoryError"}
     done = make(
+        python,
         tmp_path,
         *(record(), record(1300, dtype="fp16"), record(1500, compile="default"), record(2000, arch="test_vit")),
         *(failed, record(gpu=None), {"section": "loader", "images_per_second": 1}),
@@ -275,13 +275,13 @@ def test_the_table_is_made_of_what_gpu_py_measured(tmp_path):
         ("test_resnet", "fp16", None, "convolutional"),
         ("test_vit", "bf16", None, "transformer"),
     ]
-    again = make(tmp_path, record(1700, dtype="fp16"))  # replaces the older rate, and keeps the rest
+    again = make(python, tmp_path, record(1700, dtype="fp16"))  # replaces the older rate, and keeps the rest
     assert again.returncode == 0 and "1 rates added" in again.stdout
     assert [one.images_per_second for one in read(tmp_path / "rates.json")] == [1000, 1500, 1700, 2000]
     before = (tmp_path / "rates.json").read_bytes()
     for wrong, words in (({"dtype": "int8"}, "dtype"), ({"images_per_second": 0.0}, "0.0 images per second")):
-        done = make(tmp_path, {**record(), **wrong})
+        done = make(python, tmp_path, {**record(), **wrong})
         assert done.returncode == 1 and "gpu.jsonl:1" in done.stdout and words in done.stdout
-    done = make(tmp_path, {key: value for key, value in record().items() if key != "n"})
+    done = make(python, tmp_path, {key: value for key, value in record().items() if key != "n"})
     assert done.returncode == 1 and "without n" in done.stdout
     assert (tmp_path / "rates.json").read_bytes() == before
