@@ -74,8 +74,6 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone: `fastimg ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except SystemExit as stop:  # by SIGTERM, once `bench` has tidied up
-        return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:  # noqa: BLE001 - an internal error: a bug report needs its traceback
         loaders = sys.modules.get("fastimg.loaders.errors")  # not imported above: it brings torch, which takes seconds
         if loaders is not None and isinstance(error, loaders.DataError):
