@@ -11,7 +11,6 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fastimg.cli import run
@@ -19,17 +18,16 @@ from fastimg.loaders import (
     CenterCrop,
     DataError,
     FilesDataset,
-    LoaderConfig,
     RandomResizedCrop,
     WorkerError,
     open_dataset,
 )
-from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.crop import sized
 from fastimg.loaders.random import uniforms
 
-N, SIZE = 21, 32
-RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
+from ..backend_promises import CENTRE, RANDOM, SIZE, OfEveryBackend
+
+N = 21
 BOTH = ("dali", "ffcv")
 pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
@@ -59,41 +57,24 @@ def beton(folder):
 
 
 @pytest.fixture
-def data(request, folder, beton):
-    """What a backend reads, opened."""
+def data(folder, beton):
+    """What each backend reads, opened."""
     return {"dali": open_dataset(folder), "ffcv": open_dataset(beton)}
 
 
-@pytest.mark.parametrize("backend", BOTH)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"order": "sequential"},
-        {"order": "quasi-random", "block": 2, "window": 8},
-        {"rank": 1, "world_size": 2},
-        {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 8},
-        {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 12},  # nothing but padding
-    ],
-    ids=["random", "sequential", "quasi-random", "rank", "tail", "padding"],
-)
-def test_batches_are_the_native_loaders(data, backend, options, open_loader, read_pixels, plain):
-    crop = CENTRE if options.get("order") == "sequential" else RANDOM
-    native, other = (
-        open_loader("native", data[backend], crop, **options),
-        open_loader(backend, data[backend], crop, **options),
-    )
-    for _ in range(2):
-        expected, got = read_pixels(native), read_pixels(other)
-        assert plain(got) == plain(expected) and len(got) == len(other)
-        for _, _, weight, _, pixels in got:
-            assert pixels.dtype == torch.uint8 and pixels.shape[1:] == (SIZE, SIZE, 3)
-            assert all(image.any() for image, w in zip(pixels, weight, strict=True) if w)
-            if options.get("order") == "sequential":
-                assert not pixels[int(sum(weight)) :].any()
-    assert other.unreadable == other.rerouted == {} and other.wait_seconds > 0
-    native.close()
-    other.close()
+class TestEveryBackend(OfEveryBackend):
+    @pytest.fixture(params=BOTH)
+    def backend(self, request):
+        return request.param
+
+    @pytest.fixture
+    def data(self, data, backend):
+        return data[backend]
+
+    @pytest.fixture
+    def bound(self, backend):
+        """DALI's `mixed` decoding rounds otherwise; for FFCV's see below."""
+        return {"dali": 2.0, "ffcv": 6.0}[backend]
 
 
 # Mean absolute differences, 0 to 255, on smooth images. DALI is told the exact window and differs in rounding. FFCV
@@ -108,37 +89,6 @@ def test_centre_crops_differ_by_no_more_than_is_stated(data, backend, bound, ope
     print(f"{backend}: {found:.3f}")
     assert found <= bound
     assert difference(expected, [(*batch[:4], batch[4].flip(1)) for batch in got]) > 4 * bound
-
-
-@pytest.mark.parametrize("backend", BOTH)
-def test_a_state_goes_on_with_the_same_ids(data, backend, read_pixels, open_loader):
-    expected = [batch[0] for batch in read_pixels(open_loader("native", data[backend]))]
-    begun = open_loader(backend, data[backend])
-    batches = iter(begun)
-    done = [next(batches).ids.tolist() for _ in range(2)]
-    state = begun.state_dict()
-    begun.close()
-    rest = open_loader(backend, data[backend], workers=1)
-    rest.load_state_dict(state)
-    assert done + [batch[0] for batch in read_pixels(rest)] == expected
-    rest.close()
-
-
-@pytest.mark.parametrize("backend", BOTH)
-def test_a_consumer_may_stop_early_and_begin_again(data, backend, open_loader, plain, read_pixels):
-    native = open_loader("native", data[backend])
-    expected = [plain(read_pixels(native)) for _ in range(4)]
-    native.close()
-    with contextlib.closing(open_loader(backend, data[backend])) as loader:
-        for _ in loader:
-            break
-        assert plain(read_pixels(loader)) == expected[1]
-        first, second = iter(loader), iter(loader)
-        next(first)
-        assert next(second).ids.tolist() == expected[3][0][0]
-        with pytest.raises(RuntimeError, match="this iteration is over"):
-            next(first)
-        assert len(list(second)) == len(loader) - 1
 
 
 @pytest.mark.parametrize("backend", BOTH)
@@ -251,25 +201,6 @@ def test_ffcvs_thread_that_dies_ends_the_run(data, monkeypatch, open_loader, rea
     with pytest.raises(WorkerError, match="FFCV's thread died"):
         read_pixels(loader)
     loader.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("backend", "bound"), [("dali", 2.0), ("ffcv", 6.0)])
-def test_batches_on_a_gpu(data, backend, bound, open_loader, read_pixels, plain, difference):
-    """`mixed` decoding rounds otherwise; ids, weights and places are the same."""
-    config = LoaderConfig(batch_size=4, workers=2, order="sequential")
-    with contextlib.closing(open_loader("native", data[backend], CENTRE, order="sequential")) as native:
-        expected = read_pixels(native)
-    with contextlib.closing(open_source(backend, data[backend], CENTRE, config, "cuda")) as other:
-        for _ in range(3):
-            got = []
-            for batch in other:
-                assert batch.inputs.is_cuda and batch.targets.is_cuda and not batch.ids.is_cuda
-                torch.cuda._sleep(5_000_000)  # the consumer lags behind
-                pixels = batch.inputs.permute(0, 2, 3, 1).clone().cpu()
-                got.append((batch.ids.tolist(), batch.targets.tolist(), batch.weight.tolist(), batch.samples, pixels))
-            assert plain(got) == plain(expected) and difference(expected, got) <= bound
 
 
 # The boxes of random crops, read back from pixels that encode their places

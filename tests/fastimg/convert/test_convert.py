@@ -147,12 +147,6 @@ def test_the_dataset_opens_and_reads(config, image_folder, console):
     dataset.close()
 
 
-def test_the_same_bytes_whatever_the_threads(config, tmp_path, console):
-    for name, workers in (("one", "1"), ("four", "4")):
-        convert(replace(config, dst=tmp_path / name, workers=workers, val_fraction=0.2), console)
-    assert contents(tmp_path / "one") == contents(tmp_path / "four")
-
-
 def test_the_same_bytes_wherever_the_source_is(config, whole, image_folder, tmp_path, console):
     shutil.move(image_folder, tmp_path / "elsewhere")
     convert(replace(config, src=tmp_path / "elsewhere"), console)
@@ -442,26 +436,6 @@ def test_resume_of_what_is_complete(config, image_folder, console):
     assert contents(config.dst) == before
 
 
-@pytest.mark.parametrize("stop_at", [0, 1, 9, 20, 35])
-def test_interrupted_and_resumed_is_as_never_interrupted(config, whole, console, monkeypatch, stop_at):
-    stop_after(monkeypatch, stop_at)
-    with pytest.raises(KeyboardInterrupt):
-        convert(config, console)
-    assert "--resume continues from here" in console.file.getvalue()
-    assert unfinished(config.dst) and not list(config.dst.glob(".*"))
-    with pytest.raises(DataError, match=r"did not finish; .*resume=True"):
-        open_dataset(config.dst)
-    monkeypatch.undo()
-    with pytest.raises(
-        UserError, match="unfinished conversion; continue it with --resume, or start again with --overwrite"
-    ):
-        convert(config, console)
-    with pytest.raises(UserError, match=r"something else: --seed"):
-        convert(replace(config, resume=True, seed=1), console)
-    convert(replace(config, resume=True), console)
-    assert contents(config.dst) == whole
-
-
 def test_finished_shards_are_not_made_again(config, console, monkeypatch):
     stop_after_shard(monkeypatch, 0)
     with pytest.raises(KeyboardInterrupt):
@@ -471,28 +445,6 @@ def test_finished_shards_are_not_made_again(config, console, monkeypatch):
     assert times
     convert(replace(config, resume=True), console)
     assert {tar: tar.stat().st_mtime_ns for tar in times} == times
-
-
-def test_resume_from_every_state_that_a_kill_can_leave(config, whole, console, monkeypatch):
-    """Stop at every change of the folder, as if the process had been killed there: nothing is tidied up."""
-    states = []
-
-    def remember(folder):
-        states.append(contents(folder))
-
-    for module in ("fastimg.loaders.containers.atomic", "fastimg.loaders.containers.tar", "fastimg.convert.journal"):
-        monkeypatch.setattr(f"{module}.sync_folder", remember)
-    convert(config, console)
-    monkeypatch.undo()
-    assert len(states) > 10
-    for number, state in enumerate(states):
-        leftovers = {".train-00001.tar.part": b"half", ".convert.json.part": b"{", ".dataset.json.part": b"{"}
-        shutil.rmtree(config.dst)
-        config.dst.mkdir()
-        for name, content in (state | leftovers if "dataset.json" not in state else state).items():
-            (config.dst / name).write_bytes(content)
-        convert(replace(config, resume=True), console)
-        assert contents(config.dst) == whole, number
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "index", "journal", "next line", "name", "deep"])
@@ -541,23 +493,6 @@ def test_a_failing_resume_keeps_what_is_there(config, image_folder, console, mon
         convert(replace(config, resume=True), console)
     assert contents(config.dst).items() >= {k: v for k, v in before.items() if k != "convert.json"}.items()
     assert unfinished(config.dst)
-
-
-def test_a_full_disk(config, whole, console, monkeypatch):
-    write, room = ShardWriter._write, iter(range(20))
-
-    def full(self, data):
-        if next(room, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, data)
-
-    monkeypatch.setattr(ShardWriter, "_write", full)
-    with pytest.raises(UserError, match=r"no space left on the disk; free some space, then continue .*--resume"):
-        convert(config, console)
-    monkeypatch.undo()
-    assert list(config.dst.glob("*.tar")) and not list(config.dst.glob(".*"))
-    convert(replace(config, resume=True), console)
-    assert contents(config.dst) == whole
 
 
 def test_a_disk_that_is_full_before_anything_is_written(config, console, monkeypatch):

@@ -30,11 +30,12 @@ from fastimg.loaders import (
 )
 from fastimg.loaders.backends import selection as backends
 from fastimg.loaders.backends import torch_loader
-from fastimg.loaders.backends.selection import MissingBackend, open_source
+from fastimg.loaders.backends.selection import MissingBackend
 from fastimg.loaders.crop import Window
 
-N, SIZE = 22, 32
-RANDOM, CENTRE = RandomResizedCrop(size=SIZE), CenterCrop(size=SIZE, resize=36)
+from ...backend_promises import CENTRE, RANDOM, SIZE, OfEveryBackend
+
+N = 22
 OURS = ("torch", "synthetic")  # dali and ffcv: tests/peers
 pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
@@ -64,33 +65,18 @@ def config(**options):
 # The same batches
 
 
-@pytest.mark.parametrize("backend", OURS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"order": "sequential"},
-        {"order": "quasi-random", "block": 2, "window": 8},
-        {"rank": 1, "world_size": 2},
-        {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 8},  # a rank with nothing but padding
-        {"batch_size": 32, "seed": 5},
-    ],
-    ids=["random", "sequential", "quasi-random", "rank", "padding", "large"],
-)
-def test_ids_targets_and_weights_are_the_native_loaders(files, backend, options, open_loader, read_pixels, plain):
-    crop = CENTRE if options.get("order") == "sequential" else RANDOM
-    native, other = open_loader("native", files, crop, **options), open_loader(backend, files, crop, **options)
-    for _ in range(2):
-        expected, got = read_pixels(native), read_pixels(other)
-        assert plain(got) == plain(expected) and len(got) == len(other) == len(native)
-        for ids, _, weight, _, pixels in got:
-            assert pixels.dtype == torch.uint8 and pixels.shape == (len(ids), SIZE, SIZE, 3)
-            if options.get("order") == "sequential":
-                assert not pixels[int(sum(weight)) :].any()
-            assert all(image.any() for image, w in zip(pixels, weight, strict=True) if w)
-    assert other.epoch == 1 and other.unreadable == other.rerouted == {} and other.wait_seconds > 0
-    native.close()
-    other.close()
+class TestEveryBackend(OfEveryBackend):
+    @pytest.fixture(params=OURS)
+    def backend(self, request):
+        return request.param
+
+    @pytest.fixture
+    def data(self, files):
+        return files
+
+    @pytest.fixture
+    def bound(self, backend):
+        return {"torch": 0.05, "synthetic": None}[backend]
 
 
 def test_batches_are_channels_last(files, open_loader):
@@ -127,26 +113,6 @@ def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path, open_loader,
         assert [
             i for batch in read_pixels(loader) for i, w in zip(batch[0], batch[2], strict=True) if w
         ] == part.tolist()
-
-
-@pytest.mark.parametrize("backend", OURS)
-def test_a_state_goes_from_one_backend_to_another(files, backend, plain, read_pixels, open_loader):
-    expected = plain(read_pixels(open_loader("native", files))) * 1
-    for first, second in (("native", backend), (backend, "native"), (backend, backend)):
-        begun = open_loader(first, files)
-        batches = iter(begun)
-        done = [next(batches).ids.tolist() for _ in range(2)]
-        state = begun.state_dict()
-        begun.close()
-        rest = open_loader(second, files, workers=1)
-        rest.load_state_dict(state)
-        done += [batch[0] for batch in read_pixels(rest)]
-        assert done == [batch[0] for batch in expected]
-        assert rest.epoch == 0 and [b[0] for b in read_pixels(rest)] != done  # the epoch after it
-        rest.close()
-    other = open_loader(backend, files, seed=1)
-    with pytest.raises(ValueError, match="made with seed 0"):
-        other.load_state_dict(state)
 
 
 # Faults
@@ -214,26 +180,6 @@ def test_the_end_of_a_worker_is_the_end_of_the_run_in_words(files, kind, error, 
         read_pixels(loader)
 
 
-@pytest.mark.parametrize("backend", OURS)
-def test_a_consumer_may_stop_early_and_begin_again(files, backend, plain, read_pixels, open_loader):
-    expected = [plain(read_pixels(native)) for native in [open_loader("native", files)] for _ in range(3)]
-    with contextlib.closing(open_loader(backend, files)) as loader:
-        for _ in loader:
-            break
-        assert plain(read_pixels(loader)) == expected[1]
-        first, second = iter(loader), iter(loader)
-        next(first)
-        next(second)
-        with pytest.raises(RuntimeError, match="this iteration is over"):
-            next(first)
-        assert len(list(second)) == len(loader) - 1
-        held = iter(loader)
-        next(held)
-        loader.close()
-        with pytest.raises(RuntimeError, match="this iteration is over"):
-            next(held)
-
-
 def test_torchs_processes_live_as_long_as_the_loader(files, open_loader, read_pixels):
     loader = open_loader("torch", files)
     read_pixels(loader)
@@ -280,23 +226,6 @@ def test_synthetic_reads_nothing(files, open_loader, read_pixels):
     levels = batches[0][4].float()
     assert 120 < levels.mean() < 135 and levels.min() == 0 and levels.max() == 255
     assert "nothing is read" in loader.describe()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_on_a_gpu(files, open_loader, read_pixels, plain, difference):
-    with contextlib.closing(open_loader("native", files)) as native:
-        expected = read_pixels(native)
-    for backend in OURS:
-        with contextlib.closing(open_source(backend, files, RANDOM, config(), "cuda")) as loader:
-            got = []
-            for batch in loader:
-                assert batch.inputs.is_cuda and batch.targets.is_cuda and batch.weight.is_cuda and not batch.ids.is_cuda
-                torch.cuda._sleep(5_000_000)  # the consumer lags behind the copies
-                pixels = batch.inputs.permute(0, 2, 3, 1).clone().cpu()
-                got.append((batch.ids.tolist(), batch.targets.tolist(), batch.weight.tolist(), batch.samples, pixels))
-            assert plain(got) == plain(expected)
-            assert backend == "synthetic" or difference(expected, got) <= 0.05
 
 
 # What is missing or refused
@@ -430,7 +359,7 @@ def test_the_signature_is_that_of_the_config():
         assert types[field.name] == (int | None if required else stated[field.name])
         assert parameter.default == (None if required else field.default)
     names = [field.name for field in dataclasses.fields(LoaderConfig)]
-    assert list(parameters)[-len(names) :] == names
+    assert [name for name in parameters if name in names] == names
     assert all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     told = re.findall(r"^    ([a-z_, ]+):", inspect.getdoc(Loader).replace("\n", "\n    "), re.MULTILINE)
     assert {name for line in told for name in line.split(", ")} | {"block", "window", "split"} == set(parameters)
