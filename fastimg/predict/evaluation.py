@@ -117,15 +117,15 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
                 raise UserError(f"{config.data}: none of its {samples} could be decoded; see the reasons above")
             file = checkpoint.find(config.checkpoint)
             plot = config.plot or file.parent / f"confusion-{selection.split}.png"
+            matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(engine.card.classes)))
+            remarks = _draw(matrix, engine.card.classes, selection.origin, plot)
             mistakes = write_mistakes(found, dataset, engine.card.classes, selection.origin, plot.parent)
         finally:
             loader.close()
             dataset.close()
     truth, predicted = found.truth, found.predicted
     names = engine.card.classes
-    labels = np.arange(len(names))
-    matrix = confusion_matrix(truth, predicted, labels=labels)
-    scores = precision_recall_fscore_support(truth, predicted, labels=labels, zero_division=0.0)
+    scores = precision_recall_fscore_support(truth, predicted, labels=np.arange(len(names)), zero_division=0.0)
     recalls = [(name, float(recall)) for name, recall, count in zip(names, scores[1], scores[3], strict=True) if count]
     result = Evaluation(
         checkpoint=str(file),
@@ -150,7 +150,6 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         mistakes=str(mistakes.table),
         mistakes_sheet=None if mistakes.sheet is None else str(mistakes.sheet),
     )
-    remarks = _draw(result, matrix)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
         say(err, f"{result.plot}: {remark}")
     if mistakes.undecodable:
@@ -162,16 +161,15 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     return result
 
 
-def _draw(result: Evaluation, matrix: npt.NDArray[np.int64]) -> list[str]:
+def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: Path) -> list[str]:
     """Draw the confusion matrix. Returns messages about what it leaves out. Raises UserError and UsageError."""
-    names = [score.name for score in result.classes]
-    title = f"{result.part}: top-1 {result.top1:.2%} of {result.images}"
+    images = int(matrix.sum())
     try:
-        return plot_confusion(matrix, names, title, Path(result.plot))
+        return plot_confusion(matrix, names, f"{part}: top-1 {matrix.trace() / images:.2%} of {images}", plot)
     except OSError as error:
-        raise UserError(f"--plot {result.plot}: {error.strerror}; choose a file that can be written") from error
+        raise UserError(f"--plot {plot}: {error.strerror}; choose a file that can be written") from error
     except ValueError as error:  # matplotlib's message names the formats that it can write
-        raise UsageError(f"--plot {result.plot}: {error}; give a name that ends in .png") from error
+        raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
 
 
 def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
