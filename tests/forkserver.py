@@ -9,6 +9,7 @@ command in PYTHON_EXEC. What reads the environment while it is imported does not
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -55,6 +56,11 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+def pass_on(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # the fork may just have ended
+        os.kill(pid, number)
+
+
 def run_client(address: str, arguments: Sequence[str]) -> NoReturn:
     """Let the server start `python arguments`, pass signals on, and end in the same way."""
     connection = socket.socket(socket.AF_UNIX)
@@ -65,7 +71,7 @@ def run_client(address: str, arguments: Sequence[str]) -> NoReturn:
     (pid,) = LENGTH.unpack(receive(connection, LENGTH.size))
     for number in FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: os.kill(pid, number))
+            signal.signal(number, lambda number, _: pass_on(pid, number))
     (status,) = STATUS.unpack(receive(connection, STATUS.size))
     if os.WIFSIGNALED(status):
         for number in FORWARDED:

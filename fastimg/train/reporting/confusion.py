@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.wording import plural
+
 from .lettering import LEFT_TO_RIGHT, Lettering, lettering
 from .plots import blank, save
 
@@ -69,7 +71,7 @@ def plot_confusion(matrix: Counts, classes: Sequence[str], title: str, file: Pat
     remarks = list[str]()
     if len(classes) > WHOLE:
         drawn = most_confused(matrix, NAMED)
-        left = f"the {NAMED} most confused of {len(classes):,} classes"
+        left = f"the {NAMED} most confused of {plural(len(classes), 'class')}"
         remarks.append(f"the picture shows {left}; --json has all of them")
         title += f"\n{left}; shares are of all images of the true class"
     share = (matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))[np.ix_(drawn, drawn)]

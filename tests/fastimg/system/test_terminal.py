@@ -15,7 +15,7 @@ from fastimg.system import packages as installed
 from fastimg.system import terminal
 
 MODEL = ("--arch", "test_resnet", "--img-size", "32", "--no-amp", "-j", "1")
-BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none", "--no-advice")
+BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1", "--stages", "none")
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_other_commands_take_the_default_of_the_device(trained, tmp_path, cli, m
     assert cli("eval", trained.run, trained.shards, "--no-amp", *plot, "-b", "5").code == 0
     assert sizes == [7, 7, 5]
     bench = ("--arch", "test_resnet", "--img-size", "32", "--stages", "none", "--images", "14", "--repeats", "1")
-    ran = cli("bench", trained.shards, *bench, "--no-advice", "--json")
+    ran = cli("bench", trained.shards, *bench, "--json")
     assert ran.code == 0 and '"batch_size": 7,' in ran.out, ran.err
 
 
