@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from llvmlite import binding as llvm
 from numba import njit
 from numba.core import event
 from numba.core.caching import IndexDataCacheFile
-from numba.core.runtime.nrt import rtsys
 
 # NumPy's scalar types for compiled code. Any: numba mixes them with int exactly, which type checkers do not know.
 int64: Any = np.int64
@@ -67,13 +67,21 @@ def _load_kept(cache: Any, signature: object, context: Any) -> object:
     that is there needs none of it, only numba's runtime; what has to be compiled imports it then.
     """
     if hasattr(cache, "_load_overload"):  # otherwise nothing can be kept
-        rtsys.initialize(context)
+        _add_runtime()
         with cache._guard_against_spurious_io_errors():
             kept: object = cache._load_overload(signature, context)
             if kept is not None:
                 return kept
     _import_without_scipy()
     return None
+
+
+@functools.cache
+def _add_runtime() -> None:
+    """Make the functions of numba's runtime known to LLVM. Compiling what counts references is left to compilation."""
+    runtime: Any = importlib.import_module("numba.core.runtime._nrt_python")
+    for name, address in runtime.c_helpers.items():
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 
 from fastimg.loaders.runtime.compiled import compiled, is_kept, sources_of, telling_of_compilation
@@ -93,3 +94,36 @@ def test_compiling_is_told_once_and_loading_is_not(tmp_path, monkeypatch):
         assert told == ["compiling"] * compilations
     for name in ("called_by_test", "caller_by_test"):
         del sys.modules[name]
+
+
+KEPT = """
+import gc, sys
+from pathlib import Path
+import numpy as np
+from numba import njit
+from fastimg.loaders.runtime.compiled import compiled
+
+def arrays(n):
+    a = np.zeros(n, np.int64)
+    for i in range(n):
+        a[i] = i
+    return a[2:].copy(), a
+
+f = compiled(arrays)
+made = [f(10) for _ in range(1000)]
+assert made[0][0].tolist() == [2, 3, 4, 5, 6, 7, 8, 9] and sys.getrefcount(made[0][0]) == 2
+del made
+gc.collect()
+print(len(f.stats.cache_hits), "numba.cpython.setobj" in sys.modules)
+print(njit(lambda n: [i * 2.0 for i in range(n)])(3))  # compiled after it
+"""
+
+
+def test_kept_code_allocates_and_what_comes_later_is_compiled(tmp_path):
+    """Loaded without what numba compiles with, which numba imports when it needs it."""
+    (tmp_path / "kept.py").write_text(KEPT)
+    said = [
+        subprocess.run([sys.executable, "kept.py"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert said == ["0 True\n[0.0, 2.0, 4.0]\n", "1 False\n[0.0, 2.0, 4.0]\n"]
