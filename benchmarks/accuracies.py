@@ -87,7 +87,9 @@ def trained(row: Row, folder: Path, number: int, args: argparse.Namespace) -> di
     if row.data in ("dogs_vs_cats", "flowers"):
         model = ["--arch", "mobilenetv2_100", "--model-kwargs", "pad_type=same"]
         model += [] if row.without_weights else ["--weights", str(args.weights)]
-    places = ["--cache-dir", f"{folder}/cache{number}", "--output", f"{folder}/runs", "--name", str(number)]
+    places = ["--output", f"{folder}/runs", "--name", str(number)]
+    if row.flags[:2] == _FROZEN:
+        places += ["--cache-dir", f"{folder}/cache{number}"]
     began = time.perf_counter()
     fastimg("train", folder / row.data, *model, *row.flags, *places)
     seconds = round(time.perf_counter() - began, 1)
