@@ -29,6 +29,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: a thread that waits is not to spin
 import torch
+from hypothesis import settings
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from PIL import Image
@@ -38,6 +39,9 @@ from fastimg.loaders.backends.selection import open_source
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
+
+settings.register_profile("fastimg", deadline=None)  # seconds depend on what else the machine does
+settings.load_profile("fastimg")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
