@@ -83,7 +83,7 @@ class TargetColumn:
     def labels_of(self, index: int) -> npt.NDArray[np.int32]:
         """The indices of the labels of one sample, ascending. For `multilabel` only."""
         assert self.ends is not None
-        return self.values[self.ends[index - 1] if index else 0 : self.ends[index]]  # type: ignore[no-any-return]
+        return self.values[self.ends[index - 1] if index else 0 : self.ends[index]]
 
     def select(self, indices: npt.NDArray[np.int64]) -> "TargetColumn":
         """The column of the samples `indices`, in that order."""
