@@ -404,7 +404,7 @@ def _takes_loops() -> bool:
 
 
 @pytest.fixture
-def interpreted() -> Callable[..., None]:
+def interpreted(python: str) -> Callable[..., None]:
     """`interpreted(file, loops=False)`: its `TestInterpreted` passes in a process where Triton interprets kernels.
 
     Triton decides that when it is imported. `loops`: the kernels have loops whose end is read from memory.
@@ -415,7 +415,8 @@ def interpreted() -> Callable[..., None]:
             pytest.skip("this Triton's interpreter needs NumPy < 2.4")
         alone = ("-q", "-n", "0", "-p", "no:cacheprovider", f"{file}::TestInterpreted")
         older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy, of the same
-        command = [sys.executable, "-m", "pytest", *older, *alone]
+        older += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # the server has imported plugins of pytest
+        command = [python, "-m", "pytest", *older, *alone]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

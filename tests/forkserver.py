@@ -5,7 +5,8 @@
                                              environment and directory; ends as the fork ends, and takes it along
 
 A fork is a process of its own: it may be killed, signalled, and be a rank of torchrun, which starts ranks by the
-command in PYTHON_EXEC. What reads the environment while it is imported does not see a fork's environment.
+command in PYTHON_EXEC. What reads the environment while it is imported does not see a fork's environment, Triton
+aside, which a fork imports anew to interpret kernels.
 """
 
 import atexit
@@ -141,6 +142,9 @@ def become(arguments: list[str], directory: str, environment: dict[str, str], st
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("TRITON_INTERPRET") == "1":  # Triton decides that when it is imported
+        for name in [name for name in sys.modules if f"{name}.".startswith("triton.") and "._C" not in name]:
+            del sys.modules[name]
     import torch
 
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))

@@ -44,11 +44,17 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def environment(tmp_path: Path, refused: str) -> dict[str, str]:
+def environment(tmp_path: Path, site: str = REFUSING, refused: str = BARE) -> dict[str, str]:
+    """In which Python runs `site` first."""
     (tmp_path / "site").mkdir(exist_ok=True)
-    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSING)
+    (tmp_path / "site" / "sitecustomize.py").write_text(site)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "REFUSED": refused, "OMP_WAIT_POLICY": "passive"}
     return {name: value for name, value in environ.items() if not name.startswith("COV_")}
+
+
+def forking(python: str) -> str:
+    """Lets gpu.py start its sections with the command `python`: as forks, which lack no package."""
+    return f"{REFUSING}\nsys.executable = {python!r}\n"
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -77,7 +83,7 @@ def pid_of(process: subprocess.Popen[str], section: str) -> int:
 def test_training_is_measured_without_what_a_bare_machine_lacks(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder" / "results.jsonl"
     arguments = "--only", "steps,loader", "--out", str(out)
-    process = start(*arguments, *LIMITS, env=environment(tmp_path, BARE), cwd=tmp_path)
+    process = start(*arguments, *LIMITS, env=environment(tmp_path), cwd=tmp_path)
     said, _ = process.communicate(timeout=600)
     records = records_of(out)
     assert process.returncode == 0, said
@@ -96,9 +102,10 @@ def test_training_is_measured_without_what_a_bare_machine_lacks(tmp_path: Path) 
     assert "nothing failed" in lines[-1]
 
 
-def test_a_section_that_is_killed_ends_alone(tmp_path: Path) -> None:
+def test_a_section_that_is_killed_ends_alone(tmp_path: Path, python: str) -> None:
     out = tmp_path / "results.jsonl"
-    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environment(tmp_path, BARE))
+    environ = environment(tmp_path, forking(python))
+    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environ)
     os.kill(pid_of(process, "parity"), signal.SIGKILL)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 1, said
@@ -108,9 +115,10 @@ def test_a_section_that_is_killed_ends_alone(tmp_path: Path) -> None:
     assert "failed: parity; parity killed by SIGKILL" in "\n".join(summary_of(said))
 
 
-def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path) -> None:
+def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path, python: str) -> None:
     out = tmp_path / "results.jsonl"
-    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environment(tmp_path, "msgspec"))
+    environ = environment(tmp_path, forking(python))
+    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environ)
     pid = pid_of(process, "parity")
     while not out.read_text():
         assert process.poll() is None
@@ -128,7 +136,7 @@ def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path)
 
 def test_a_plan_needs_neither_torch_nor_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--plan"]
-    environ = environment(tmp_path, f"torch numpy rich numba {BARE}")
+    environ = environment(tmp_path, refused=f"torch numpy rich numba {BARE}")
     first = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert [line.split()[1] for line in first.stdout.splitlines() if line[:2].strip().isdigit()] == FIRST
@@ -211,22 +219,29 @@ def test_a_crash_says_where(tmp_path: Path) -> None:
     assert (ended.code, ended.item) == (0, None)
 
 
-def test_a_section_goes_on_behind_the_item_that_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_goes_on_behind_the_item_that_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
     """With the real process that runs sections, on a section whose second item kills it."""
+    gpu, plan = importlib.import_module("gpu"), importlib.import_module("gpu_plan")
+    section = plan.Section(name="parity", function="crashing:crash", seconds=120, what="")
     (tmp_path / "crashing.py").write_text(
-        "import os, signal\n"
+        "import os, runpy, signal, sys\n"
         "def crash(bench):\n"
         "    items = {name: (lambda name=name: bench.keep({'item': name})) for name in 'abc'}\n"
         "    items['b'] = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    bench.each(items, seconds=60, fields=lambda name: {'arch': name})\n"
+        "if __name__ == '__main__':\n"
+        f"    sys.path.insert(1, {str(BENCHMARKS)!r})\n"
+        "    import gpu_plan\n"
+        f"    gpu_plan.SECTIONS['parity'] = gpu_plan.{section!r}\n"
+        "    del sys.argv[0]\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    gpu, plan = importlib.import_module("gpu"), importlib.import_module("gpu_plan")
-    section = plan.Section(name="parity", function="crashing:crash", seconds=120, what="")
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nsys.path[1:1] = [{str(BENCHMARKS)!r}]\nimport gpu_plan\n"
-        f"gpu_plan.SECTIONS['parity'] = gpu_plan.{section!r}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = tmp_path / "command"
+    command.write_text(f"#!/bin/sh\nexec '{python}' '{tmp_path}/crashing.py' \"$@\"\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
     args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, verbose=False)
     benchmark = gpu.Benchmark(args, [section], tmp_path / "out.jsonl", "now", tmp_path)
     assert gpu._run(benchmark, section, 120) == 0
