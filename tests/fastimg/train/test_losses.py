@@ -1,4 +1,4 @@
-"""Both losses against torch's own words for them."""
+"""Both losses compared with torch's functions."""
 
 import pytest
 import torch
@@ -34,6 +34,6 @@ def test_soft_targets_of_one_class_are_that_class(bce):
     torch.testing.assert_close(losses(logits, soft, 0.1, bce), losses(logits, targets, 0.1, bce))
 
 
-def test_of_half_precision_it_is_taken_in_full():
+def test_half_precision_is_converted_to_float32():
     logits, targets = drawn()
     assert losses(logits.bfloat16(), targets).dtype == torch.float32
