@@ -42,6 +42,7 @@ from fastimg.loaders import Dataset, Decoder, Field, ImageDecoder, Loader, Loade
 from fastimg.loaders import epochs as epochs_module
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
 from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.epochs import Order
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.order import BLOCK, WINDOW, Slices, epoch_order
@@ -221,6 +222,11 @@ class Named:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The class alone."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
+
 
 def mixing() -> list[Record]:
     """Distinct classes per batch and their entropy, on data sorted by class, as shares of `random`'s."""
@@ -316,6 +322,11 @@ class SmallCache:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The class alone."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """Read the image's bytes; its pages become the most recently used."""

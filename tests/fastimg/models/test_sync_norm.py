@@ -82,7 +82,6 @@ def trained(model: nn.Module, rows: torch.Tensor, weight: torch.Tensor) -> tuple
     return found.detach(), rows.grad
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", NORMS)
 def test_two_ranks_give_what_one_process_gives_on_the_whole_batch(kind: str) -> None:
     """With parts of unequal size, and a mean that is large compared with the deviation."""

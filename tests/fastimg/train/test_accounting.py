@@ -165,7 +165,7 @@ def test_the_summary_has_the_share_of_copies():
 
 
 @pytest.fixture
-def soon(monkeypatch, one_thread):
+def soon(monkeypatch):
     """Judge windows of less than two seconds, too."""
     monkeypatch.setattr(accounting, "SETTLED", 0.3)
 
@@ -276,7 +276,7 @@ def test_synthetic_pixels_have_no_verdict(cli, image_folder, tmp_path, soon):
     assert "-bound: " not in out and all("wait_share" in record for record in records)
 
 
-def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, one_thread, slower):
+def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, slower):
     """It waits, but not longer than may be chance."""
     monkeypatch.setattr(accounting, "SETTLED", float("inf"))
     monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.1))

@@ -174,7 +174,6 @@ def test_the_batch_size_search_keeps_the_images_once(cli, make_image_folder, tmp
     assert ran.code == 0 and "chosen" in ran.out + ran.err and len(loads) == 2, ran.err  # training and validation
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_recipe_learns_digits(cli, tmp_path):
     """A narrow network, three epochs: three of four digits are right, against one of ten by chance."""
     from fastimg.data.digits import digits_folder
