@@ -27,6 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+# What one worker has compiled, modules and rewritten assertions, the others and the processes of tests read.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: a thread that waits is not to spin
 import torch
 from hypothesis import settings
@@ -100,6 +103,27 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Dispatcher, "compile", compile_once)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[Callable[[int], None]]:
+    """One thread computes, whatever a training asks for: on pictures as small as the tests' several mostly wait for
+    each other. The value is torch's own `set_num_threads`."""
+    set_num_threads = torch.set_num_threads
+    set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "set_num_threads", lambda count: None)
+        yield set_num_threads
+
+
+@pytest.fixture
+def threads(one_thread: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two threads compute, or as many as a test asks torch for."""
+    one_thread(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "set_num_threads", one_thread)
+        yield
+    one_thread(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

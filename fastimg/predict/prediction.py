@@ -24,6 +24,7 @@ from fastimg.data.datasets import worker_count
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.formats import undecodable_extensions
 from fastimg.loaders.folders.ignored import extension_of
 from fastimg.loaders.folders.walk import find_images, find_texts
@@ -51,6 +52,11 @@ class GivenTexts:
 
     def __len__(self) -> int:
         return len(self._texts)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The class, which is unknown for every text."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The text, in UTF-8 if the command line was."""

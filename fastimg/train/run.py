@@ -31,6 +31,7 @@ from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
 
 from .checkpoints import run_directory as rundir
+from .losses import LossSettings
 from .metrics import Meter, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
@@ -100,6 +101,7 @@ class Setup:
     precision: Precision
     input: ModelInput
     data: TrainingData
+    loss: LossSettings
     optimisation: Optimisation
 
     @property

@@ -16,6 +16,7 @@ from .beton import BetonFile
 from .beton_fields import RAW
 from .content import TEXT_FIELDS, Content
 from .readahead import pieces
+from .targets import TargetColumn
 from .watch import FileState, FileWatch
 
 MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
@@ -74,6 +75,11 @@ class BetonDataset:
 
     def __len__(self) -> int:
         return len(self.reader)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """See Dataset."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of a JPEG, a PPM or a text. Raises ShardError if the file has changed."""

@@ -30,6 +30,7 @@ from .content import Content
 from .handles import Handles
 from .readahead import ask, pieces
 from .tar import index_path, split_name
+from .targets import TargetColumn
 from .ustar import BLOCK, stated_size
 from .watch import FileWatch, fill
 
@@ -69,6 +70,14 @@ class Dataset(Protocol):
 
     def files(self) -> Sequence[Path]:
         """The files that hold the samples."""
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The targets of all samples, in the order in which they were declared.
+
+        `labels` and `classes` are those of the first class target. Data that declares no targets has one, the class,
+        whose name is `targets.LABEL`.
+        """
 
     @property
     def fingerprint(self) -> str:
@@ -328,6 +337,11 @@ class TarDataset:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """See Dataset."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of an image or a text. Raises ShardError if the tar has changed or does not fit its index."""

@@ -14,6 +14,7 @@ import pytest
 from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.runtime.scratch import Scratch
@@ -30,6 +31,10 @@ class Numbers:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         view = scratch.encoded(8)

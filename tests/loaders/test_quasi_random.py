@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fastimg.loaders import DataError, Loader, LoaderConfig
 from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.decoder import Decoder
 
 ORDERS = ("random", "quasi-random", "sequential")
@@ -27,6 +28,10 @@ class Numbers:
 
     def __len__(self):
         return len(self.labels)
+
+    @property
+    def targets(self):
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index, scratch):
         self.calls.append(("read", index))

@@ -66,7 +66,7 @@ def print_effective(
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
-        "loss": _loss(config),
+        "loss": _loss(setup),
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),
@@ -147,9 +147,23 @@ def _progressive(setup: Setup) -> str | None:
     return f"crops of {sizes} pixels, growing from epoch {progressive.start} to {progressive.end}"
 
 
-def _loss(config: Train) -> str:
-    name = "binary cross-entropy of each class" if config.bce_loss else "cross-entropy"
-    return f"{name}, label smoothing {config.smoothing:g}"
+def _loss(setup: Setup) -> str:
+    loss = setup.loss
+    words = [
+        {
+            "cross-entropy": "cross-entropy",
+            "bce": "binary cross-entropy of each class",
+            "focal": f"focal, gamma {loss.focal_gamma:g}",
+            "asymmetric": f"asymmetric, gammas {loss.gamma_positive:g} and {loss.gamma_negative:g}",
+        }[loss.kind],
+        f"label smoothing {loss.smoothing:g}",
+    ]
+    if loss.class_weights is not None:
+        weights = loss.class_weights[loss.class_weights > 0]
+        words += [f"classes weigh {weights.min():.3g} to {weights.max():.3g} ({setup.config.class_weights})"]
+    if loss.log_priors is not None:
+        words += [f"logits adjusted by {setup.config.logit_adjust:g} x log priors"]
+    return ", ".join(words)
 
 
 def _optimiser(config: Train, implementation: str, rate: str) -> str:
