@@ -9,7 +9,8 @@ from fastimg.errors import UsageError
 from fastimg.models.blocks import blocks
 from fastimg.models.networks import airnet
 from fastimg.models.registry import build, fixed, freeze
-from fastimg.train.optimisers import Lookahead, build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
+from fastimg.train.optimisers.lookahead import Lookahead
 
 
 def images(count=200):

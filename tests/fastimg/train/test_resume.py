@@ -103,6 +103,25 @@ def test_a_kill_anywhere_and_resume_gives_the_same_bits(
     assert_same(whole, tmp_path / "halves/run")
 
 
+def test_a_schedule_free_run_goes_on_and_saves_its_average(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--opt", "schedule_free_adamw", "--lr", "1e-3", "--epochs", "1")
+    assert cli.run(arguments(shards, tmp_path / "whole", *flags)) == 0
+    at_step(monkeypatch, 5, kill)
+    with pytest.raises(Killed):
+        cli.run(arguments(shards, tmp_path / "halves", *flags))
+    assert cli.run(arguments(shards, tmp_path / "halves", *flags, "--resume", "auto")) == 0
+    assert_same(tmp_path / "whole/run", tmp_path / "halves/run")
+    training = torch.load(tmp_path / "whole/run/last/training.pt", weights_only=True)
+    weights = load_file(tmp_path / "whole/run/last/model.safetensors")
+    state = training["optimizer"]["state"][0]["z"]
+    name = next(name for name, value in weights.items() if value.shape == state.shape and value.ndim > 1)
+    own = training["weights"][name]
+    torch.testing.assert_close(weights[name], state + (own - state) / 0.9)
+    assert not torch.equal(weights[name], own)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("step", [4, 7])  # 7: the last step of an epoch
 def test_a_signal_saves_and_resume_gives_the_same_bits(
