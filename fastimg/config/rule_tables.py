@@ -173,6 +173,11 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _max_time(config: Any) -> None:
+    if config.max_time is not None:
+        durations.limit(config.max_time, "--max-time")
+
+
 def _save_interval(config: Any) -> None:
     durations.interval(config.save_interval, "--save-interval")
 
@@ -337,6 +342,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),
     Check("duration", _duration("duration", whole=True)),

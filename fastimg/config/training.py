@@ -255,6 +255,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Number of passes over the training split. Default: 10."""
     duration: Annotated[str | None, arg(metavar="TIME")] = None
     """Instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
+    max_time: Annotated[str | None, arg(metavar="TIME")] = None
+    """End the run, with a checkpoint to resume from, this long after it was started: 90s, 30m or 2h. It ends after a
+    step, so leave room for that, a validation and the checkpoint. Default: no limit."""
     sched: Literal["cosine", "linear", "step", "constant"] | None = None
     """Learning rate schedule. Default: cosine from scratch, linear when fine-tuning, constant with a schedule-free
     optimiser."""

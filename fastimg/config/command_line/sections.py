@@ -38,7 +38,7 @@ SECTIONS: Mapping[str, Sections] = {
         ),
         "loss and rare classes": (*("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust"),),
         "schedule": (
-            *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
+            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
             *("decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
