@@ -20,7 +20,7 @@ from fastimg.system.signals import strongest, votes
 
 from .augment_stream import AugmentStream
 from .losses import losses
-from .optimisers import set_lr
+from .optimisers.groups import set_lr
 from .run import Run
 
 _KORNIA = 0x6B6F726E  # keeps Kornia's random numbers apart from dropout's
