@@ -94,6 +94,7 @@ def train(
     val_split: str | None = None,
     val_fraction: float | None = None,
     order: Literal["random", "quasi-random", "sequential"] = "random",
+    sampler: str | None = None,
     order_window: int | None = None,
     loader: Literal["auto", "native", "torch", "dali", "ffcv", "synthetic"] = "auto",
     resident: bool = False,

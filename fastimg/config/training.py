@@ -79,6 +79,10 @@ class Inputs:  # more than 12 fields: a flag each
     order: Literal["random", "quasi-random", "sequential"] = "random"
     """Order of the training images in each epoch. quasi-random: for shards larger than memory; neighbouring images are
     read together, and batches are drawn from a window of them. sequential: always as they are stored."""
+    sampler: Annotated[str | None, arg(metavar="{balanced,sqrt,FILE}")] = None
+    """Draw the images of an epoch with repetition, some more often than others. balanced: as many of each class. sqrt:
+    of each class in proportion to the square root of its number. FILE: in proportion to a csv of class,share lines, or
+    a json object. An epoch has as many images as before. Default: each image once."""
     order_window: int | None = None
     """Number of images in the window of --order quasi-random. The page cache should hold one and a half windows.
     Default: 32768."""

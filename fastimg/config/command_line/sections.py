@@ -36,7 +36,9 @@ SECTIONS: Mapping[str, Sections] = {
             *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "model_ema", "model_ema_decay"),
             "model_ema_steps",
         ),
-        "loss and rare classes": (*("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust"),),
+        "loss and rare classes": (
+            *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
+        ),
         "schedule": (
             *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
             *("decay_epochs", "decay_rate"),
