@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, provenance
+from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
@@ -129,7 +129,18 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     elif config.name is not None and directory != (named := config.output / config.name):
         say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
     check_classes(path, part)
+    _balance(config, part, console)
     return Opened(checked=checked, path=path, part=part, val_part=val_part, directory=directory, resuming=resuming)
+
+
+def _balance(config: Train, part: DatasetPart, console: Console) -> None:
+    """Mention rare classes where nothing is done about them. Raises UserError and UsageError for files of weights."""
+    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
+    counts = class_balance.class_counts(labels, len(part.dataset.classes))
+    if config.class_weights is not None:  # refused before embeddings are made
+        class_balance.class_weights(config.class_weights, part.dataset.classes, counts)
+    elif not config.logit_adjust and (remark := class_balance.rarest(part.dataset.classes, counts)):
+        say(console, remark, style="yellow")
 
 
 def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> Built:

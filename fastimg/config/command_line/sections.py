@@ -31,10 +31,12 @@ SECTIONS: Mapping[str, Sections] = {
         "augmentation": _AUGMENTATION,
         "batch": ("batch_size", "grad_accum_steps", "grad_checkpointing"),
         "optimiser": (
-            *("opt", "opt_impl", "lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
-            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "smoothing", "bce_loss", "model_ema"),
-            *("model_ema_decay", "model_ema_steps"),
+            *("opt", "opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+            *("lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
+            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "model_ema", "model_ema_decay"),
+            "model_ema_steps",
         ),
+        "loss and rare classes": (*("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust"),),
         "schedule": (
             *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
             *("decay_epochs", "decay_rate"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
+from fastimg.config.intent import loss_kind
 from fastimg.errors import printable
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks
@@ -136,12 +137,16 @@ def _print_unreadable(console: Console, what: str, loader: BatchSource, count: i
 def _curve_notes(config: Train) -> CurveNotes:
     """Why training's loss and accuracy cannot be compared directly with validation's."""
     mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
-    loss = ["binary cross-entropy"] if config.bce_loss else []
+    kind = loss_kind(config)
+    names = {"cross-entropy": "", "bce": "binary cross-entropy", "focal": "focal loss", "asymmetric": "asymmetric loss"}
+    loss = [names[kind]] if names[kind] else []
+    loss += ["class weights"] if config.class_weights else []
+    loss += ["adjusted logits"] if config.logit_adjust else []
     loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
     return CurveNotes(
         loss=", ".join([*loss, *mixed]),
         top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
-        validated="cross-entropy" if config.bce_loss else "",
+        validated="" if kind == "cross-entropy" else "cross-entropy",
     )
 
 
