@@ -67,8 +67,9 @@ class Convert:  # more than 12 fields: a flag each
     """Manifest column with image paths, relative to the manifest, or with image bytes in parquet files. Default: path,
     file, filename or image."""
     text_column: str | None = None
-    """Manifest column with texts, which makes it a dataset of texts. Default: text, sentence, review, content or
-    document, where there is no column with image paths."""
+    """Manifest column with texts: a dataset of texts, or, where there is a column with image paths, of images with
+    texts beside them, either of which may be missing. Default: text, sentence, review, content or document, where there
+    is no column with image paths."""
     label_column: str | None = None
     """Manifest column with labels. Default: label, class or target."""
     split_column: str | None = None
