@@ -110,7 +110,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "train": (
         ("fastimg train shards/ --arch resnet50 --pretrained --epochs 5", "fine-tune"),
-        ("fastimg train shards/ --weights FILE --freeze backbone", "train the classifier alone, in seconds"),
+        ("fastimg train shards/ --weights FILE --freeze backbone", "train only the classifier, in seconds"),
         ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
         ("fastimg train shards/ --resume", "continue after an interruption"),
     ),
