@@ -147,7 +147,7 @@ def here(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argparse.Namespace) -> list[Launch]:
     """What `apply` would launch for a batch, of which no memory is touched."""
-    fused = importlib.import_module("fastimg.augment.fused")
+    fused = importlib.import_module("fastimg.augment.fused.launches")
     found: list[Launch] = []
 
     class Recorder:
