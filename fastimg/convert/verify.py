@@ -122,6 +122,7 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
                 say(err, note)
             printed.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
+            faults += _target_faults(dataset, split.get("missing", {}) if isinstance(split, dict) else {})
             if config.deep:
                 images += len(dataset)
                 faults += _sample_faults(dataset, config.max_pixels, err)
@@ -180,6 +181,18 @@ def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
         yield Fault(
             dataset.name, f"{counts} {samples_of(dataset.content)} of its classes where dataset.json says {stated}"
         )
+
+
+def _target_faults(dataset: Dataset, stated: dict[str, int]) -> Iterator[Fault]:
+    """Targets that are missing in more or fewer samples than `stated` in dataset.json."""
+    for column in dataset.targets:
+        name = column.target.name
+        missing = len(column) - int(np.count_nonzero(column.present))
+        if stated.get(name, missing) != missing:
+            yield Fault(
+                dataset.name,
+                f"{plural(missing, 'sample')} without the target {name!r} where dataset.json says {stated[name]:,}",
+            )
 
 
 def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:

@@ -51,7 +51,8 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "convert": {
         "source": (
-            *("classes", "split_column", "label_column", "path_column", "text_column", "no_header", "delimiter"),
+            *("classes", "split_column", "label_column", "target", "label_delimiter"),
+            *("path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
         "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
@@ -87,8 +88,8 @@ FIRST: Mapping[str, frozenset[str]] = {
     ),
     "convert": frozenset(
         (
-            *("val_fraction", "label_column", "path_column", "format", "append", "max_size", "tile", "resume"),
-            *("overwrite", "workers", "on_error", "json"),
+            *("val_fraction", "label_column", "target", "path_column", "format", "append", "max_size", "tile"),
+            *("resume", "overwrite", "workers", "on_error", "json"),
         )
     ),
     "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),
