@@ -9,8 +9,8 @@ Sections = Mapping[str, tuple[str, ...]]  # title -> fields
 
 _CROPS = ("scale", "ratio", "crop_padding", "hflip", "alternating_flip", "vflip", "rotate")
 _AUGMENTATION = (
-    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "reprob"),
-    *("mixup", "cutmix", "no_aug"),
+    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "hue", "grayscale_prob"),
+    *("gaussian_blur_prob", "solarize_prob", "reprob", "mixup", "cutmix", "no_aug"),
 )
 SECTIONS: Mapping[str, Sections] = {
     "train": {
