@@ -34,6 +34,7 @@ from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.convert.sources.tables import parse_delimiter
 from fastimg.convert.sources.targets import StatedTargets
 from fastimg.errors import UsageError, printable
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import open_dataset
@@ -311,7 +312,8 @@ def _lacking(job: _Job, entry: SourceEntry, note: bytes) -> tuple[list[str], boo
 def _open_once(folder: Path, description: dict[str, Any]) -> None:
     """Open every split: this writes its compact index, and shows that it can be opened."""
     for split in description["splits"]:
-        open_dataset(folder, split).close()
+        with contextlib.closing(open_dataset(folder, split)) as dataset:
+            captions_of(folder, dataset)
 
 
 def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:

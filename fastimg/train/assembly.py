@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, kornia_pass
+from fastimg.data import augmentation, class_balance, kornia_pass
 from fastimg.data.datasets import DatasetPart, center_crop, train_crop
 from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
@@ -26,8 +27,12 @@ from fastimg.models.sync_norm import share_statistics
 
 from .checkpoints import changed_data
 from .choices import resolution as effective
+from .losses import LossSettings
 from .opening import open_loader
-from .optimisers import Lookahead, build_optimizer
+from .optimisers import catalogue
+from .optimisers.construction import build_optimizer
+from .optimisers.lookahead import Lookahead
+from .optimisers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
 from .wrapping import compiled, wrapped
@@ -76,6 +81,7 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         precision=blueprint.precision,
         input=inputs,
         data=data,
+        loss=_loss(config, blueprint.parts.train, ranks.device),
         optimisation=optimisation,
     )
     return Run.start(setup, parallel, compiled(parallel, config))
@@ -91,6 +97,27 @@ def _model_input(blueprint: Blueprint, ranks: Ranks) -> ModelInput:
     return ModelInput(preprocessing=preprocessing, policy=policy, kornia=kornia)
 
 
+def _loss(config: Train, part: DatasetPart, device: torch.device) -> LossSettings:
+    """The loss, with what it takes from the number of samples of each class. Raises UserError and UsageError."""
+    classes = part.dataset.classes
+    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
+    counts = class_balance.class_counts(labels, config.num_classes or len(classes))
+    counts = class_balance.drawn(config.sampler, classes, counts)
+
+    def on_device(values: npt.NDArray[np.float64]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(device)
+
+    weights = priors = None
+    if config.class_weights is not None:
+        weights = on_device(class_balance.class_weights(config.class_weights, classes, counts))
+    if config.logit_adjust:
+        priors = on_device(config.logit_adjust * class_balance.log_priors(counts))
+    settings = LossSettings(
+        kind=intent.loss_kind(config), smoothing=config.smoothing, class_weights=weights, log_priors=priors
+    )
+    return settings if config.focal_gamma is None else replace(settings, focal_gamma=config.focal_gamma)
+
+
 def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     config = blueprint.config
     model = blueprint.model
@@ -103,7 +130,8 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     else:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
-    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
+    sampler = config.sampler
+    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling, sampler)
 
     def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:
@@ -137,15 +165,22 @@ def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, bat
         norm_lr_scale=config.norm_lr_scale or 1.0,
         layer_decay=config.layer_decay,
         frozen_too=config.freeze_epochs is not None,
+        eps=config.opt_eps,
+        betas=config.opt_betas,
+        kwargs=catalogue.parsed(config.opt_kwargs),
     )
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
-    decay = config.model_ema_decay or DECAY
+    ema: Ema | ScheduleFreeAverage | None = None
+    if config.model_ema:
+        ema = Ema(trained, config.model_ema_decay or DECAY, config.model_ema_steps)
+    elif isinstance(optimizer, ScheduleFree):
+        ema = ScheduleFreeAverage(trained, optimizer)
     schedule = effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train))
     return Optimisation(
         optimizer=optimizer,
         scaler=blueprint.precision.scaler(),
         schedule=schedule,
         steps_per_epoch=steps_per_epoch,
-        ema=Ema(trained, decay, config.model_ema_steps) if config.model_ema else None,
+        ema=ema,
         lookahead=Lookahead(every=config.lookahead, steps=schedule.steps) if config.lookahead else None,
     )

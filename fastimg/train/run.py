@@ -31,8 +31,11 @@ from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
 
 from .checkpoints import run_directory as rundir
+from .losses import LossSettings
 from .metrics import Meter, Trace
-from .optimisers import Lookahead, Schedule
+from .optimisers.lookahead import Lookahead
+from .optimisers.schedule_free import ScheduleFreeAverage
+from .optimisers.schedules import Schedule
 from .patience import DEFAULT_METRIC, Best, Metric, Standing
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
@@ -82,7 +85,7 @@ class Optimisation:
     scaler: torch.amp.GradScaler
     schedule: Schedule
     steps_per_epoch: int
-    ema: Ema | None = None
+    ema: Ema | ScheduleFreeAverage | None = None
     lookahead: Lookahead | None = None
 
 
@@ -98,6 +101,7 @@ class Setup:
     precision: Precision
     input: ModelInput
     data: TrainingData
+    loss: LossSettings
     optimisation: Optimisation
 
     @property
@@ -160,7 +164,7 @@ class Setup:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the model has the weights that are validated and saved: the moving average, if there is one."""
+        """Within, the model has the weights that are validated and saved: the average, if there is one."""
         if self.optimisation.ema is None:
             yield
             return
@@ -198,6 +202,7 @@ class Accounting:
     log: rundir.Log | None = None  # only rank 0 has it
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
+    out_of_time: bool = False  # --max-time ended the run
     warned: bool = False  # that the run waits for its data
 
     def spend(self, began: float) -> float:

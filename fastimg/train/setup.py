@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, provenance
+from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
@@ -37,7 +37,7 @@ from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
 from .assembly import Blueprint, assemble
-from .checkpoints import changed_data
+from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
@@ -129,7 +129,22 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     elif config.name is not None and directory != (named := config.output / config.name):
         say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
     check_classes(path, part)
+    _balance(config, part, console)
     return Opened(checked=checked, path=path, part=part, val_part=val_part, directory=directory, resuming=resuming)
+
+
+def _balance(config: Train, part: DatasetPart, console: Console) -> None:
+    """Mention rare classes where nothing is done about them. Raises UserError and UsageError for files of weights."""
+    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
+    counts = class_balance.class_counts(labels, len(part.dataset.classes))
+    flags = {name: getattr(config, name) for name in ("class_weights", "sampler", "logit_adjust")}
+    if not counts.any() and (asked := next((name for name, value in flags.items() if value), None)):
+        raise UsageError(f"--{asked.replace('_', '-')} has no effect: the samples have no classes; leave it out")
+    if config.class_weights is not None or config.sampler is not None:  # refused before embeddings are made
+        counts = class_balance.drawn(config.sampler, part.dataset.classes, counts)
+        class_balance.class_weights(config.class_weights or "balanced", part.dataset.classes, counts)
+    elif not config.logit_adjust and (remark := class_balance.rarest(part.dataset.classes, counts)):
+        say(console, remark, style="yellow")
 
 
 def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> Built:
@@ -216,14 +231,20 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
     if parts.embedding is not None and setup.ranks.device.type == "cpu" and _is_small(run):
         torch.set_num_threads(1)  # more threads would mostly wait for each other
     _compile_decoder(run, console)
+    note: str | None = None
     last = rundir.last_checkpoint(directory, config, setup.global_batch) if opened.resuming else None
     if last is not None:
+        note = extension.extended(setup, last[1])
         restore(run, *last)
         say(console, f"resuming {directory} after step {run.progress.step} of {setup.steps}")
+        if note is not None:
+            say(console, note, style="yellow")
     elif config.resume is not None:
         say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
     setup.ranks.barrier()  # all ranks have read the directory
     if setup.ranks.first:
+        if opened.resuming:
+            extension.write_length(run)
         if not opened.resuming:
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, config))
         log = rundir.Log(directory, run.progress.step)

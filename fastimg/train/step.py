@@ -6,7 +6,7 @@ update:         true batch size over ranks -> unscale -> clip -> optimiser -> sc
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -20,7 +20,7 @@ from fastimg.system.signals import strongest, votes
 
 from .augment_stream import AugmentStream
 from .losses import losses
-from .optimisers import set_lr
+from .optimisers.groups import set_lr
 from .run import Run
 
 _KORNIA = 0x6B6F726E  # keeps Kornia's random numbers apart from dropout's
@@ -65,16 +65,17 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.ids, config.seed, run.progress.epoch)
+    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, run.progress.epoch)
     targets = batch.targets
-    smoothing = config.smoothing
+    smoothing = setup.loss.smoothing
+    early = smoothing if setup.loss.class_weights is None else 0.0  # with weights the loss smooths, class by class
     with stream.step(batch):
         dtype = setup.precision.input_dtype
         kornia = setup.input.kornia
         images = model_input(plan, batch.inputs, policy, dtype, kornia, seed ^ _KORNIA)
         if policy.mixes:
-            images, targets = mix(plan, images, targets, setup.outputs, smoothing, weight)
-            smoothing = 0.0
+            images, targets = mix(plan, images, targets, setup.outputs, early, weight)
+            smoothing -= early
     stream.keep(batch, images, targets)
     return MicroBatch(images, targets, weight, smoothing)
 
@@ -90,7 +91,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     with sync or nullcontext():
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images)
-        loss = losses(logits, batch.targets, batch.smoothing, setup.config.bce_loss)  # [B]
+        loss = losses(logits, batch.targets, replace(setup.loss, smoothing=batch.smoothing))  # [B]
         total = (loss * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())

@@ -9,8 +9,8 @@ Sections = Mapping[str, tuple[str, ...]]  # title -> fields
 
 _CROPS = ("scale", "ratio", "crop_padding", "hflip", "alternating_flip", "vflip", "rotate")
 _AUGMENTATION = (
-    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "reprob"),
-    *("mixup", "cutmix", "no_aug"),
+    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "hue", "grayscale_prob"),
+    *("gaussian_blur_prob", "solarize_prob", "reprob", "mixup", "cutmix", "no_aug"),
 )
 SECTIONS: Mapping[str, Sections] = {
     "train": {
@@ -31,12 +31,26 @@ SECTIONS: Mapping[str, Sections] = {
         "augmentation": _AUGMENTATION,
         "batch": ("batch_size", "grad_accum_steps", "grad_checkpointing"),
         "optimiser": (
-            *("opt", "opt_impl", "lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
-            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "smoothing", "bce_loss", "model_ema"),
-            *("model_ema_decay", "model_ema_steps"),
+            *("opt", "opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+            *("lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
+            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "model_ema", "model_ema_decay"),
+            "model_ema_steps",
+        ),
+        "loss and rare classes": (
+            *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
         "schedule": (
-            *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
+            *(
+                "epochs",
+                "duration",
+                "max_time",
+                "sched",
+                "warmup",
+                "warmup_epochs",
+                "warmup_fraction",
+                "min_lr",
+                "decay",
+            ),
             *("decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
@@ -107,7 +121,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "train": (
         ("fastimg train shards/ --arch resnet50 --pretrained --epochs 5", "fine-tune"),
-        ("fastimg train shards/ --weights FILE --freeze backbone", "train the classifier alone, in seconds"),
+        ("fastimg train shards/ --weights FILE --freeze backbone", "train only the classifier, in seconds"),
         ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
         ("fastimg train shards/ --resume", "continue after an interruption"),
     ),

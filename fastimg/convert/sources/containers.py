@@ -61,6 +61,7 @@ def read_dataset(src: Path) -> Source:
         source = read_betons(src, betons, description["classes"], named, fields)
     else:
         source = read_tars(src, files, description["classes"], named, description["content"])
+    source = replace(source, inputs=tuple(description.get("inputs", ())))
     if not targets:
         return source
     return replace(source, targets=targets, remarks=())  # those are about missing labels, which targets may lack

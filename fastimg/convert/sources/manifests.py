@@ -36,6 +36,7 @@ from .tables import Rows, readable, table_rows
 from .targets import TargetCells, check_targets, labels_from
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
+NO_IMAGE = 1  # the place of an entry that has no image; those of files are 0
 
 
 def read_manifest(src: Path, columns: Columns) -> Source:
@@ -83,7 +84,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     for number, row in rows:
         where = f"{src}: row {number}"
         path = row[path_column]
-        if not isinstance(path, str) or not _is_path(path):
+        absent = columns.text is not None and is_empty(path)  # a text may stand alone
+        if not absent and (not isinstance(path, str) or not _is_path(path)):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         label = -1
         if label_cells is not None and label_column is not None and not is_empty(row[label_column]):
@@ -93,8 +95,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         if target_cells is not None:
             label = target_cells.read_into(extra, number, row, splits[-1])
-        path, size = paths.find(path, number)
-        listed.append(SourceEntry(path, label, size, number, extra))
+        path, size = paths.absent(number) if absent else paths.find(path, number)
+        listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
     judged = label_cells.judged() if label_cells is not None else ()
     if target_cells is not None:
         classes, judged = target_cells.classes, target_cells.judged()
@@ -152,6 +154,12 @@ class _Paths:
         path = _relative(root, path)
         self._hashes.append(hash(path))
         return path, size
+
+    def absent(self, row: int) -> tuple[str, int]:
+        """Return what names a row without a path, and its size."""
+        path = f"{self._src.name}:{row}"
+        self._hashes.append(hash(path))
+        return path, 0
 
     def remarks(self, listed: Entries, labels: list[str]) -> list[str]:
         """Sentences for the user. Raises DataError if none of the files exist."""

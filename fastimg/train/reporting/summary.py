@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
+from fastimg.config.intent import loss_kind
 from fastimg.errors import printable
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks
@@ -85,6 +86,9 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
     progress = run.progress
     if run.stopped_early:
         yield "stopped", stopped(progress.standing, setup.patience_metric, progress.epoch)
+    if run.accounting.out_of_time:
+        reached = f"after step {progress.step} of {setup.steps}"
+        yield "stopped", f"--max-time {setup.config.max_time} is over {reached}; --resume auto goes on from there"
     seconds = duration(run.accounting.seconds)
     yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
     windows = [record for record in records if record["kind"] == "train"]
@@ -136,12 +140,16 @@ def _print_unreadable(console: Console, what: str, loader: BatchSource, count: i
 def _curve_notes(config: Train) -> CurveNotes:
     """Why training's loss and accuracy cannot be compared directly with validation's."""
     mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
-    loss = ["binary cross-entropy"] if config.bce_loss else []
+    kind = loss_kind(config)
+    names = {"cross-entropy": "", "bce": "binary cross-entropy", "focal": "focal loss", "asymmetric": "asymmetric loss"}
+    loss = [names[kind]] if names[kind] else []
+    loss += ["class weights"] if config.class_weights else []
+    loss += ["adjusted logits"] if config.logit_adjust else []
     loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
     return CurveNotes(
         loss=", ".join([*loss, *mixed]),
         top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
-        validated="cross-entropy" if config.bce_loss else "",
+        validated="" if kind == "cross-entropy" else "cross-entropy",
     )
 
 
