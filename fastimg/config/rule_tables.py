@@ -61,6 +61,13 @@ def _are_shares_above_zero(values: Collection[float]) -> bool:
     return all(map(_is_share_above_zero, values))
 
 
+def _is_pos_weight(text: str) -> bool:
+    try:
+        return text == "balanced" or _is_above_zero(float(text))
+    except ValueError:
+        return False
+
+
 def _loads_with(backend: str) -> Callable[[Any], bool]:
     if backend == "resident":
         return lambda config: bool(getattr(config, "resident", False))
@@ -219,6 +226,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dtype", head_alone, "--freeze backbone all the time"),
     Needs("cache_dir", lambda c: head_alone(c) or reads_text(c), "--freeze backbone"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
+    Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
+    Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
     Idle("momentum", lambda c: c.opt != "sgd", lambda c: f"with --opt {c.opt}"),
     Idle("decay_epochs", _without_steps, "with any --sched but step"),
@@ -290,6 +299,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
     Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("bce_pos_weight", _is_pos_weight, "a number above 0, or balanced"),
     Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("crop_pct", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("warmup_epochs", lambda epochs: epochs >= 0, "0 or more"),

@@ -35,8 +35,8 @@ from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
-from fastimg.train.metrics import shows_top5, zero_recall
 from fastimg.train.reporting.confusion import plot_confusion
+from fastimg.train.tasks.score import shows_top5, zero_recall
 from fastimg.wording import plural, with_flags
 
 from . import inference

@@ -24,12 +24,13 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.sync_norm import share_statistics
 
-from .checkpoints import changed_data
 from .choices import resolution as effective
 from .opening import open_loader
 from .optimisers import Lookahead, build_optimizer
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
+from .tasks.joint import Tasks
+from .tasks.selection import ChosenTargets
 from .wrapping import compiled, wrapped
 
 
@@ -43,6 +44,7 @@ class Blueprint:
     preprocessing: Preprocessing
     precision: Precision
     parts: Parts
+    targets: ChosenTargets
     trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
 
 
@@ -63,7 +65,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     trained = module if blueprint.parts.embedding is None else Head(module, model.classifier[0])
     data = _data(replace(blueprint, model=model), ranks)
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
-    optimisation = _optimisation(blueprint, ranks, trained, batches=len(data.loader))
+    tasks = blueprint.targets.tasks.to(ranks.device)
+    optimisation = _optimisation(blueprint, ranks, trained, tasks, batches=len(data.loader))
     if config.progressive is not None:
         epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
         inputs = replace(inputs, progressive=intent.progressive(config, epochs))
@@ -75,6 +78,7 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         trained=trained,
         precision=blueprint.precision,
         input=inputs,
+        tasks=tasks,
         data=data,
         optimisation=optimisation,
     )
@@ -114,15 +118,19 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
         loader=loader,
         val_loader=evaluation(parts.val),
         train_eval_loader=evaluation(parts.evaluated),
-        classes=parts.train.dataset.classes,
-        class_counts=changed_data.class_counts(parts.train.dataset),
+        targets=blueprint.targets.train,
+        val_targets=blueprint.targets.val,
+        classes=blueprint.targets.tasks.classes,
+        class_counts=blueprint.targets.class_counts,
         embedding=parts.embedding,
         embedding_note=parts.words,
         trained_on=blueprint.trained_on,
     )
 
 
-def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, batches: int) -> Optimisation:
+def _optimisation(
+    blueprint: Blueprint, ranks: Ranks, trained: nn.Module, tasks: Tasks, *, batches: int
+) -> Optimisation:
     """Made after wrapping, since FSDP replaces the parameters; `batches` is how many an epoch has."""
     config = blueprint.config
     assert config.lr != "auto" and config.weight_decay is not None
@@ -138,6 +146,8 @@ def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, bat
         layer_decay=config.layer_decay,
         frozen_too=config.freeze_epochs is not None,
     )
+    if tasks.parameters:
+        optimizer.add_param_group({"params": tasks.parameters, "weight_decay": 0.0, "lr_scale": 1.0})
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
     decay = config.model_ema_decay or DECAY
     schedule = effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train))

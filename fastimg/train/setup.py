@@ -36,15 +36,18 @@ from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
+from . import patience
 from .assembly import Blueprint, assemble
 from .checkpoints import changed_data
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
-from .opening import build_model, check_classes, check_content, open_data, whiten
+from .opening import build_model, check_content, open_data, whiten
 from .parts import Parts, embedded, resident, tokenised
 from .run import Run
+from .tasks.selection import ChosenTargets
+from .tasks.selection import choose as choose_targets
 from .wrapping import changing_graph
 
 
@@ -65,6 +68,7 @@ class Opened:
     path: Path
     part: DatasetPart
     val_part: DatasetPart | None
+    targets: ChosenTargets
     directory: Path
     resuming: bool
 
@@ -124,12 +128,21 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     base = f"{display_name(path)}-{short_name(intent.architecture(config))}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = Path(ranks.broadcast(str(directory)))
+    targets = choose_targets(config, path, part, val_part)
+    patience.check(config, targets.tasks)
     if resuming:
-        changed_data.check(directory, path, part.dataset)
+        changed_data.check(directory, path, targets)
     elif config.name is not None and directory != (named := config.output / config.name):
         say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
-    check_classes(path, part)
-    return Opened(checked=checked, path=path, part=part, val_part=val_part, directory=directory, resuming=resuming)
+    return Opened(
+        checked=checked,
+        path=path,
+        part=part,
+        val_part=val_part,
+        targets=targets,
+        directory=directory,
+        resuming=resuming,
+    )
 
 
 def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> Built:
@@ -137,7 +150,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     config = opened.checked.config
     part = opened.part
     val_part = opened.val_part
-    model, preprocessing = build_model(config, ranks, part.dataset.classes, opened.checked.stated)
+    model, preprocessing = build_model(config, ranks, opened.targets.tasks.output_names, opened.checked.stated)
     precision = _precision(opened, model, ranks)
     trained_on = _provenance(config, opened) if ranks.first and not config.dry_run else ()
     keeper = Keeper(cache_root(opened.path, config.cache_dir), ranks, worker_count(config.workers, ranks), console)
@@ -171,6 +184,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
             preprocessing=preprocessing,
             precision=precision,
             parts=parts,
+            targets=opened.targets,
             trained_on=trained_on,
         )
 
