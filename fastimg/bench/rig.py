@@ -218,7 +218,7 @@ def step_rate(rig: Rig, budget: Budget) -> float:
     setup = rig.run.setup
     batch = on_device(rig)
     images = model_input(None, batch.inputs, setup.input.policy, setup.precision.input_dtype)
-    prepared = MicroBatch(images, setup.data.targets.truths(batch), batch.weight, rig.config.smoothing)
+    prepared = MicroBatch(images, setup.data.targets.truths(batch), batch.weight)
 
     def step() -> None:
         forward_backward(rig.run, prepared)

@@ -4,7 +4,7 @@ from . import augmentation
 from .commands import Embed, Train
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
-from .training import HF_PREFIX
+from .training import HF_PREFIX, LossKind
 
 ARCH = "resnet50"  # where neither a flag nor the weights name another
 EPOCHS = 10  # where neither --epochs nor --duration is given
@@ -39,6 +39,11 @@ def tuned(config: Train) -> bool:
 def head_alone(config: Train) -> bool:
     """Whether nothing but the classifier ever trains."""
     return config.freeze == "backbone" and config.freeze_epochs is None
+
+
+def loss_kind(config: Train) -> LossKind:
+    """The loss, by either of its two flags."""
+    return config.loss or ("bce" if config.bce_loss else "cross-entropy")
 
 
 def progressive(config: Train, epochs: int | None = None) -> Progressive:

@@ -13,7 +13,7 @@ from fastimg.wording import plural
 
 from . import augmentation, durations
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
+from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
 from .training import COMPILE_MODES, CUDA_GRAPH_MODES, Train
 
@@ -229,6 +229,9 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
     Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
+    Excludes("loss", "bce_loss"),
+    Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
+    Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
     Idle("momentum", lambda c: c.opt != "sgd", lambda c: f"with --opt {c.opt}"),
     Idle("decay_epochs", _without_steps, "with any --sched but step"),
     Idle("decay", _without_steps, "with any --sched but step"),
@@ -300,6 +303,8 @@ _VALUES: tuple[Rule, ...] = (
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
     Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("bce_pos_weight", _is_pos_weight, "a number above 0, or balanced"),
+    Range("focal_gamma", _at_least(0), "0 or more"),
+    Range("logit_adjust", _at_least(0), "0 or more"),
     Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("crop_pct", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("warmup_epochs", lambda epochs: epochs >= 0, "0 or more"),

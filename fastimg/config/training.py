@@ -11,6 +11,7 @@ from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
 
@@ -226,7 +227,20 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     smoothing: Annotated[float, arg(aliases=("--label-smoothing",))] = 0.1
     """Label smoothing."""
     bce_loss: bool = False
-    """Use binary cross-entropy, summed over classes, instead of softmax cross-entropy."""
+    """The same as --loss bce."""
+    loss: LossKind | None = None
+    """The loss: softmax cross-entropy; binary cross-entropy, summed over classes (bce); focal loss, which attends to
+    samples that are hard; or asymmetric loss, which attends little to classes that a sample is not of. Default:
+    cross-entropy."""
+    focal_gamma: float | None = None
+    """How much --loss focal lowers the loss of samples that are easy; 0 is cross-entropy. Default: 2."""
+    class_weights: Annotated[str | None, arg(metavar="{balanced,effective,FILE}")] = None
+    """Weigh the loss by class. balanced: by one over the number of its samples. effective: by one over the effective
+    number of samples with beta 0.999, which hardly grows beyond a few thousand. FILE: a csv of class,weight lines, or a
+    json object. The mean weight of the training samples is made 1."""
+    logit_adjust: Annotated[float | None, arg(metavar="TAU")] = None
+    """In training, add TAU times the logarithm of each class's share of the samples to its logit, so that the model
+    itself need not favour common classes; 1 is for balanced accuracy. Default: 0."""
 
     bce_pos_weight: Annotated[str | None, arg(metavar="X|balanced")] = None
     """For targets of several labels: multiply the loss of a label by this where it is there. balanced: for each label,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, provenance
+from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
@@ -134,6 +134,7 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
         changed_data.check(directory, path, targets)
     elif config.name is not None and directory != (named := config.output / config.name):
         say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
+    _mention_rare_classes(config, targets, console)
     return Opened(
         checked=checked,
         path=path,
@@ -143,6 +144,15 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
         directory=directory,
         resuming=resuming,
     )
+
+
+def _mention_rare_classes(config: Train, targets: ChosenTargets, console: Console) -> None:
+    """Mention rare classes where nothing is done about them."""
+    if config.class_weights is not None or config.logit_adjust:
+        return
+    for task in targets.tasks.class_tasks:
+        if remark := class_balance.rarest(task.target.classes, np.array(task.counts, np.float64)):
+            say(console, remark if targets.tasks.single else f"{task.target.name}: {remark}", style="yellow")
 
 
 def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> Built:

@@ -34,7 +34,6 @@ class MicroBatch:
     images: torch.Tensor
     targets: tuple[Truth, ...]
     weight: torch.Tensor
-    smoothing: float  # that the loss has to apply; soft targets are smoothed already
 
 
 def optimiser_step(
@@ -67,7 +66,6 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     config = setup.config
     policy = setup.input.policy
     plan = None if config.no_aug else draw(policy, batch.ids, config.seed, run.progress.epoch)
-    smoothing = config.smoothing
     with stream.step(batch):
         targets = setup.data.targets.truths(batch)
         dtype = setup.precision.input_dtype
@@ -75,10 +73,9 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
         images = model_input(plan, batch.inputs, policy, dtype, kornia, seed ^ _KORNIA)
         if policy.mixes:
             images, mixture = mix_images(plan, images, weight)
-            targets = setup.tasks.mixed(targets, mixture, smoothing)
-            smoothing = 0.0
+            targets = setup.tasks.mixed(targets, mixture)
     stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
-    return MicroBatch(images, targets, weight, smoothing)
+    return MicroBatch(images, targets, weight)
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
@@ -92,7 +89,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     with sync or nullcontext():
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images)
-        losses = setup.tasks.losses(logits, batch.targets, batch.smoothing)
+        losses = setup.tasks.losses(logits, batch.targets)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import threading
 import tracemalloc
 
@@ -16,6 +15,7 @@ from fastimg.augment.backends import backend_of
 from fastimg.augment.cpu import ResultPool, _smooth
 from fastimg.augment.ops import smooth
 
+pytestmark = pytest.mark.usefixtures("threads")
 EVERYTHING = Policy(
     hflip=0.5,
     vflip=0.5,
@@ -216,5 +216,5 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_has_threads_of_its_own():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
+def test_a_forked_process_has_threads_of_its_own(python):
+    subprocess.run([python, "-W", "ignore", "-c", FORKED], check=True, timeout=120)

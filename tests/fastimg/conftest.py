@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fastimg.cli import run
@@ -89,18 +88,6 @@ def slower() -> Callable[..., Callable[..., Any]]:
         return wrapped
 
     return slow
-
-
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread computes: several would wait for each other on a machine that has other work, and what is slow in a
-    test is to be slow by far."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "set_num_threads", lambda count: None)
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

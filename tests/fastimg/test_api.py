@@ -24,6 +24,7 @@ from fastimg.config import recipes, yaml_file
 from fastimg.config.commands import Convert, Predict, Train
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
+from fastimg.loaders.runtime.cpus import available_cpus
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict}
@@ -109,11 +110,13 @@ def test_it_is_a_function_that_other_processes_can_be_sent():
 # What they do
 
 
-def test_a_run_is_that_of_the_command(trained, tmp_path, capsys):
+def test_a_run_is_that_of_the_command(trained, tmp_path, capsys, monkeypatch):
     """Bit for bit, in a thread, where no handler of signals can be set; and nobody notices."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     torch.manual_seed(5)
-    state, threads, filters = torch.get_rng_state(), torch.get_num_threads(), list(warnings.filters)
+    state, filters, threads = torch.get_rng_state(), list(warnings.filters), []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     results = []
     options = {**FAST, "epochs": 2, "lr": 3e-3, "no_aug": True, "output": tmp_path, "name": "run"}
     thread = threading.Thread(target=lambda: results.append(fastimg.train(str(trained.images), **options)))
@@ -121,7 +124,7 @@ def test_a_run_is_that_of_the_command(trained, tmp_path, capsys):
     thread.join()
     (result,) = results
     assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
-    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state) and threads == [available_cpus(), 7]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert list(warnings.filters) == filters
 

@@ -32,9 +32,11 @@ SECTIONS: Mapping[str, Sections] = {
         "batch": ("batch_size", "grad_accum_steps", "grad_checkpointing"),
         "optimiser": (
             *("opt", "opt_impl", "lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
-            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "smoothing", "bce_loss"),
-            *("bce_pos_weight", "targets", "target_weights", "model_ema", "model_ema_decay", "model_ema_steps"),
+            *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "model_ema", "model_ema_decay"),
+            "model_ema_steps",
         ),
+        "loss and rare classes": (*("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust"),),
+        "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
         "schedule": (
             *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
             *("decay_epochs", "decay_rate"),
@@ -45,8 +47,8 @@ SECTIONS: Mapping[str, Sections] = {
         ),
         "run": (
             *("output", "name", "resume", "recipe", "config", "seed", "deterministic", "val_interval", "tta"),
-            *("evaluate_training_set", "patience", "patience_metric", "metric", "save_interval"),
-            *("checkpoint_hist", "log_interval", "dry_run", "verbose"),
+            *("evaluate_training_set", "patience", "patience_metric", "save_interval", "checkpoint_hist"),
+            *("log_interval", "dry_run", "verbose"),
         ),
     },
     "convert": {

@@ -9,6 +9,7 @@ from fastimg.config.commands import Train
 from fastimg.config.durations import interval, parse
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
+from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
@@ -65,7 +66,7 @@ def print_effective(
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
-        "loss": _loss(config),
+        "loss": printable(setup.tasks.describe()),
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),
@@ -144,11 +145,6 @@ def _progressive(setup: Setup) -> str | None:
         return None
     sizes = ", ".join(str(size) for size in progressive.sizes(setup.epochs))
     return f"crops of {sizes} pixels, growing from epoch {progressive.start} to {progressive.end}"
-
-
-def _loss(config: Train) -> str:
-    name = "binary cross-entropy of each class" if config.bce_loss else "cross-entropy"
-    return f"{name}, label smoothing {config.smoothing:g}"
 
 
 def _optimiser(config: Train, implementation: str, rate: str) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
+from fastimg.config.intent import loss_kind
 from fastimg.errors import printable
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks
@@ -151,13 +152,17 @@ def _curve_notes(config: Train, tasks: Tasks) -> CurveNotes:
     if tasks.single is None and metric == "loss":
         metric = next(name for name in tasks.metrics if not name.endswith("loss"))
     mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
-    loss = ["binary cross-entropy"] if config.bce_loss else []
+    kind = loss_kind(config)
+    names = {"cross-entropy": "", "bce": "binary cross-entropy", "focal": "focal loss", "asymmetric": "asymmetric loss"}
+    loss = [names[kind]] if names[kind] else []
+    loss += ["class weights"] if config.class_weights else []
+    loss += ["adjusted logits"] if config.logit_adjust else []
     loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
     return CurveNotes(
         metric="top1" if metric == "loss" else metric,
         loss=", ".join([*loss, *mixed]),
         top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
-        validated="cross-entropy" if config.bce_loss else "",
+        validated="" if kind == "cross-entropy" else "cross-entropy",
     )
 
 

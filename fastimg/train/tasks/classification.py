@@ -1,4 +1,4 @@
-"""The task of a class: cross-entropy, or binary cross-entropy of each class; accuracies."""
+"""The task of a class: cross-entropy or another loss of classes; accuracies."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fastimg.augment.mixing import Mixture, soften
 from fastimg.loaders.containers.targets import Target, TargetColumn
 from fastimg.models.ranks import Ranks
-from fastimg.train.losses import losses
+from fastimg.train.losses import CROSS_ENTROPY, LossSettings, losses
 
 from .score import shows_top5
 from .task import Counted, Truth
@@ -25,7 +25,10 @@ class ClassTask:
 
     target: Target
     outputs: int
-    bce: bool = False
+    settings: LossSettings = CROSS_ENTROPY
+    counts: tuple[int, ...] = ()  # samples of each class in the training part
+    class_weights: str | None = None  # where the weights of `settings` come from
+    logit_adjust: float | None = None  # how many times the log priors its `log_priors` are
     likelihood: float = field(default=1.0, init=False)
     sums: int = field(default=4, init=False)
 
@@ -37,23 +40,55 @@ class ClassTask:
 
     def to(self, device: torch.device) -> Self:
         """See Task."""
-        return self
+        weights, priors = (
+            None if values is None else values.to(device)
+            for values in (self.settings.class_weights, self.settings.log_priors)
+        )
+        return replace(self, settings=replace(self.settings, class_weights=weights, log_priors=priors))
 
     def column(self, column: TargetColumn) -> TargetColumn:
         """See Task."""
         return column
 
-    def loss(self, logits: torch.Tensor, truth: Truth, smoothing: float = 0.0) -> torch.Tensor:
+    def describe(self) -> str:
+        """See Task."""
+        loss = self.settings
+        words = [
+            {
+                "cross-entropy": "cross-entropy",
+                "bce": "binary cross-entropy of each class",
+                "focal": f"focal, gamma {loss.focal_gamma:g}",
+                "asymmetric": f"asymmetric, gammas {loss.gamma_positive:g} and {loss.gamma_negative:g}",
+            }[loss.kind],
+            f"label smoothing {loss.smoothing:g}",
+        ]
+        if loss.class_weights is not None:
+            weights = loss.class_weights[loss.class_weights > 0]
+            words += [f"classes weigh {weights.min():.3g} to {weights.max():.3g} ({self.class_weights})"]
+        if loss.log_priors is not None:
+            words += [f"logits adjusted by {self.logit_adjust:g} x log priors"]
+        return ", ".join(words)
+
+    def loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
         """See Task. In nats."""
-        return truth.masked(losses(logits, truth.filled(), smoothing, self.bce))
+        values = truth.filled()
+        settings = self.settings
+        if values.is_floating_point():  # `mixed` has smoothed them
+            settings = replace(settings, smoothing=settings.smoothing - self._early)
+        return truth.masked(losses(logits, values, settings))
+
+    @property
+    def _early(self) -> float:
+        """The smoothing before images are mixed; with weights the loss smooths, class by class."""
+        return self.settings.smoothing if self.settings.class_weights is None else 0.0
 
     def evaluation_loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
         """See Task. Cross-entropy, in nats."""
         return truth.masked(F.cross_entropy(logits, truth.filled(), reduction="none"))
 
-    def mixed(self, truth: Truth, mixture: Mixture | None, smoothing: float) -> Truth:
+    def mixed(self, truth: Truth, mixture: Mixture | None) -> Truth:
         """See Task. Soft classes float32 [B, outputs]."""
-        soft = soften(truth.filled(), self.outputs, smoothing)
+        soft = soften(truth.filled(), self.outputs, self._early)
         if mixture is None:
             return replace(truth, values=soft)
         return Truth(mixture.blend(soft), both_present(truth.present, mixture))

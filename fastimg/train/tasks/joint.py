@@ -64,6 +64,11 @@ class Tasks:
         return first if len(self.all) == 1 and isinstance(first, ClassTask) else None
 
     @property
+    def class_tasks(self) -> tuple[ClassTask, ...]:
+        """The tasks of classes."""
+        return tuple(task for task in self.all if isinstance(task, ClassTask))
+
+    @property
     def declared(self) -> bool:
         """Whether the data names its targets: a lone `label` is a folder's, or a column's, class."""
         return self.single is None or self.single.target.name != LABEL
@@ -71,7 +76,7 @@ class Tasks:
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes of the first class target; empty where no target is a class."""
-        return next((task.target.classes for task in self.all if isinstance(task, ClassTask)), ())
+        return next((task.target.classes for task in self.class_tasks), ())
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -93,9 +98,21 @@ class Tasks:
         fresh = nn.Parameter(torch.zeros(len(self.all), device=device)) if self.learned else None
         return replace(self, all=tuple(task.to(device) for task in self.all), log_variances=fresh)
 
-    def losses(self, logits: torch.Tensor, truths: Sequence[Truth], smoothing: float = 0.0) -> Losses:
+    def describe(self) -> str:
+        """The loss of a sample, in words."""
+        if self.single is not None:
+            return self.single.describe()
+        words = [f"{task.target.name}: {task.describe()}" for task in self.all]
+        if self.learned:
+            words.append("weighed by learned uncertainties")
+        elif set(self.weights) != {1.0}:
+            names = (task.target.name for task in self.all)
+            words.append(f"weights {', '.join(f'{n} {w:g}' for n, w in zip(names, self.weights, strict=True))}")
+        return "; ".join(words)
+
+    def losses(self, logits: torch.Tensor, truths: Sequence[Truth]) -> Losses:
         """Training losses. A target that a sample lacks adds exactly 0 to its loss."""
-        return self._joined(logits, truths, lambda task, own, truth: task.loss(own, truth, smoothing))
+        return self._joined(logits, truths, lambda task, own, truth: task.loss(own, truth))
 
     def evaluation_losses(self, logits: torch.Tensor, truths: Sequence[Truth]) -> Losses:
         """The losses that validation tells: without smoothing, and without weights of labels."""
@@ -130,9 +147,9 @@ class Tasks:
             return (logits,)
         return tuple(logits[:, part] for part in self.slices)
 
-    def mixed(self, truths: Sequence[Truth], mixture: Mixture | None, smoothing: float) -> tuple[Truth, ...]:
+    def mixed(self, truths: Sequence[Truth], mixture: Mixture | None) -> tuple[Truth, ...]:
         """The targets of mixed samples."""
-        return tuple(task.mixed(truth, mixture, smoothing) for task, truth in zip(self.all, truths, strict=True))
+        return tuple(task.mixed(truth, mixture) for task, truth in zip(self.all, truths, strict=True))
 
     @property
     def sums(self) -> int:

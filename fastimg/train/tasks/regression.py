@@ -34,15 +34,19 @@ class NumberTask:
         """See Task. Standardised in float64: large numbers with a small spread keep it."""
         return replace(column, values=(column.values - self.mean) / self.std)
 
-    def loss(self, logits: torch.Tensor, truth: Truth, smoothing: float = 0.0) -> torch.Tensor:
-        """See Task. Numbers are not smoothed."""
+    def describe(self) -> str:
+        """See Task."""
+        return f"smooth L1 of (x - {self.mean:.4g}) / {self.std:.4g}"
+
+    def loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
+        """See Task."""
         return truth.masked(F.smooth_l1_loss(logits.float()[:, 0], truth.filled(), reduction="none"))
 
     def evaluation_loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
         """See Task."""
         return self.loss(logits, truth)
 
-    def mixed(self, truth: Truth, mixture: Mixture | None, smoothing: float) -> Truth:
+    def mixed(self, truth: Truth, mixture: Mixture | None) -> Truth:
         """See Task. Mixing is refused before a run begins: a mixed picture has no number between the two."""
         assert mixture is None
         return truth

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,12 @@ import torch
 
 from fastimg.config import augmentation, intent
 from fastimg.config.commands import Train
+from fastimg.data import class_balance
 from fastimg.data.datasets import DatasetPart
 from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import Dataset
 from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.train.losses import LossSettings
 from fastimg.wording import plural
 
 from .classification import ClassTask
@@ -42,7 +44,7 @@ def of_labels(config: Train, dataset: Dataset) -> ChosenTargets:
     """The labels that every batch has, whatever the data names: for measuring speed."""
     classes = dataset.classes or ("one", "two")
     column = TargetColumn.of_classes(dataset.labels, classes)
-    task = ClassTask(target=column.target, outputs=config.num_classes or max(2, len(classes)), bce=config.bce_loss)
+    task = _class_task(config, column, np.flatnonzero(column.present), max(2, len(classes)))
     lookup = TargetLookup((None if column.present.all() else column,))
     counts = _class_counts([column])
     return ChosenTargets(tasks=Tasks.one_class(task), train=lookup, val=lookup, class_counts=counts)
@@ -125,8 +127,7 @@ def _task(config: Train, data: Path, part: DatasetPart, column: TargetColumn) ->
         raise _not_learnable(data, part, target.name, "is missing for every {unit} of the training split")
     if target.kind == "class":
         _check_classes(data, part, column, rows)
-        outputs = config.num_classes or len(target.classes)
-        return ClassTask(target=target, outputs=outputs, bce=config.bce_loss)
+        return _class_task(config, column, rows, len(target.classes))
     if target.kind == "number":
         numbers = column.values[rows].astype(np.float64)
         mean, std = float(numbers.mean()), float(numbers.std())
@@ -140,7 +141,43 @@ def _task(config: Train, data: Path, part: DatasetPart, column: TargetColumn) ->
     )
     if ((counts == 0) | (counts == len(rows))).all():
         raise _not_learnable(data, part, target.name, "has the same labels for every {unit} of the training split")
-    return MultilabelTask(target=target, pos_weight=_pos_weight(config.bce_pos_weight, counts, len(rows)))
+    pos_weight = _pos_weight(config.bce_pos_weight, counts, len(rows))
+    return MultilabelTask(target=target, settings=_loss(config), pos_weight=pos_weight)
+
+
+def _loss(config: Train) -> LossSettings:
+    """The loss of several labels: they are not smoothed, which would take rare ones for common."""
+    settings = LossSettings(kind=intent.loss_kind(config))
+    return settings if config.focal_gamma is None else replace(settings, focal_gamma=config.focal_gamma)
+
+
+def _class_task(config: Train, column: TargetColumn, rows: npt.NDArray[np.int64], classes: int) -> ClassTask:
+    """The task of a class, with what its loss takes from the number of samples of each class.
+
+    Raises UserError and UsageError for files of weights.
+    """
+    target = column.target
+    outputs = config.num_classes or classes
+    counts = class_balance.class_counts(column.values[rows], outputs)
+    weights = priors = None
+    if config.class_weights is not None:
+        weights = class_balance.class_weights(config.class_weights, target.classes, counts)
+    if config.logit_adjust:
+        priors = config.logit_adjust * class_balance.log_priors(counts)
+    settings = replace(
+        _loss(config),
+        smoothing=config.smoothing,
+        class_weights=None if weights is None else torch.from_numpy(weights).float(),
+        log_priors=None if priors is None else torch.from_numpy(priors).float(),
+    )
+    return ClassTask(
+        target=target,
+        outputs=outputs,
+        settings=settings,
+        counts=tuple(counts.astype(int).tolist()),
+        class_weights=config.class_weights,
+        logit_adjust=config.logit_adjust,
+    )
 
 
 def _check_classes(data: Path, part: DatasetPart, column: TargetColumn, rows: npt.NDArray[np.int64]) -> None:
@@ -185,6 +222,15 @@ def _pos_weight(asked: str | None, counts: npt.NDArray[np.int64], samples: int) 
 def _check_flags(config: Train, tasks: Sequence[Task]) -> None:
     """Raises UsageError for flags that these targets cannot take or do not need."""
     kinds = {task.target.kind for task in tasks}
+    classes = [task.target.name for task in tasks if task.target.kind == "class"]
+    for name in ("class_weights", "logit_adjust"):
+        if getattr(config, name) and not classes:
+            raise UsageError(f"--{name.replace('_', '-')} has no effect: no target is a class; leave it out")
+    if config.class_weights not in (None, "balanced", "effective") and len(classes) > 1:
+        raise UsageError(
+            f"--class-weights {config.class_weights}: holds the weights of one target's classes, and "
+            f"{printable(' and '.join(classes))} are classes; use balanced or effective"
+        )
     if config.bce_pos_weight is not None and "multilabel" not in kinds:
         raise UsageError("--bce-pos-weight has no effect: no target has several labels; leave it out")
     numbers = [task.target.name for task in tasks if task.target.kind == "number"]

@@ -6,11 +6,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from fastimg.augment.mixing import Mixture
 from fastimg.loaders.containers.targets import Target, TargetColumn
 from fastimg.models.ranks import Ranks
+from fastimg.train.losses import CROSS_ENTROPY, LossSettings, multilabel_losses
 
 from .classification import both_present
 from .ranking import ranked_scores
@@ -22,6 +22,7 @@ class MultilabelTask:
     """Any number of C labels. `pos_weight` [C] multiplies the loss of a label where it is there."""
 
     target: Target
+    settings: LossSettings = CROSS_ENTROPY
     pos_weight: torch.Tensor | None = None
     likelihood: float = field(default=1.0, init=False)
     sums: int = field(default=2, init=False)
@@ -40,20 +41,26 @@ class MultilabelTask:
         """See Task."""
         return column
 
-    def loss(self, logits: torch.Tensor, truth: Truth, smoothing: float = 0.0) -> torch.Tensor:
-        """See Task. Binary cross-entropy summed over labels, in nats. Labels are not smoothed."""
-        return self._loss(logits, truth, self.pos_weight)
+    def describe(self) -> str:
+        """See Task."""
+        loss = self.settings
+        words = {
+            "focal": f"focal of each label, gamma {loss.focal_gamma:g}",
+            "asymmetric": f"asymmetric of each label, gammas {loss.gamma_positive:g} and {loss.gamma_negative:g}",
+        }.get(loss.kind, "binary cross-entropy of each label")
+        if self.pos_weight is None:
+            return words
+        return f"{words}, where it applies times {self.pos_weight.min():.3g} to {self.pos_weight.max():.3g}"
+
+    def loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
+        """See Task. Summed over labels, in nats."""
+        return truth.masked(multilabel_losses(logits, truth.filled(), self.settings, self.pos_weight))
 
     def evaluation_loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
-        """See Task."""
-        return self._loss(logits, truth, None)
+        """See Task. Binary cross-entropy, summed over labels, in nats."""
+        return truth.masked(multilabel_losses(logits, truth.filled(), CROSS_ENTROPY))
 
-    def _loss(self, logits: torch.Tensor, truth: Truth, pos_weight: torch.Tensor | None) -> torch.Tensor:
-        shares = truth.filled().float()
-        each = F.binary_cross_entropy_with_logits(logits.float(), shares, reduction="none", pos_weight=pos_weight)
-        return truth.masked(each.sum(dim=1))
-
-    def mixed(self, truth: Truth, mixture: Mixture | None, smoothing: float) -> Truth:
+    def mixed(self, truth: Truth, mixture: Mixture | None) -> Truth:
         """See Task. Shares of labels float32 [B, C]."""
         shares = truth.filled().float()
         if mixture is None:

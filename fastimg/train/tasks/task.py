@@ -93,13 +93,16 @@ class Task(Protocol):
     def column(self, column: TargetColumn) -> TargetColumn:
         """The values as training takes them."""
 
-    def loss(self, logits: torch.Tensor, truth: Truth, smoothing: float = 0.0) -> torch.Tensor:
+    def describe(self) -> str:
+        """The training loss, in words."""
+
+    def loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
         """The training loss [B] of logits [B, w]: exactly 0, with no gradient, where the target is missing."""
 
     def evaluation_loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
         """The loss [B] that validation tells: without smoothing and weights."""
 
-    def mixed(self, truth: Truth, mixture: Mixture | None, smoothing: float) -> Truth:
+    def mixed(self, truth: Truth, mixture: Mixture | None) -> Truth:
         """The target of mixed samples, present only where it is in both partners; smoothed where that applies."""
 
     def count(self, logits: torch.Tensor, losses: torch.Tensor, truth: Truth, weight: torch.Tensor) -> torch.Tensor:

@@ -15,13 +15,13 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 
 # Fields of Train that no row names, and why.
 WITHOUT_RULES = {
-    "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
+    "any text": ("data", "output", "name", "train_split", "val_split", "weights", "class_weights"),
     "only certain values parse": ("classes", "opt_impl", "order", "opt", "sched", "lr_scale", "head", "device"),
     "judged with the model": ("num_classes", "freeze", "model_kwargs"),
     "judged with the ranks": ("strategy",),
-    "good with everything": ("bce_loss", "channels_last", "deterministic", "evaluate_training_set", "model_ema"),
+    "good with everything": ("channels_last", "deterministic", "evaluate_training_set", "model_ema"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
-    "named by rules of other fields": ("arch", "amp", "no_aug"),
+    "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug"),
 }
 
 

@@ -82,7 +82,6 @@ def trained(model: nn.Module, rows: torch.Tensor, weight: torch.Tensor) -> tuple
     return found.detach(), rows.grad
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", NORMS)
 def test_two_ranks_give_what_one_process_gives_on_the_whole_batch(kind: str) -> None:
     """Of unequal parts, with a mean that is large beside the deviation."""

@@ -165,7 +165,7 @@ def test_the_summary_says_what_copies_are_to_the_rest():
 
 
 @pytest.fixture
-def soon(monkeypatch, one_thread):
+def soon(monkeypatch):
     """Less than two seconds is enough to judge by."""
     monkeypatch.setattr(accounting, "SETTLED", 0.3)
 
@@ -276,7 +276,7 @@ def test_pixels_that_nobody_reads_have_no_verdict(cli, image_folder, tmp_path, s
     assert "-bound: " not in out and all("wait_share" in record for record in records)
 
 
-def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, one_thread, slower):
+def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, slower):
     """It waits, and for no longer than what may be chance."""
     monkeypatch.setattr(accounting, "SETTLED", float("inf"))
     monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.1))

@@ -174,7 +174,6 @@ def test_a_search_for_the_batch_keeps_the_images_once(cli, make_image_folder, tm
     assert ran.code == 0 and "chosen" in ran.out + ran.err and len(loads) == 2, ran.err  # training and validation
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_recipe_learns_digits(cli, tmp_path):
     """A narrow network, three epochs: three digits of four are right, where one of ten would be by chance."""
     from fastimg.data.digits import digits_folder

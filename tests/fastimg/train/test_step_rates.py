@@ -266,7 +266,7 @@ def test_the_table_is_made_of_what_gpu_py_measured(tmp_path, python):
         *(failed, record(gpu=None), {"section": "loader", "images_per_second": 1}),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 rates added, 2 records left out" in done.stdout
+    assert "4 rates added, 2 records skipped" in done.stdout
     assert "`train --compile` is 1.50x for convolutional models on NVIDIA H200" in done.stdout
     rates = read(tmp_path / "rates.json")
     assert [(one.arch, one.dtype, one.compile, one.kind) for one in rates] == [
