@@ -30,7 +30,7 @@ from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import writer as writing
 from fastimg.train.checkpoints.format import Card
 from fastimg.train.checkpoints.writer import Snapshot, Writer
-from fastimg.train.optimisers import build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
 
 CPU = torch.device("cpu")
 

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
-from fastimg.train.optimisers import build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
 
 
 def amp(bench: Bench) -> None:

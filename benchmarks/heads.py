@@ -20,7 +20,9 @@ from fastimg.augment import Policy, apply
 from fastimg.loaders import CenterCrop, Loader
 from fastimg.models.heads import HeadInit, init_head
 from fastimg.models.registry import build
-from fastimg.train.optimisers import Schedule, build_optimizer, set_lr
+from fastimg.train.optimisers.construction import build_optimizer
+from fastimg.train.optimisers.groups import set_lr
+from fastimg.train.optimisers.schedules import Schedule
 
 INITS: tuple[HeadInit, ...] = ("zeros", "xavier", "he")
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)

@@ -9,7 +9,7 @@ from fastimg.loaders import Batch
 from fastimg.models.precision import Precision
 from fastimg.models.registry import build
 from fastimg.train.augment_stream import AugmentStream
-from fastimg.train.optimisers import build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
 
 
 class Stepper:

@@ -29,7 +29,6 @@ import pytest
 
 # Modules and rewritten assertions compiled by one worker are read by the others and by the processes of tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: waiting threads must not spin
 import torch
 from hypothesis import settings
@@ -43,6 +42,7 @@ from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
 
+sys.dont_write_bytecode = False
 settings.register_profile("fastimg", deadline=None)  # times depend on other processes on the machine
 settings.load_profile("fastimg")
 
@@ -107,7 +107,9 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[Callable[[int], None]]:
-    """Compute with one thread, whatever a training requests: with images as small as the tests', several threads mostly wait for each other. The value is torch's own `set_num_threads`."""
+    """Compute with one thread, whatever a training requests: with images as small as the tests', several threads mostly
+    wait for each other. The value is torch's own `set_num_threads`.
+    """
     set_num_threads = torch.set_num_threads
     set_num_threads(1)
     with pytest.MonkeyPatch.context() as patched:

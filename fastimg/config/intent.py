@@ -5,6 +5,7 @@ from .commands import Embed, Train
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
 from .training import HF_PREFIX, LossKind
+from .training import SCHEDULE_FREE as SCHEDULE_FREE
 
 ARCH = "resnet50"  # where neither a flag nor the weights name another
 EPOCHS = 10  # where neither --epochs nor --duration is given

@@ -15,7 +15,7 @@ from . import augmentation, durations
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
 from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, CUDA_GRAPH_MODES, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, Train
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -93,6 +93,22 @@ def _unvalidated(config: Train) -> bool:
 
 def _without_steps(config: Train) -> bool:
     return config.sched != "step"
+
+
+def _schedule_free(config: Train) -> bool:
+    return config.opt in SCHEDULE_FREE
+
+
+def _decays(config: Train) -> str | None:
+    if not _schedule_free(config) or config.sched in (None, "constant"):
+        return None
+    return f"--opt {config.opt} needs no schedule, and is not made for one; leave it out"
+
+
+def _late_average(config: Train) -> str | None:
+    if config.freeze_epochs is None or not _schedule_free(config):
+        return None
+    return f"--opt {config.opt} averages weights from the first step on, and these would come later; choose another"
 
 
 def _order_window(config: Train) -> str | None:
@@ -232,7 +248,14 @@ _EFFECTS: tuple[Rule, ...] = (
     Excludes("loss", "bce_loss"),
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
-    Idle("momentum", lambda c: c.opt != "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("momentum", lambda c: c.opt == "adamw", lambda c: f"with --opt {c.opt}"),
+    Idle("opt_eps", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("opt_betas", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("lookahead", _schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
+    Idle("model_ema", _schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
+    Idle("min_lr", _schedule_free, lambda c: f"with --opt {c.opt}, whose rate stays constant"),
+    Check("sched", _decays),
+    Check("freeze_epochs", _late_average),
     Idle("decay_epochs", _without_steps, "with any --sched but step"),
     Idle("decay", _without_steps, "with any --sched but step"),
     Idle("decay_rate", _without_steps, "with any --sched but step"),
@@ -298,6 +321,8 @@ _VALUES: tuple[Rule, ...] = (
     Range("checkpoint_hist", _at_least(0), "0 or more"),
     Range("patience", _at_least(1), "1 or more"),
     Range("lr", lambda rate: rate == "auto" or _is_above_zero(rate), "a number above 0, or auto"),
+    Range("opt_eps", _at_least(0), "0 or more"),
+    Range("opt_betas", lambda betas: all(map(_is_share_below_one, betas)), "numbers from 0 up to, not including, 1"),
     Range("weight_decay", lambda decay: decay >= 0, "0 or more"),
     Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
@@ -329,12 +354,17 @@ _VALUES: tuple[Rule, ...] = (
     Check("progressive", _growing_crops),
 )
 
+_OF_OPTIMISERS = (
+    *("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"),
+    *("opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+)
+
 # What a setting above a file or a recipe replaces in it, though both could be given together.
 _PRECEDENCE: tuple[Rule, ...] = (
     Replaces("img_size", ("train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs")),
     # A recipe's arguments are for its model, its rate for its optimiser and batch, its ramp for its epochs.
     Replaces("arch", ("model_kwargs", "norm_lr_scale"), in_recipes=True),
-    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"), in_recipes=True),
+    Replaces("opt", _OF_OPTIMISERS, in_recipes=True),
     Replaces("lr", ("lr_scale", "lr_base_size"), in_recipes=True),
     Replaces("duration", ("progressive_epochs",), in_recipes=True),
 )

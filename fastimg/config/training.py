@@ -11,6 +11,7 @@ from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
 
@@ -197,11 +198,18 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Store only the inputs of the model's blocks for the backward pass and recompute the rest: less memory, about a
     third more time, the same result."""
 
-    opt: Literal["adamw", "sgd"] = "adamw"
-    """Optimiser."""
+    opt: Annotated[str, arg(metavar="NAME")] = "adamw"
+    """Optimiser: adamw or sgd, which have tuned defaults, schedule_free_adamw or schedule_free_sgd, or any of timm's by
+    its name, such as muon, lamb, lion or adan."""
+    opt_kwargs: tuple[str, ...] = ()
+    """Additional arguments of the optimiser, as name=value."""
+    opt_eps: float | None = None
+    """The number that keeps the optimiser from dividing by zero. Default: the optimiser's own."""
+    opt_betas: tuple[float, ...] | None = None
+    """Decay rates of the optimiser's moving averages. Default: the optimiser's own."""
     opt_impl: Literal["auto", "fused", "foreach"] = "auto"
     """Implementation of the optimiser: one kernel for the whole update (fused), or one per operation (foreach). auto:
-    fused where torch has it."""
+    fused where there is such a kernel."""
     lr: float | Literal["auto"] = "auto"
     """Peak learning rate. auto: chosen by optimiser, model, starting weights and batch, and printed."""
     lr_scale: Literal["linear", "sqrt", "none"] | None = None
@@ -212,9 +220,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     layer_decay: float | None = None
     """Multiply the learning rate by this factor for each block further from the classifier (0.65 to 0.9 for ViTs)."""
     momentum: float | None = None
-    """Momentum of SGD (Nesterov). Default: 0.9."""
+    """Momentum of SGD (Nesterov), and of other optimisers that have one. Default: 0.9."""
     weight_decay: Annotated[float | None, arg(aliases=("--wd",))] = None
-    """Weight decay, except of norms and biases. Default: 0.05 for AdamW, 5e-5 for SGD."""
+    """Weight decay, except of norms and biases. Default: 0.05 for AdamW, 5e-5 for SGD; the same for optimisers
+    whose decay is like theirs, 0 for all others."""
     norm_weight_decay: float | None = None
     """Weight decay of norms and biases. Default: 0."""
     norm_lr_scale: float | None = None
@@ -256,7 +265,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     duration: Annotated[str | None, arg(metavar="TIME")] = None
     """Instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
     sched: Literal["cosine", "linear", "step", "constant"] | None = None
-    """Learning rate schedule. Default: cosine from scratch, linear when fine-tuning."""
+    """Learning rate schedule. Default: cosine from scratch, linear when fine-tuning, constant with a schedule-free
+    optimiser."""
     warmup: Annotated[str | None, arg(metavar="TIME")] = None
     """Linear warmup: 5ep, 300ba, 100000sp, or 0.1dur for a share of the run. Default: 0.05dur from scratch, 0.2dur when
     fine-tuning."""

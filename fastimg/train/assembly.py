@@ -26,7 +26,10 @@ from fastimg.models.sync_norm import share_statistics
 
 from .choices import resolution as effective
 from .opening import open_loader
-from .optimisers import Lookahead, build_optimizer
+from .optimisers import catalogue
+from .optimisers.construction import build_optimizer
+from .optimisers.lookahead import Lookahead
+from .optimisers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
 from .tasks.joint import Tasks
@@ -145,17 +148,24 @@ def _optimisation(
         norm_lr_scale=config.norm_lr_scale or 1.0,
         layer_decay=config.layer_decay,
         frozen_too=config.freeze_epochs is not None,
+        eps=config.opt_eps,
+        betas=config.opt_betas,
+        kwargs=catalogue.parsed(config.opt_kwargs),
     )
     if tasks.parameters:
         optimizer.add_param_group({"params": tasks.parameters, "weight_decay": 0.0, "lr_scale": 1.0})
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
-    decay = config.model_ema_decay or DECAY
+    ema: Ema | ScheduleFreeAverage | None = None
+    if config.model_ema:
+        ema = Ema(trained, config.model_ema_decay or DECAY, config.model_ema_steps)
+    elif isinstance(optimizer, ScheduleFree):
+        ema = ScheduleFreeAverage(trained, optimizer)
     schedule = effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train))
     return Optimisation(
         optimizer=optimizer,
         scaler=blueprint.precision.scaler(),
         schedule=schedule,
         steps_per_epoch=steps_per_epoch,
-        ema=Ema(trained, decay, config.model_ema_steps) if config.model_ema else None,
+        ema=ema,
         lookahead=Lookahead(every=config.lookahead, steps=schedule.steps) if config.lookahead else None,
     )

@@ -33,7 +33,9 @@ from fastimg.train.reporting.accounting import Account
 from . import patience
 from .checkpoints import run_directory as rundir
 from .metrics import Meter, Trace
-from .optimisers import Lookahead, Schedule
+from .optimisers.lookahead import Lookahead
+from .optimisers.schedule_free import ScheduleFreeAverage
+from .optimisers.schedules import Schedule
 from .patience import Best, Standing
 from .tasks.joint import Tasks
 from .tasks.lookup import TargetLookup
@@ -87,7 +89,7 @@ class Optimisation:
     scaler: torch.amp.GradScaler
     schedule: Schedule
     steps_per_epoch: int
-    ema: Ema | None = None
+    ema: Ema | ScheduleFreeAverage | None = None
     lookahead: Lookahead | None = None
 
 
@@ -171,7 +173,7 @@ class Setup:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the model has the weights that are validated and saved: the moving average, if there is one."""
+        """Within, the model has the weights that are validated and saved: the average, if there is one."""
         if self.optimisation.ema is None:
             yield
             return

@@ -20,7 +20,7 @@ from fastimg.models import ranks as parallel
 from fastimg.system.signals import strongest, votes
 
 from .augment_stream import AugmentStream
-from .optimisers import set_lr
+from .optimisers.groups import set_lr
 from .run import Run
 from .tasks.task import Truth
 

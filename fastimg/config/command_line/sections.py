@@ -31,7 +31,8 @@ SECTIONS: Mapping[str, Sections] = {
         "augmentation": _AUGMENTATION,
         "batch": ("batch_size", "grad_accum_steps", "grad_checkpointing"),
         "optimiser": (
-            *("opt", "opt_impl", "lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
+            *("opt", "opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+            *("lr", "lr_scale", "lr_base_size", "layer_decay", "momentum", "weight_decay"),
             *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "model_ema", "model_ema_decay"),
             "model_ema_steps",
         ),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fastimg.loaders import DataError
+from fastimg.models.ema import Ema
 from fastimg.models.ranks import agreed_buffers, take_buffers
 from fastimg.models.registry import read_weights
 from fastimg.train.patience import Standing
@@ -73,7 +74,9 @@ def _snapshot(
     state = setup.optimisation.optimizer.state_dict()
     weights = module.state_dict()
     learning = setup.trained.state_dict() if setup.data.embedding is not None else weights
-    averaged = [] if averages is None else [averages[name] for name, _ in setup.trained.named_parameters()]
+    averaged = []  # those that only an optimiser's step changes; a schedule-free optimiser's were made just now
+    if averages is not None and isinstance(setup.optimisation.ema, Ema):
+        averaged = [averages[name] for name, _ in setup.trained.named_parameters()]
     beside = [*module.parameters(), *setup.tasks.parameters]
     moments = [value for values in state["state"].values() for value in values.values()]
     addresses = {tensor.data_ptr() for tensor in (*beside, *averaged, *moments) if isinstance(tensor, torch.Tensor)}

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from fastimg.config.commands import Train
 from fastimg.config.durations import interval, parse
+from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
 from fastimg.errors import printable
@@ -16,7 +17,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import TextSide
 from fastimg.system.terminal import print_table
 from fastimg.train.choices.batch_size import SHARE
-from fastimg.train.optimisers import implementation
+from fastimg.train.optimisers.construction import implementation
 from fastimg.train.patience import rule
 from fastimg.train.run import Run, Setup
 from fastimg.wording import agreeing, plural
@@ -154,6 +155,9 @@ def _optimiser(config: Train, implementation: str, rate: str) -> str:
     words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
     words += [f"weight decay {config.weight_decay:g}{norms}"]
     words += [f"norms at {config.norm_lr_scale:g}x the rate"] if config.norm_lr_scale not in (None, 1.0) else []
+    words += [f"betas {' '.join(f'{beta:g}' for beta in config.opt_betas)}"] if config.opt_betas else []
+    words += [f"eps {config.opt_eps:g}"] if config.opt_eps is not None else []
+    words += config.opt_kwargs
     words += [f"momentum {config.momentum:g}"] if config.momentum is not None else []
     words += [f"gradients clipped at {config.clip_grad:g}"] if config.clip_grad is not None else []
     words += [f"lookahead every {plural(config.lookahead, 'step')}"] if config.lookahead is not None else []
@@ -191,6 +195,8 @@ def _span(text: str | None) -> str:
 
 
 def _average(config: Train) -> str | None:
+    if config.opt in SCHEDULE_FREE:
+        return f"{config.opt}'s own average of the weights: validated and saved"
     if not config.model_ema:
         return None
     every = f", updated every {plural(config.model_ema_steps, 'step')}" if config.model_ema_steps > 1 else ""

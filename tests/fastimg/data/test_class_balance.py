@@ -1,4 +1,4 @@
-"""Weights and priors of classes: their formulas, files of weights, and what training says of rare classes."""
+"""Weights and priors of classes: formulas, files of weights, and messages about rare classes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Rare classes in a whole run: what is said of them, what raises their recall, and files of weights that do not fit."""
+"""Rare classes in a whole run: messages, settings that raise their recall, and files of weights that do not match."""
 
 import pytest
 from PIL import Image
@@ -11,7 +11,7 @@ EACH = {"common": 33, "rare": 3}
 
 @pytest.fixture(scope="module")
 def unbalanced(tmp_path_factory):
-    """A folder of 33 grey images of one class and three of another; three of either to validate on."""
+    """A folder of 33 grey images of one class and three of another; three of each for validation."""
     root = tmp_path_factory.mktemp("unbalanced")
     for split, each in (("train", EACH), ("val", dict.fromkeys(EACH, 3))):
         for shade, (name, count) in enumerate(each.items()):
@@ -24,7 +24,7 @@ def unbalanced(tmp_path_factory):
 
 @pytest.fixture
 def run(unbalanced, tmp_path, cli):
-    """run(flag, ...): train on it; gives what was said, and the losses of the steps."""
+    """run(flag, ...): train on it; returns the output and the losses of the steps."""
 
     def call(*flags, code=0):
         ran = cli("train", unbalanced, *FLAGS, "--log-interval", "1", *flags, "-o", tmp_path, "--name", "run")

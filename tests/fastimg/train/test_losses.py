@@ -1,4 +1,4 @@
-"""Every loss against torch's, timm's and torchvision's own words for it."""
+"""Every loss compared with torch's, timm's and torchvision's own."""
 
 import pytest
 import torch
@@ -148,6 +148,6 @@ def test_smoothing_draws_several_labels_towards_a_half():
     torch.testing.assert_close(smooth, mixed)
 
 
-def test_of_half_precision_it_is_taken_in_full():
+def test_half_precision_is_converted_to_float32():
     logits, targets = drawn()
     assert losses(logits.bfloat16(), targets).dtype == torch.float32

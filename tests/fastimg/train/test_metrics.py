@@ -1,4 +1,4 @@
-"""What is counted."""
+"""Metrics of training and validation."""
 
 import numpy as np
 import pytest
@@ -72,11 +72,11 @@ def counted(targets, chosen, weight, classes=6):
     return meter
 
 
-def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_are_there():
+def test_balanced_accuracy_is_the_mean_recall_of_present_classes():
     drawn = torch.Generator().manual_seed(0)
-    targets = torch.randint(0, 5, (50,), generator=drawn)  # of six classes the last has no sample
+    targets = torch.randint(0, 5, (50,), generator=drawn)  # the last of six classes has no sample
     chosen = torch.where(torch.rand(50, generator=drawn) < 0.5, targets, torch.randint(0, 6, (50,), generator=drawn))
-    chosen[targets == 2] = 5  # a class that is never found
+    chosen[targets == 2] = 5  # a class that is never predicted correctly
     weight = (torch.rand(50, generator=drawn) < 0.8).float()
     score = counted(targets, chosen, weight).read(ALONE)
     kept = weight > 0
@@ -94,7 +94,7 @@ def test_rare_classes_weigh_as_much_as_others():
 
 
 def test_ranks_add_up_to_one_process():
-    """A class may be on one rank alone: the mean of the ranks' means would be another number."""
+    """A class may be on one rank only: the mean of the ranks' means would differ."""
     targets, chosen = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0, 2])
     whole, first, second = (
         counted(targets[rows], chosen[rows], torch.ones(len(targets[rows]))) for rows in np.s_[:, :4, 4:]
