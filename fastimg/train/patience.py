@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastimg.config.commands import Train
-from fastimg.errors import UsageError, nearest
+from fastimg.errors import UsageError, nearest, printable
 
 from .tasks.joint import Tasks
 from .tasks.score import AnyScore, Score, TargetScores, lower_is_better, shown
@@ -60,8 +60,7 @@ def named(metric: str, tasks: Tasks) -> str:
         if other in tasks.metrics:
             return other
     raise UsageError(
-        f"--metric {metric}: the targets have no such metric{nearest(metric, tasks.metrics)}; they have "
-        f"{', '.join(tasks.metrics)}"
+        f"--metric {metric}: give one of {printable(', '.join(tasks.metrics))}{nearest(metric, tasks.metrics)}"
     )
 
 

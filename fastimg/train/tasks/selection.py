@@ -110,8 +110,8 @@ def _chosen(config: Train, data: Path, part: DatasetPart) -> list[TargetColumn]:
     for place, name in enumerate(names):
         if name not in columns:
             raise UsageError(
-                f"--targets {config.targets}: {data} has no target {name!r}{nearest(name, columns)}; it has "
-                f"{printable(', '.join(columns))}"
+                f"--targets {config.targets}: {data} has no target {name!r}, but {printable(', '.join(columns))}"
+                f"{nearest(name, columns)}"
             )
         if name in names[:place]:
             raise UsageError(f"--targets {config.targets}: names {name!r} twice; name it once")
@@ -252,8 +252,8 @@ def _weights(asked: str | None, tasks: Sequence[Task]) -> tuple[float, ...]:
         name, equals, value = (text.strip() for text in pair.rpartition("="))
         if equals and name not in weights:
             raise UsageError(
-                f"--target-weights {asked}: there is no target {name!r}{nearest(name, weights)}; the run trains "
-                f"{', '.join(weights)}"
+                f"--target-weights {asked}: there is no target {name!r}, but {printable(', '.join(weights))}"
+                f"{nearest(name, weights)}"
             )
         try:
             weights[name] = float(value)
