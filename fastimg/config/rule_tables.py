@@ -394,7 +394,11 @@ _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", 
 
 EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
 
-PREDICT: tuple[Rule, ...] = (Range("topk", _at_least(1), "1 or more"), *_READING)
+PREDICT: tuple[Rule, ...] = (
+    Range("topk", _at_least(1), "1 or more"),
+    Range("threshold", _is_share, "a probability from 0 to 1"),
+    *_READING,
+)
 
 EMBED: tuple[Rule, ...] = (
     *_READING,

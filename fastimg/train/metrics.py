@@ -37,6 +37,10 @@ class Meter:
             for counter, part, truth in zip(self._counters, self._tasks.parts(logits), truths, strict=True):
                 counter.add(part, truth, weight)
 
+    def present(self) -> dict[str, int]:
+        """How many samples of this rank have each target. A sync point."""
+        return self._tasks.present(self.sums.tolist())
+
     def read(self, ranks: Ranks) -> AnyScore:
         """The scores so far of all ranks, which all call this. A sync point."""
         counted = [counter.read(ranks) for counter in self._counters]

@@ -9,6 +9,7 @@ from torch import nn
 
 from fastimg.augment.mixing import Mixture
 from fastimg.loaders.containers.targets import LABEL
+from fastimg.models.registry import output_names
 
 from .classification import ClassTask
 from .score import AnyScore, Score, TargetScores, shown, shows_top5
@@ -83,10 +84,7 @@ class Tasks:
         """What each output stands for: a class, or of several targets `target=class` and `target`."""
         if self.single is not None:
             return self.single.target.classes
-        names = [
-            [f"{task.target.name}={name}" for name in task.target.classes] or [task.target.name] for task in self.all
-        ]
-        return tuple(name for group in names for name in group)
+        return output_names((task.target.name, task.target.classes) for task in self.all)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -190,6 +188,15 @@ class Tasks:
         return TargetScores(
             loss=total / max(samples, 1.0), samples=round(samples), values=values, thresholds=thresholds
         )
+
+    def present(self, sums: Sequence[float]) -> dict[str, int]:
+        """How many samples have each target, by the sums of `count`: the last of a task's sums is its weights'."""
+        rest = list(sums[2:] if len(self.all) > 1 else sums)
+        found = {}
+        for task in self.all:
+            found[task.target.name] = round(rest[task.sums - 1])
+            rest = rest[task.sums :]
+        return found
 
     def record(self, score: AnyScore) -> dict[str, float]:
         """A score for logs."""

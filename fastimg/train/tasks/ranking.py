@@ -1,5 +1,6 @@
 """Average precision, and the thresholds with the best F1, of many labels at once on the device."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,14 @@ class RankedScores(NamedTuple):
     thresholds: torch.Tensor  # probabilities: a label is predicted from there on
     f1: torch.Tensor  # at the threshold
     positives: torch.Tensor  # samples that have the label
+
+    def at(self, logits: torch.Tensor, truth: torch.Tensor, thresholds: Sequence[float]) -> "RankedScores":
+        """The same scores with other thresholds [C] of probabilities, and F1 there."""
+        given = torch.tensor(thresholds, dtype=torch.float64, device=logits.device)
+        predicted = logits.double().sigmoid() >= given
+        right = (predicted & truth).sum(dim=0).double()
+        f1 = 2.0 * right / (predicted.sum(dim=0) + self.positives).clamp(min=1.0)
+        return self._replace(thresholds=given, f1=f1)
 
 
 def ranked_scores(logits: torch.Tensor, truth: torch.Tensor) -> RankedScores:

@@ -19,11 +19,16 @@ from .task import Counted, Truth
 
 @dataclass(frozen=True, kw_only=True)
 class MultilabelTask:
-    """Any number of C labels. `pos_weight` [C] multiplies the loss of a label where it is there."""
+    """Any number of C labels. `pos_weight` [C] multiplies the loss of a label where it is there.
+
+    thresholds: of a checkpoint, the probabilities from which on labels are predicted; empty where a validation is to
+        choose them.
+    """
 
     target: Target
     settings: LossSettings = CROSS_ENTROPY
     pos_weight: torch.Tensor | None = None
+    thresholds: tuple[float, ...] = ()
     likelihood: float = field(default=1.0, init=False)
     sums: int = field(default=2, init=False)
     metrics: tuple[str, ...] = field(default=("map", "f1"), init=False)
@@ -79,7 +84,7 @@ class MultilabelTask:
 
     def counter(self, device: torch.device) -> "LabelCounter":
         """See Task."""
-        return LabelCounter()
+        return LabelCounter(self.thresholds)
 
     def stated(self) -> dict[str, Any]:
         """See Task."""
@@ -97,7 +102,8 @@ class LabelCounter:
     With C labels that is 5 bytes x C for each sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: tuple[float, ...] = ()) -> None:
+        self._thresholds = thresholds
         self._logits: list[torch.Tensor] = []
         self._labels: list[torch.Tensor] = []
         self._counts: list[torch.Tensor] = []
@@ -109,14 +115,17 @@ class LabelCounter:
         self._counts.append((truth.weighed(weight) > 0).to(torch.uint8))
 
     def read(self, ranks: Ranks) -> Counted:
-        """See Counter. F1 is that at the thresholds, which are chosen on the same samples."""
+        """See Counter. F1 is that at the thresholds, which are chosen on the same samples where none are given."""
         if not self._logits:
             return Counted(values={})
         logits, labels, counts = (
             ranks.rows(torch.cat(rows)).flatten(0, 1) for rows in (self._logits, self._labels, self._counts)
         )
         there = counts > 0
-        found = ranked_scores(logits[there], labels[there] > 0)
+        logits, labels = logits[there], labels[there] > 0
+        found = ranked_scores(logits, labels)
+        if self._thresholds:
+            found = found.at(logits, labels, self._thresholds)
         own = found.positives > 0
         if not bool(own.any()):
             return Counted(values={}, thresholds=tuple(found.thresholds.tolist()))

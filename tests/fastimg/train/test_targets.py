@@ -1,5 +1,6 @@
 """Runs on data with several targets, some of them missing: everything that works for a class works for them."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from fastimg.cli import run
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.train.checkpoints import run_directory as rundir
@@ -213,3 +215,76 @@ def test_other_targets_are_not_resumed(train: Any, tmp_path: Path) -> None:
     flags = ("--targets", "tags,wave", "--resume", "auto")
     with pytest.raises(AssertionError, match="has other values of the target wave than"):
         train(*flags, targets=others)
+
+
+@pytest.fixture(scope="module")
+def learned(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three targets. Do not change it."""
+    output = tmp_path_factory.mktemp("learned")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FilesDataset, "targets", property(columns))
+        flags = ["--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--no-aug"]
+        schedule = ["--epochs", "3", "--lr", "1e-2", "--val-interval", "3"]
+        assert run(["train", str(trained.images), *flags, *schedule, "-o", str(output), "--name", "run"]) == 0
+    return output / "run"
+
+
+def test_eval_tells_what_the_last_validation_told(learned: Path, trained: Any, declared: Any, cli: Any) -> None:
+    declared(columns)
+    ran = cli("eval", learned, trained.images, "--split", "val", "--json", "-b", "5", "--workers", "1", "--no-amp")
+    told = json.loads(ran.out)
+    (validated,) = validations(learned)
+    for name, scores in told["targets"].items():
+        for metric, value in scores.items():
+            assert value == pytest.approx(validated[f"{name}.{metric}"], rel=1e-4), (name, metric)
+    assert told["present"] == {"colour": 10, "tags": 10, "wave": 10} and told["images"] == 12
+    assert told["thresholds"]["tags"] == card(learned, "best")["targets"][1]["thresholds"]
+    ran = cli("eval", learned, trained.images, "--split", "val", "--workers", "1", "--no-amp")
+    assert "colour" in ran.out and "mae" in ran.out and "balanced_accuracy" in ran.out
+    declared(lambda dataset: columns(dataset)[1:])
+    ran = cli("eval", learned, trained.images, "--split", "val")
+    assert ran.code == 1 and "has no target colour, which" in ran.err
+
+
+def test_predict_answers_for_each_target(learned: Path, trained: Any, cli: Any, tmp_path: Path) -> None:
+    files = [trained.images / "val/red/0.jpg", trained.images / "none.jpg"]
+    flags = ("--workers", "1", "--no-amp")
+    answer, missing = map(json.loads, cli("predict", learned, *files, "--json", *flags).out.splitlines())
+    assert missing["targets"] == {} and missing["error"]
+    told = answer["targets"]
+    assert answer["classes"] == told["colour"]["classes"] and len(answer["classes"]) == 3
+    assert sum(told["colour"]["probabilities"]) == pytest.approx(1.0, abs=1e-5)
+    assert 300 < told["wave"]["number"] < 800
+    everything = json.loads(cli("predict", learned, files[0], "--json", "--threshold", "0", *flags).out)
+    shares = dict(
+        zip(everything["targets"]["tags"]["labels"], everything["targets"]["tags"]["probabilities"], strict=True)
+    )
+    assert set(shares) == set(TAGS)
+    limits = dict(zip(TAGS, card(learned, "best")["targets"][1]["thresholds"], strict=True))
+    assert set(told["tags"]["labels"]) == {name for name in TAGS if shares[name] >= limits[name]}
+    cli("predict", learned, *files, "--csv", tmp_path / "t.csv", *flags)
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["file", "error", "colour", "colour_probability", "tags", "wave"]
+    assert json.loads(rows[1][4]) == told["tags"]["labels"] and float(rows[1][5]) == told["wave"]["number"]
+    assert rows[2][2:] == [""] * 4
+    assert "colour: " in cli("predict", learned, files[0], *flags).out
+
+
+def test_a_class_alone_has_no_threshold(trained: Any, cli: Any) -> None:
+    ran = cli("predict", trained.run, trained.images / "val", "--threshold", "0.3")
+    assert ran.code == 2 and "--threshold has no effect: the model has no target of several labels" in ran.err
+
+
+def test_a_graph_of_several_targets_is_refused(learned: Path, cli: Any) -> None:
+    ran = cli("export", learned, "--format", "pt2")
+    assert (
+        ran.code == 1 and "has the targets colour, tags, wave, and --format pt2 takes a model of one class" in ran.err
+    )
+
+
+def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) -> None:
+    ran = train("--weights", learned, "--targets", "wave,tags")
+    assert "zeros head" in ran.out
+    ran = train("--weights", learned, name="same")
+    assert "its classifier kept" in ran.out
