@@ -87,6 +87,10 @@ def _only_head(config: Train) -> bool:
     return head_alone(config) and config.head == "linear"
 
 
+def _weighs_alike(config: Train) -> bool:
+    return config.sampler == "balanced" and config.class_weights in ("balanced", "effective")
+
+
 def _unvalidated(config: Train) -> bool:
     return config.val_fraction == 0
 
@@ -180,6 +184,11 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _max_time(config: Any) -> None:
+    if config.max_time is not None:
+        durations.limit(config.max_time, "--max-time")
+
+
 def _save_interval(config: Any) -> None:
     durations.interval(config.save_interval, "--save-interval")
 
@@ -200,6 +209,7 @@ AUGMENTATION: tuple[Rule, ...] = (
     Excludes("crop_padding", "scale"),
     Excludes("crop_padding", "ratio"),
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
+    Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
@@ -245,6 +255,9 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
     Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
+    Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
+    Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
+    Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
     Excludes("loss", "bce_loss"),
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
@@ -347,6 +360,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),
     Check("duration", _duration("duration", whole=True)),

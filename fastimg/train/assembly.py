@@ -110,7 +110,8 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     else:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
-    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
+    sampler = config.sampler
+    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling, sampler)
 
     def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:

@@ -65,7 +65,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.ids, config.seed, run.progress.epoch)
+    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, run.progress.epoch)
     with stream.step(batch):
         targets = setup.data.targets.truths(batch)
         dtype = setup.precision.input_dtype

@@ -63,6 +63,8 @@ def choose(config: Train, data: Path, part: DatasetPart, val_part: DatasetPart |
         raise UsageError(
             f"--num-classes {config.num_classes}: goes with a class alone; leave it out, or name one with --targets"
         )
+    if config.sampler is not None and not (part.dataset.labels >= 0).any():
+        raise UsageError("--sampler has no effect: the samples have no classes; leave it out")
     _check_flags(config, tasks)
     learned = config.target_weights == UNCERTAINTY
     if learned and config.strategy == "fsdp":
@@ -127,7 +129,8 @@ def _task(config: Train, data: Path, part: DatasetPart, column: TargetColumn) ->
         raise _not_learnable(data, part, target.name, "is missing for every {unit} of the training split")
     if target.kind == "class":
         _check_classes(data, part, column, rows)
-        return _class_task(config, column, rows, len(target.classes))
+        names = [each.target.name for each in part.dataset.targets if each.target.kind == "class"]
+        return _class_task(config, column, rows, len(target.classes), target.name == names[0])
     if target.kind == "number":
         numbers = column.values[rows].astype(np.float64)
         mean, std = float(numbers.mean()), float(numbers.std())
@@ -151,14 +154,19 @@ def _loss(config: Train) -> LossSettings:
     return settings if config.focal_gamma is None else replace(settings, focal_gamma=config.focal_gamma)
 
 
-def _class_task(config: Train, column: TargetColumn, rows: npt.NDArray[np.int64], classes: int) -> ClassTask:
+def _class_task(
+    config: Train, column: TargetColumn, rows: npt.NDArray[np.int64], classes: int, drawn_by: bool = True
+) -> ClassTask:
     """The task of a class, with what its loss takes from the number of samples of each class.
 
+    drawn_by: --sampler draws by these classes, which are those of the data's first class target.
     Raises UserError and UsageError for files of weights.
     """
     target = column.target
     outputs = config.num_classes or classes
     counts = class_balance.class_counts(column.values[rows], outputs)
+    if drawn_by:
+        counts = class_balance.drawn(config.sampler, target.classes, counts)
     weights = priors = None
     if config.class_weights is not None:
         weights = class_balance.class_weights(config.class_weights, target.classes, counts)
