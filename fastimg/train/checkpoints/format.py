@@ -55,7 +55,11 @@ class Card:
 
     def to_json(self) -> str:
         """For the safetensors metadata."""
-        return json.dumps({**asdict(self), "fastimg": __version__})
+        fields = asdict(self)
+        for record in fields["trained_on"] or ():
+            if record["fold"] is None:  # as in checkpoints of earlier versions
+                del record["fold"]
+        return json.dumps({**fields, "fastimg": __version__})
 
     @classmethod
     def from_json(cls, text: str) -> "Card":
