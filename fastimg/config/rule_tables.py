@@ -182,6 +182,11 @@ def _fold(config: Any) -> None:
         folds.parse(config.fold)
 
 
+def _max_time(config: Any) -> None:
+    if config.max_time is not None:
+        durations.limit(config.max_time, "--max-time")
+
+
 def _save_interval(config: Any) -> None:
     durations.interval(config.save_interval, "--save-interval")
 
@@ -354,6 +359,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
     Check("fold", _fold),
+    Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),
     Check("duration", _duration("duration", whole=True)),

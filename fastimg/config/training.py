@@ -166,7 +166,8 @@ class Augmenting:  # more than 12 fields: a flag each
     hflip: float | None = None
     """Probability of a horizontal flip. Default: 0.5."""
     alternating_flip: Switch[bool] = False
-    """Mirror each image in every second epoch, and a share of --hflip in the first, instead of drawing anew."""
+    """Mirror each image in every second epoch, and a share of --hflip in the first, instead of drawing each flip
+    independently."""
     vflip: float | None = None
     """Probability of a vertical flip. Default: 0."""
     rotate: float | None = None
@@ -221,7 +222,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Decay rates of the optimiser's moving averages. Default: the optimiser's own."""
     opt_impl: Literal["auto", "fused", "foreach"] = "auto"
     """Implementation of the optimiser: one kernel for the whole update (fused), or one per operation (foreach). auto:
-    fused where there is such a kernel."""
+    fused if torch supports it."""
     lr: float | Literal["auto"] = "auto"
     """Peak learning rate. auto: chosen by optimiser, model, starting weights and batch, and printed."""
     lr_scale: Literal["linear", "sqrt", "none"] | None = None
@@ -239,10 +240,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     norm_weight_decay: float | None = None
     """Weight decay of norms and biases. Default: 0."""
     norm_lr_scale: float | None = None
-    """Multiply the learning rate of norms by this; what they decay by in a step does not change. Default: 1."""
+    """Multiply the learning rate of norms by this; their weight decay per step does not change. Default: 1."""
     lookahead: int | None = None
-    """Every so many steps, move the weights back towards their running average, which grows slower over the run as in
-    airbench (Lookahead). Default: never."""
+    """Every N steps, move the weights back towards their running average, which changes more slowly later in the run,
+    as in airbench (Lookahead). Default: never."""
     clip_grad: float | None = None
     """Clip the gradient to this norm."""
     smoothing: Annotated[float, arg(aliases=("--label-smoothing",))] = 0.1
@@ -267,6 +268,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Number of passes over the training split. Default: 10."""
     duration: Annotated[str | None, arg(metavar="TIME")] = None
     """Instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
+    max_time: Annotated[str | None, arg(metavar="TIME")] = None
+    """End the run, with a checkpoint to resume from, this long after it was started: 90s, 30m or 2h. It ends after a
+    step, so leave room for that, a validation and the checkpoint. Default: no limit."""
     sched: Literal["cosine", "linear", "step", "constant"] | None = None
     """Learning rate schedule. Default: cosine from scratch, linear when fine-tuning, constant with a schedule-free
     optimiser."""
@@ -278,7 +282,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     warmup_fraction: float | None = None
     """The same as --warmup, as a share of all steps."""
     min_lr: float | None = None
-    """Final learning rate of the cosine and linear schedules, scaled with --lr where that is. Default: 0."""
+    """Final learning rate of the cosine and linear schedules, scaled by the same factor as --lr. Default: 0."""
     decay: Annotated[str | None, arg(metavar="TIME")] = None
     """Time between the drops of the step schedule: 30ep, 1000ba, 0.25dur. Default: a third of the run."""
     decay_epochs: float | None = None
@@ -305,8 +309,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     sync_bn: bool = False
     """Synchronise batch-norm statistics over all ranks."""
     grad_compression: Literal["bf16", "fp16"] | None = None
-    """Exchange gradients between ranks as bf16 or fp16, which is half the bytes and rounds them (the hooks
-    bf16_compress_hook and fp16_compress_hook of DistributedDataParallel). Default: as they are, float32."""
+    """Exchange gradients between ranks as bf16 or fp16, which halves the bytes and rounds the values (the hooks
+    bf16_compress_hook and fp16_compress_hook of DistributedDataParallel). Default: float32."""
     numa_binding: Literal["auto", "off"] = "auto"
     """auto: each rank runs on the cores of its GPU's NUMA node, of which the ranks of that node get equal parts, unless
     taskset, numactl or torchrun --numa-binding have chosen its cores, or most cores would be idle."""
@@ -338,9 +342,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Epochs between validations."""
     save_interval: Annotated[str, arg(metavar="TIME|STEPS")] = "10m"
     """Time between checkpoints within an epoch: 90s, 10m or 1h, or a number of steps. One is also written at the end of
-    each epoch. Training goes on while a checkpoint is written, but not with --strategy fsdp."""
+    each epoch. Training continues while a checkpoint is written, except with --strategy fsdp."""
     checkpoint_hist: int = 1
-    """Checkpoints to keep beside the best and the last."""
+    """Checkpoints to keep in addition to the best and the last."""
     patience: int | None = None
     """Stop after this many validations in a row without an improvement of --patience-metric. Validations before the end
     of --freeze-epochs, or before the crops of --progressive have grown, do not count."""

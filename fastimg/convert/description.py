@@ -22,6 +22,7 @@ from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.ignored import Ignored
 
 from .journal import SPLIT, Finished, Journal
+from .pairs import stored_counts
 from .plan import Begun, Shard
 from .survey import Schema
 
@@ -137,6 +138,11 @@ class Base:
             for shard in content["shards"]
         }
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Image and text, if samples have both."""
+        return tuple(self.description.get("inputs", ()))
+
     def begun(self) -> dict[str, Begun]:
         """Where the numbers of new shards and samples start. Parts of a rewritten .beton are counted from its end."""
         skipped = Counter(skipped["split"] for skipped in self.description["skipped"])
@@ -197,6 +203,7 @@ def describe(
 ) -> dict[str, Any]:
     """dataset.json for the shards in the journal. Raises DataError if too few samples are left to train on."""
     old: dict[str, Any] = base.description if base else {"splits": {}, "skipped": [], "outcomes": {}}
+    inputs = source.inputs or (base.inputs if base else ())
     splits: dict[str, Any] = dict(old["splits"])
     outcomes = Counter(old["outcomes"])
     skipped = list(old["skipped"])
@@ -223,12 +230,15 @@ def describe(
         }
     for content in splits.values():  # splits that nothing was added to
         content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
+        if inputs:
+            content["missing"] = stored_counts(folder, content["shards"])
     described = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "fastimg": __version__,
         "container": "beton" if schema else "tar",
         **({} if source.content == "images" else {"content": source.content}),
+        **({"inputs": list(inputs)} if inputs else {}),
         "schema": _schema(source, schema, old.get("schema", {})),
         "classes": list(source.classes),
         "named": source.named,

@@ -32,6 +32,7 @@ from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
 from fastimg.convert.sources.samples import Source, SourceEntry
 from fastimg.errors import UsageError, printable
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
 from fastimg.loaders.containers.content import samples_of
 from fastimg.loaders.containers.datasets import open_dataset
@@ -283,7 +284,8 @@ def _write_shard(
 def _open_once(folder: Path, description: dict[str, Any]) -> None:
     """Open every split: this writes its compact index, and shows that it can be opened."""
     for split in description["splits"]:
-        open_dataset(folder, split).close()
+        with contextlib.closing(open_dataset(folder, split)) as dataset:
+            captions_of(folder, dataset)
 
 
 def _already(folder: Path, job: _Job, console: Console) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
     ignored_names: list[Skipped] = field(default_factory=list)  # at most ten
     ignored_summary: str = ""  # reasons and extensions in words
     uncounted: list[str] = field(default_factory=list)  # sentences on files beside those that a manifest names
+    missing: dict[str, int] | None = None  # of samples with an image and a text: how many lack one
     columns: list[str] = field(default_factory=list)  # sentences on which columns of manifests were used
     seconds: float
     images_per_second: float  # read and checked in this run; what an earlier run finished does not count
@@ -58,7 +60,10 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
         """The report as one json object."""
         named = {"skipped": self.skipped, "ignored_names": self.ignored_names}
         lists = {name: [file._asdict() for file in files] for name, files in named.items()}
-        return json.dumps(asdict(self) | lists, indent=2)
+        fields = asdict(self) | lists
+        if self.missing is None:
+            del fields["missing"]
+        return json.dumps(fields, indent=2)
 
 
 def report_on(
@@ -94,6 +99,7 @@ def report_on(
         ignored_names=[Skipped(path, reason) for path, reason in ignored.first()],
         ignored_summary=ignored.summary(),
         uncounted=list(source.uncounted),
+        missing=missing_inputs(description),
         columns=list(source.columns),
         seconds=seconds,
         images_per_second=checked / seconds,
@@ -111,6 +117,7 @@ def print_report(report: Report, console: Console) -> None:
     rows = [
         ("dataset", f"{report.dst} ({report.format})"),
         (what, f"{report.images:,} of {plural(report.classes, 'class')} ({counts}){added}"),
+        *([("texts", f"beside images; {missing_words(report.missing)}")] if report.missing is not None else []),
         *(("columns", used) for used in report.columns),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
     ]
@@ -130,6 +137,19 @@ def print_report(report: Report, console: Console) -> None:
     print_table(console, table)
     _print_some("skipped", report.skipped, len(report.skipped), console)
     _print_some("ignored", report.ignored_names, report.ignored, console)
+
+
+def missing_inputs(description: Mapping[str, Any]) -> dict[str, int] | None:
+    """How many samples of a dataset lack an image, and how many a text; None if it has no texts beside images."""
+    if not description.get("inputs"):
+        return None
+    counts = [split["missing"] for split in description["splits"].values()]
+    return {name: sum(count[name] for count in counts) for name in ("image", "text")}
+
+
+def missing_words(missing: Mapping[str, int]) -> str:
+    """How many samples lack an image, and how many a text, in words."""
+    return f"{plural(missing['image'], 'sample')} without an image, {missing['text']:,} without a text"
 
 
 def _ignored(report: Report) -> str:

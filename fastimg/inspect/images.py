@@ -18,10 +18,12 @@ from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
+from fastimg.convert.report import missing_words
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
 from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
@@ -69,6 +71,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
     pictures: list[str] | None  # None: not requested
+    missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
 
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
@@ -101,14 +104,22 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         if not config.no_pictures:
             _make_folder(folder, stack)
         splits = []
+        missing: Counter[str] = Counter()
         for name, dataset in datasets.items():
-            splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
+            facts = gather(name, dataset, workers, config.max_pixels, not config.headers_only, err)
+            if (captions := captions_of(config.data, dataset)) is not None:
+                facts.records["hashed"] &= captions.has_image  # blank images are no copies
+                missing.update(image=int((~captions.has_image).sum()), text=int((~captions.has_text).sum()))
+            splits.append(facts)
         pictures = None
         if not config.no_pictures:
             pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
-        result = _result(config, splits, pictures)
+        result = replace(_result(config, splits, pictures), missing=dict(missing) or None)
     if config.json:
-        print(json.dumps(plain(result)))
+        fields = plain(result)
+        if result.missing is None:
+            del fields["missing"]
+        print(json.dumps(fields))
     else:
         _print(result, out)
     return result
@@ -255,6 +266,8 @@ def _print(result: Inspection, out: Console) -> None:
         "leaks": f"{plural(result.duplicates.leaked, 'image')} identical to one in another split",
         "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (judged by headers only)"),
     }
+    if result.missing is not None:
+        rows["inputs"] = missing_words(result.missing)
     if result.pictures is not None:
         rows["pictures"] = ", ".join(result.pictures) or "none: no image can be read"
     for name, value in rows.items():

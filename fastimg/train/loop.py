@@ -14,13 +14,14 @@ import torch
 from rich.console import Console
 
 from fastimg.config.commands import Train
+from fastimg.config.durations import limit
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display
-from fastimg.system.signals import SAVE, Interrupt
+from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit
 from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.saving import save
 from fastimg.train.reporting.lines import Lines, nothing_decoded
@@ -43,6 +44,7 @@ class Result:
 
     run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run.
     signal: the signal that stopped it; 0 where none did.
+    out_of_time: whether --max-time stopped it; `resume` goes on from there.
     best: the best validation (`loss`, `top1`, `top5`, `balanced_accuracy`, `samples`); None without a validation.
     epochs, steps: how far it has come, what was resumed included.
     unreadable: the number of samples that could not be read, and were left out.
@@ -54,6 +56,7 @@ class Result:
     epochs: int = 0
     steps: int = 0
     unreadable: int = 0
+    out_of_time: bool = False
 
     @property
     def checkpoint(self) -> Path | None:
@@ -66,6 +69,7 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
 
     With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint.
     """
+    time_limit = TimeLimit(None if config.max_time is None else limit(config.max_time, "--max-time"))
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device, config.numa_binding))
         run = prepare(config, ranks, console, stack)
@@ -75,11 +79,13 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
             say = partial(console.print, highlight=False) if ranks.first else _silent
             compile_ahead(run, say)
             warm_augmentation(run, say)
-            signal = _all_epochs(run, console, Interrupt(signals))
+            signal = _all_epochs(run, console, Interrupt(signals), time_limit)
         except Exception as error:
             if ran_out(error):
                 raise _out_of_memory(run) from error
             raise
+        run.accounting.out_of_time = signal == TIME_UP
+        signal = 0 if run.accounting.out_of_time else signal
         unreadable = [_total(len(loader.unreadable), ranks) for loader in run.setup.data.loaders]
         if ranks.first:
             print_summary(run, console, unreadable, signal, None if signal else verdict(run))
@@ -90,11 +96,12 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
             epochs=run.progress.epoch,
             steps=run.progress.step,
             unreadable=sum(unreadable),
+            out_of_time=run.accounting.out_of_time,
         )
 
 
-def _all_epochs(run: Run, console: Console, listening: Interrupt) -> int:
-    """Train until the last epoch, a signal, or the end of patience. Returns the signal, else 0."""
+def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit) -> int:
+    """Train until the last epoch, a signal, or the end of time or patience. Returns the signal or TIME_UP, else 0."""
     setup = run.setup
     progress = run.progress
     # When the writer is left, all checkpoints are on disk.
@@ -104,7 +111,7 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt) -> int:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
         while progress.epoch < setup.epochs and not run.out_of_patience:
             if run.step_in_epoch < run.steps_of_epoch:
-                signal = _epoch(run, interrupt, display)
+                signal = _epoch(run, interrupt, time_limit, display)
                 if signal:
                     return signal
             _end_of_epoch(run, display)
@@ -113,8 +120,8 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt) -> int:
     return 0
 
 
-def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
-    """Train to the end of the epoch, from wherever the run is. Returns the signal that stopped it, else 0."""
+def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Display | None) -> int:
+    """Train to the end of the epoch, from wherever the run is. Returns what stopped it, else 0."""
     setup = run.setup
     progress = run.progress
     accounting = run.accounting
@@ -137,7 +144,9 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     began = time.perf_counter()
 
     def asked() -> int:
-        return interrupt.signal or (SAVE if setup.ranks.first and progress.pace.overdue() else 0)
+        if interrupt.signal or not setup.ranks.first:
+            return interrupt.signal
+        return TIME_UP if time_limit.over() else SAVE if progress.pace.overdue() else 0
 
     while run.step_in_epoch < run.steps_of_epoch:
         # Sync point between ranks: gradients, the true batch and requests are exchanged. On a GPU the host goes on.

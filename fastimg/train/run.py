@@ -202,6 +202,7 @@ class Accounting:
     log: rundir.Log | None = None  # only rank 0 has it
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
+    out_of_time: bool = False  # --max-time ended the run
     warned: bool = False  # that the run waits for its data
 
     def spend(self, began: float) -> float:

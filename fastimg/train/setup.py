@@ -37,7 +37,7 @@ from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
 from .assembly import Blueprint, assemble
-from .checkpoints import changed_data
+from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
@@ -231,14 +231,20 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
     if parts.embedding is not None and setup.ranks.device.type == "cpu" and _is_small(run):
         torch.set_num_threads(1)  # more threads would mostly wait for each other
     _compile_decoder(run, console)
+    note: str | None = None
     last = rundir.last_checkpoint(directory, config, setup.global_batch) if opened.resuming else None
     if last is not None:
+        note = extension.extended(setup, last[1])
         restore(run, *last)
         say(console, f"resuming {directory} after step {run.progress.step} of {setup.steps}")
+        if note is not None:
+            say(console, note, style="yellow")
     elif config.resume is not None:
         say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
     setup.ranks.barrier()  # all ranks have read the directory
     if setup.ranks.first:
+        if opened.resuming:
+            extension.write_length(run)
         if not opened.resuming:
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, config))
         log = rundir.Log(directory, run.progress.step)

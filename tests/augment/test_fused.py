@@ -21,7 +21,8 @@ from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
 triton = pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
-fused = importlib.import_module("fastimg.augment.fused")
+fused = importlib.import_module("fastimg.augment.fused.launches")
+constants = importlib.import_module("fastimg.augment.fused.constants")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]
@@ -350,7 +351,7 @@ def test_kernels_compile_for_an_h200(compiled, dtype):
         for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
             names.add(kernel)
             fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])
-            lined = kernel == "_pixels" and values["ENDING"] == fused.LINE.value
+            lined = kernel == "_pixels" and values["ENDING"] == constants.LINE.value
             assert set(fused_) == ({"fma.rn.f32"} if lined else set()), name
             assert lined == (kernel == "_pixels" and dtype in (torch.bfloat16, torch.float16))
             assert "st.local" not in asm["ptx"] and len(asm["cubin"]) > 1000
@@ -379,7 +380,7 @@ def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
 def test_the_table_is_used_if_no_line_gives_its_bits(compiled):
     for dtype, lines in ((torch.bfloat16, False), (torch.float32, True)):
         [(_, values, asm)] = compiled(None, dtype, (224, 224), lines)
-        assert values["ENDING"] == fused.TABLE.value and "fma" not in asm["ptx"]
+        assert values["ENDING"] == constants.TABLE.value and "fma" not in asm["ptx"]
         looked = accesses(asm["ptx"], "ld")["b32" if dtype == torch.float32 else "b16"]
         assert looked >= 24 and set(accesses(asm["ptx"], "st")) == {"v4.b32"}
 

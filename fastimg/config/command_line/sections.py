@@ -41,7 +41,7 @@ SECTIONS: Mapping[str, Sections] = {
             *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
         "schedule": (
-            *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
+            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
             *("decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
@@ -111,7 +111,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "train": (
         ("fastimg train shards/ --arch resnet50 --pretrained --epochs 5", "fine-tune"),
-        ("fastimg train shards/ --weights FILE --freeze backbone", "train the classifier alone, in seconds"),
+        ("fastimg train shards/ --weights FILE --freeze backbone", "train only the classifier, in seconds"),
         ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
         ("fastimg train shards/ --resume", "continue after an interruption"),
     ),

@@ -90,4 +90,5 @@ def _joined(first: Source, second: Source) -> Source:
         content=first.content,
         columns=first.columns + second.columns,
         from_table=first.from_table or second.from_table,
+        inputs=first.inputs or second.inputs,
     )

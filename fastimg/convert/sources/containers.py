@@ -13,6 +13,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,8 +56,11 @@ def read_dataset(src: Path) -> Source:
     named = bool(description.get("named", True))
     files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
     if description["container"] == "beton":
-        return read_betons(src, {split: file for split, (file,) in files.items()}, description["classes"], named)
-    return read_tars(src, files, description["classes"], named, description["content"])
+        betons = {split: file for split, (file,) in files.items()}
+        source = read_betons(src, betons, description["classes"], named)
+    else:
+        source = read_tars(src, files, description["classes"], named, description["content"])
+    return replace(source, inputs=tuple(description.get("inputs", ())))
 
 
 def read_tars(

@@ -35,6 +35,7 @@ from .samples import Entries, Row, Source, SourceEntry
 from .tables import Rows, readable, table_rows
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
+NO_IMAGE = 1  # the place of an entry that has no image; those of files are 0
 
 
 def read_manifest(src: Path, columns: Columns) -> Source:
@@ -77,7 +78,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
     for number, row in rows:
         where = f"{src}: row {number}"
         path = row[path_column]
-        if not isinstance(path, str) or not _is_path(path):
+        absent = columns.text is not None and is_empty(path)  # a text may stand alone
+        if not absent and (not isinstance(path, str) or not _is_path(path)):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         label = -1
         if not is_empty(row[label_column]):
@@ -85,8 +87,8 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
             labels.append(label_cells.read(where, row[label_column]))
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
-        path, size = paths.find(path, number)
-        listed.append(SourceEntry(path, label, size, number, extra))
+        path, size = paths.absent(number) if absent else paths.find(path, number)
+        listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
     remarks = (*header_remarks, *label_cells.judged(), *paths.remarks(listed, labels))
     classes, numbers = number_classes(labels)
     listed.relabel(numbers)
@@ -139,6 +141,12 @@ class _Paths:
         path = _relative(root, path)
         self._hashes.append(hash(path))
         return path, size
+
+    def absent(self, row: int) -> tuple[str, int]:
+        """Return what names a row without a path, and its size."""
+        path = f"{self._src.name}:{row}"
+        self._hashes.append(hash(path))
+        return path, 0
 
     def remarks(self, listed: Entries, labels: list[str]) -> list[str]:
         """Sentences for the user. Raises DataError if none of the files exist."""

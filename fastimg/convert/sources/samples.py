@@ -165,6 +165,7 @@ class Source:  # more than 12 fields: each kind of source sets only a few
     content: Content = "images"
     columns: tuple[str, ...] = ()  # sentences about which columns of manifests are used
     from_table: bool = False  # the classes are the distinct values of a column
+    inputs: tuple[str, ...] = ()  # image and text, if samples have both
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""

@@ -84,8 +84,6 @@ def holds_texts(src: Path, columns: Columns) -> bool:
     look like paths of images. Raises DataError.
     """
     if columns.text is not None or columns.path is not None:
-        if columns.text is not None and columns.path is not None:
-            raise UsageError("--text-column is for texts, --path-column for images; give one of them")
         return columns.text is not None
     with readable(src), long_fields():
         quoted = not _by_tabs(src, columns)

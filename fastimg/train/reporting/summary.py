@@ -86,6 +86,9 @@ def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, st
     progress = run.progress
     if run.stopped_early:
         yield "stopped", stopped(progress.standing, setup.patience_metric, progress.epoch)
+    if run.accounting.out_of_time:
+        reached = f"after step {progress.step} of {setup.steps}"
+        yield "stopped", f"--max-time {setup.config.max_time} is over {reached}; --resume auto goes on from there"
     seconds = duration(run.accounting.seconds)
     yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
     windows = [record for record in records if record["kind"] == "train"]

@@ -212,7 +212,7 @@ def test_a_csv_without_a_header(tmp_path, make, console):
         ("text,label\ngood,1\n", {"text_column": "txt"}, "no column 'txt' .*did you mean text"),
         ("text,lable\ngood,1\n", {}, "no label column .*did you mean lable.*--label-column"),
         ("good,1\n", {"text_column": "3", "no_header": True}, "no column '3' .*it has 1, 2"),
-        ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "--text-column is for texts"),
+        ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "names one of them twice"),
         ("text,label\ngood,1\n", {"label_column": "text"}, "names one of them twice"),
         ("text,label\ngood,1\nbad\n", {}, "row 3: 1 field under a header of 2"),
         ("text,label\ngood, \n", {}, "every label in column 'label' is empty"),

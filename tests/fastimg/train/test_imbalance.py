@@ -44,7 +44,7 @@ def run(unbalanced, tmp_path, cli):
     return call
 
 
-def test_it_is_said_once_where_nothing_is_done(run):
+def test_imbalance_is_reported_once_if_nothing_is_done(run):
     ran, _ = run()
     said = "rare has 3 samples, common 33: --class-weights balanced or --sampler balanced raises the recall"
     assert ran.out.count(said) == 1
@@ -77,7 +77,7 @@ def test_weights_and_priors_are_printed_and_applied(run, tmp_path):
         (("--logit-adjust", "-1"), "--logit-adjust -1: give 0 or more"),
     ],
 )
-def test_what_cannot_be(run, flags, message):
+def test_invalid_settings(run, flags, message):
     ran, _ = run(*flags, code=2)
     assert message in ran.err
 
