@@ -28,6 +28,8 @@ def convert(
     path_column: str | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
+    target: Sequence[str] = (),
+    label_delimiter: str | None = None,
     split_column: str | None = None,
     no_header: bool = False,
     delimiter: str | None = None,

@@ -25,6 +25,7 @@ statistics and tables 0.131 to 0.220 ms; with Triton 3.6, whose histograms are m
 In: a plan, a batch on a GPU, a table. Out: the model's input. Must not know: loaders, the application.
 """
 
+from .blurs import blur
 from .launches import fused
 
-__all__ = ["fused"]
+__all__ = ["blur", "fused"]

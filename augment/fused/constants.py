@@ -14,6 +14,7 @@ from fastimg.augment.plan import Sized
 is_interpreted = bool(triton.knobs.runtime.interpret)
 # Threads of a program, with 8 pixels each; and pixels of a statistics program, which ends with 768 atomic additions.
 THREADS, COUNTED_BLOCK = (512, 4096) if is_interpreted else (128, 2048)
+BOX_BLOCK = 4096 if is_interpreted else 1024  # values of a program that blurs
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 PIXEL_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
@@ -46,3 +47,4 @@ SHARPNESS, POSTERIZE, SOLARIZE = (
     tl.constexpr(int(Op.SOLARIZE)),
 )
 AUTOCONTRAST, EQUALIZE = tl.constexpr(int(Op.AUTOCONTRAST)), tl.constexpr(int(Op.EQUALIZE))
+INVERT, SOLARIZE_ADD, HUE = tl.constexpr(int(Op.INVERT)), tl.constexpr(int(Op.SOLARIZE_ADD)), tl.constexpr(int(Op.HUE))

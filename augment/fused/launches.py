@@ -11,7 +11,7 @@ import torch
 import triton  # type: ignore[import-untyped]
 
 from fastimg.augment.lines import LevelLine
-from fastimg.augment.ops import LOOKUPS, STATISTICS, Op, trivial_table
+from fastimg.augment.ops import LOOKUPS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.plan import Plan, Sized, to_device
 from fastimg.augment.policy import Policy
 from fastimg.augment.reference import normalisation_table
@@ -42,8 +42,10 @@ _INTERPRETED = is_interpreted
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.uint8: torch.uint8}
 _TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]  # SINGLE, BRAIN, HALF, BYTE
 _STATISTICS, _LOOKUPS, _COLORS = (
-    np.isin(np.arange(len(Op)), list(ops)) for ops in (STATISTICS, LOOKUPS, {Op.COLOR, Op.SHARPNESS})
+    np.isin(np.arange(len(Op)), list(ops)) for ops in (STATISTICS, LOOKUPS, {Op.COLOR, Op.SHARPNESS, Op.HUE})
 )
+_HUES = 8  # in a mask of columns, the bit of the first that may hold HUE
+_TRIVIAL = frozenset(TRIVIAL.values())
 
 
 def fused(
@@ -83,7 +85,7 @@ def _launch(
     (batch, _, height, width), strides, columns = images.shape, images.stride(), _columns(plan)
     words = luts = final = table  # placeholders, never read
     shape = {"WORDS": 0, "COUNT": columns.count, "HEIGHT": height, "WIDTH": width}
-    image = {"WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
+    image = {"FILL": _fill(plan), "WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
     ending = {"ENDING": _ending(out.dtype, line)}
     if plan is not None:
         rows = [np.flatnonzero(_STATISTICS[plan.ops.numpy()[:, k]]) for k in columns.statistics]
@@ -97,7 +99,7 @@ def _launch(
         start, counted = 0, table
         for number, stop in enumerate((*columns.statistics, columns.count)):
             if stop:
-                run = {"START": start, "STOP": stop, "COUNTED": start in columns.statistics}
+                run = {"START": start, "STOP": stop, "COUNTED": start in columns.statistics, "ADDS": columns.adds}
                 _tables[(batch,)](final, luts, counted, words, table, **run, **ending, **shape, **OPTIONS)
             if stop < columns.count:
                 start, counted = stop, counts[number]
@@ -145,29 +147,46 @@ class _Columns:
     """
 
     count: int
-    colors: int  # columns that may hold COLOR
+    colors: int  # columns that may hold COLOR, and, from bit 8, those that may hold HUE
     mapped: int  # columns that a look-up may precede
     statistics: tuple[int, ...]  # columns that may need statistics
     sharpens: bool  # whether the last column may hold SHARPNESS
+    adds: bool  # whether any may hold what TrivialAugment does not have
 
 
 def _columns(plan: Plan | None) -> _Columns:
-    any_of = [] if plan is None else [ops if len(ops) == 1 else frozenset(Op) for ops in plan.columns]
-    if plan is not None and any_of and plan.trivial.any():  # even if the batch has one image only
-        any_of[-1] = frozenset(Op)
+    any_of: list[frozenset[Op]] = []
+    if plan is not None and plan.kinds is not None:
+        any_of = list(plan.kinds)
+    elif plan is not None:
+        any_of = [ops if len(ops) == 1 else _TRIVIAL | ops for ops in plan.columns]
+        if any_of and plan.trivial.any():  # even if the batch has one image only
+            any_of[-1] |= _TRIVIAL
+    assert len(any_of) <= _HUES
     return _Columns(
         count=len(any_of),
-        colors=sum(1 << k for k, ops in enumerate(any_of) if Op.COLOR in ops),
-        mapped=sum(2 << k for k, ops in enumerate(any_of) if ops != {Op.COLOR}),
+        colors=sum(1 << k for k, ops in enumerate(any_of) if Op.COLOR in ops)
+        + sum(1 << (k + _HUES) for k, ops in enumerate(any_of) if Op.HUE in ops),
+        mapped=sum(2 << k for k, ops in enumerate(any_of) if not ops <= {Op.COLOR, Op.HUE}),
         statistics=tuple(k for k, ops in enumerate(any_of) if ops & STATISTICS),
         sharpens=bool(any_of) and Op.SHARPNESS in any_of[-1],
+        adds=any(not ops <= _TRIVIAL for ops in any_of),
     )
+
+
+def _fill(plan: Plan | None) -> int:
+    """The colour outside of warped images: red, green and blue in a byte each."""
+    if plan is None or plan.warps is None:
+        return 0
+    red, green, blue = plan.warps.fill
+    return red + (green << 8) + (blue << 16)
 
 
 def _warp(plan: Plan | None) -> int:
     if plan is None:
         return int(STILL.value)
-    return int((WARPED if plan.trivial.any() or plan.angle.any() else FLIPPED).value)
+    warped = plan.warps is not None or plan.trivial.any() or plan.angle.any()
+    return int((WARPED if warped else FLIPPED).value)
 
 
 def _words(plan: Plan, sized: Sized, rows: Sequence[npt.NDArray[np.int64]], columns: "_Columns") -> torch.Tensor:
@@ -190,6 +209,9 @@ def _drawn(plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns") -> npt
     runs, looked = words[:, 8] == 0, np.zeros(len(words), np.bool_)  # no box is erased
     if _warp(plan) == WARPED.value:
         runs &= _unmoved()[plan.trivial.numpy()] & (plan.angle.numpy() == 0.0)
+        if plan.warps is not None:
+            linear, shift = plan.warps.linear.numpy(), plan.warps.shift.numpy()
+            runs &= (linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (shift == 0.0).all(axis=1)
     for column in range(columns.count):
         colored = _COLORS[ops[:, column]]
         runs &= ~colored
@@ -214,7 +236,9 @@ def _early_sharpness(plan: Plan) -> int:
 def _cut(plan: Plan, count: int) -> tuple[Plan, Plan]:
     """Split a plan: the warp and the first `count` columns, then the rest."""
     replaced, still = dataclasses.replace, torch.zeros_like(plan.hflip)
+    plan = replaced(plan, kinds=None)
     first = replaced(plan, ops=plan.ops[:, :count], magnitudes=plan.magnitudes[:, :count], erasing=None)
+    plan = replaced(plan, warps=None)
     rest = replaced(plan, ops=plan.ops[:, count:], magnitudes=plan.magnitudes[:, count:], hflip=still, vflip=still)
     return first, replaced(rest, angle=torch.zeros_like(plan.angle), trivial=torch.zeros_like(plan.trivial))
 

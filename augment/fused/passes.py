@@ -33,6 +33,7 @@ def _pixels(
     SHARPENS: tl.constexpr,
     ERASES: tl.constexpr,
     THREADS: tl.constexpr,
+    FILL: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
     MAPPED: tl.constexpr,
@@ -50,7 +51,7 @@ def _pixels(
     row, luts = words + b * WORDS, luts + b * ((COUNT + 1) * 768)
     if ENDING == TABLE and COUNT > 0:
         final += b * ENTRIES
-    image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w)
+    image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w, FILL)
     out += b.to(tl.int64) * (HEIGHT * WIDTH * 3)
     ending = (final, luts + COUNT * 768)
     line = (scale_red, scale_green, scale_blue, bias_red, bias_green, bias_blue)
@@ -138,7 +139,7 @@ def _values(
     thread = tl.arange(0, THREADS)[:, None]
     number = tl.arange(0, GROUP)[None, :]
     channel = (thread * GROUP) % 3  # in the first sweep, since blocks begin with red
-    levels, _, _, _ = image
+    levels, _, _, _, _ = image
     red, green, blue, red_bias, green_bias, blue_bias = line
     scales = _by_channel(channel, red, green, blue)
     biases = _by_channel(channel, red_bias, green_bias, blue_bias)

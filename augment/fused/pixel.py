@@ -4,7 +4,8 @@
 
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .constants import COLOR, FLIPPED, STILL, kernel
+from .constants import COLOR, FLIPPED, HUE, STILL, kernel
+from .hues import turned_hue
 from .levels import blend, clamped, luma, mapped, operation, smooth
 
 
@@ -156,13 +157,19 @@ def colored(
                     red, green, blue = mapped(luts + column * 768, red, green, blue)
                 gray = luma(red, green, blue)
                 red, green, blue = blend(gray, red, factor), blend(gray, green, factor), blend(gray, blue, factor)
+        if (COLORS >> (8 + column)) & 1:
+            op, turn = operation(row, column, COUNT)
+            if op == HUE:
+                if (MAPPED >> column) & 1:
+                    red, green, blue = mapped(luts + column * 768, red, green, blue)
+                red, green, blue = turned_hue(red, green, blue, turn.to(tl.int32))
     return red, green, blue
 
 
 @kernel
 def _warped(image, row, x, y, valid, WARP: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Red, green and blue of the warped image at (x, y), zeros outside: `reference.warp`."""
-    levels, s_c, s_h, s_w = image
+    """Red, green and blue of the warped image at (x, y), FILL outside: `reference.warp`."""
+    levels, s_c, s_h, s_w, FILL = image
     if WARP == STILL:
         u, v = x, y
     elif WARP == FLIPPED:
@@ -173,7 +180,7 @@ def _warped(image, row, x, y, valid, WARP: tl.constexpr, HEIGHT: tl.constexpr, W
         v = (tl.load(row + 3) * x + tl.load(row + 4) * y + tl.load(row + 5)) >> 16
         valid = valid & (u >= 0) & (u < WIDTH) & (v >= 0) & (v < HEIGHT)
     pixel = levels + (v * s_h + u * s_w)
-    red = tl.load(pixel, mask=valid, other=0).to(tl.int32)
-    green = tl.load(pixel + s_c, mask=valid, other=0).to(tl.int32)
-    blue = tl.load(pixel + 2 * s_c, mask=valid, other=0).to(tl.int32)
+    red = tl.load(pixel, mask=valid, other=(FILL >> 0) & 255).to(tl.int32)
+    green = tl.load(pixel + s_c, mask=valid, other=(FILL >> 8) & 255).to(tl.int32)
+    blue = tl.load(pixel + 2 * s_c, mask=valid, other=(FILL >> 16) & 255).to(tl.int32)
     return red, green, blue

@@ -22,6 +22,7 @@ def _statistics(
     COLUMN: tl.constexpr,
     LIST: tl.constexpr,
     BLOCK: tl.constexpr,
+    FILL: tl.constexpr,
     WARP: tl.constexpr,
     COLORS: tl.constexpr,
     MAPPED: tl.constexpr,
@@ -34,7 +35,7 @@ def _statistics(
     BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
     b = tl.load(words + (tl.program_id(0) // BLOCKS) * WORDS + (FIXED + 2 * COUNT + LIST))
     row, luts, counts = words + b * WORDS, luts + b * ((COUNT + 1) * 768), counts + b * COUNTS
-    image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w)
+    image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w, FILL)
     pixel = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
     valid = pixel < HEIGHT * WIDTH
     y = pixel // WIDTH

@@ -12,9 +12,12 @@ from .constants import (
     COUNTS,
     ENTRIES,
     EQUALIZE,
+    HUE,
+    INVERT,
     POSTERIZE,
     SHARPNESS,
     SOLARIZE,
+    SOLARIZE_ADD,
     TABLE,
     kernel,
 )
@@ -31,6 +34,7 @@ def _tables(
     START: tl.constexpr,
     STOP: tl.constexpr,
     COUNTED: tl.constexpr,
+    ADDS: tl.constexpr,
     ENDING: tl.constexpr,
     WORDS: tl.constexpr,
     COUNT: tl.constexpr,
@@ -41,7 +45,7 @@ def _tables(
 
     `luts` before a column, and after the last: the look-ups composed since the last colour, sharpness or the warp.
     `final`, where a table ends the pass: the same after the last column, normalised. If COUNTED, counts [B, 770]
-    holds the statistics for column START.
+    holds the statistics for column START. ADDS: columns may hold INVERT, SOLARIZE_ADD or HUE.
     """
     b = tl.program_id(0)
     row, luts, final = words + b * WORDS, luts + b * ((COUNT + 1) * 768), final + b * ENTRIES
@@ -63,6 +67,13 @@ def _tables(
             lut = tl.where(lut.to(tl.float32) < magnitude, lut, 255 - lut)
         elif (op == COLOR) | (op == SHARPNESS):
             lut = level + 0 * channel
+        if ADDS:
+            if op == INVERT:
+                lut = 255 - lut
+            elif op == SOLARIZE_ADD:
+                lut = tl.where(lut < 128, tl.minimum(lut + magnitude.to(tl.int32), 255), lut)
+            elif op == HUE:
+                lut = level + 0 * channel
         if COUNTED and column == START:
             if op == CONTRAST:
                 total = tl.load(counts + b * COUNTS + 768)

@@ -72,6 +72,12 @@ class Convert:  # more than 12 fields: a flag each
     is no column with image paths."""
     label_column: str | None = None
     """Manifest column with labels. Default: label, class or target."""
+    target: tuple[str, ...] = ()
+    """A manifest column to learn, as NAME or NAME:KIND, several times for several: class, multilabel (lists of labels)
+    or number. The kind is guessed where it is left out, and said. Cells may be empty. Replaces --label-column."""
+    label_delimiter: str | None = None
+    """With --target: what separates several labels in a cell. Default: | where it occurs, else a comma; lists as JSON
+    are recognised."""
     split_column: str | None = None
     """Manifest column with split names. Default: split, where there is one."""
     no_header: Switch[bool] = False

@@ -207,6 +207,7 @@ AUGMENTATION: tuple[Rule, ...] = (
     Excludes("crop_padding", "scale"),
     Excludes("crop_padding", "ratio"),
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
+    Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries

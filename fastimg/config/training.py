@@ -172,9 +172,10 @@ class Augmenting:  # more than 12 fields: a flag each
     """Probability of a vertical flip. Default: 0."""
     rotate: float | None = None
     """Rotate by up to this many degrees in either direction. Default: 0."""
-    aa: Annotated[Literal["trivial", "ta_wide", "none"] | None, arg(metavar="{trivial,none}")] = None
-    """trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of 31 strengths, to each
-    image. Default: none."""
+    aa: Annotated[str | None, arg(metavar="NAME")] = None
+    """A policy of augmentation. trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of
+    31 strengths, to each image. Or by timm's names: rand-m9-mstd0.5-inc1 (RandAugment), auto, original, originalr, v0,
+    v0r (AutoAugment), augmix-m3-w3, 3aug (DeiT III's, with --color-jitter 0.3 0.3 0.3). Default: none."""
     brightness: tuple[float, float] | None = None
     """Smallest and largest brightness factor; 1 leaves the image unchanged. Default: 1 1."""
     contrast: tuple[float, float] | None = None
@@ -184,6 +185,15 @@ class Augmenting:  # more than 12 fields: a flag each
     color_jitter: tuple[float, float, float] | None = None
     """Strengths of brightness, contrast and saturation as in torchvision: x stands for factors from max(0, 1 - x) to
     1 + x."""
+    hue: float | None = None
+    """Turn hues by up to this share of the colour circle in either direction, as the fourth number of timm's color
+    jitter: 0 to 0.5. Default: 0."""
+    grayscale_prob: float | None = None
+    """Probability of making the image grey. Default: 0."""
+    gaussian_blur_prob: float | None = None
+    """Probability of blurring the image with a Gaussian of 0.1 to 2 pixels. Default: 0."""
+    solarize_prob: float | None = None
+    """Probability of inverting all levels from 128 up. Default: 0."""
     reprob: float | None = None
     """Probability of erasing a rectangle of the image. Default: 0."""
     mixup: float | None = None

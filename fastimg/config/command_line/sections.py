@@ -9,8 +9,8 @@ Sections = Mapping[str, tuple[str, ...]]  # title -> fields
 
 _CROPS = ("scale", "ratio", "crop_padding", "hflip", "alternating_flip", "vflip", "rotate")
 _AUGMENTATION = (
-    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "reprob"),
-    *("mixup", "cutmix", "no_aug"),
+    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "hue", "grayscale_prob"),
+    *("gaussian_blur_prob", "solarize_prob", "reprob", "mixup", "cutmix", "no_aug"),
 )
 SECTIONS: Mapping[str, Sections] = {
     "train": {
@@ -41,7 +41,17 @@ SECTIONS: Mapping[str, Sections] = {
             *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
         "schedule": (
-            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
+            *(
+                "epochs",
+                "duration",
+                "max_time",
+                "sched",
+                "warmup",
+                "warmup_epochs",
+                "warmup_fraction",
+                "min_lr",
+                "decay",
+            ),
             *("decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
@@ -56,7 +66,8 @@ SECTIONS: Mapping[str, Sections] = {
     },
     "convert": {
         "source": (
-            *("classes", "split_column", "label_column", "path_column", "text_column", "no_header", "delimiter"),
+            *("classes", "split_column", "label_column", "target", "label_delimiter"),
+            *("path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
         "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
@@ -92,8 +103,8 @@ FIRST: Mapping[str, frozenset[str]] = {
     ),
     "convert": frozenset(
         (
-            *("val_fraction", "label_column", "path_column", "format", "append", "max_size", "tile", "resume"),
-            *("overwrite", "workers", "on_error", "json"),
+            *("val_fraction", "label_column", "target", "path_column", "format", "append", "max_size", "tile"),
+            *("resume", "overwrite", "workers", "on_error", "json"),
         )
     ),
     "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),

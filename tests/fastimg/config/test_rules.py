@@ -17,7 +17,7 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 WITHOUT_RULES = {
     "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
     "only certain values parse": ("classes", "opt_impl", "order", "opt", "sched", "lr_scale", "head", "device"),
-    "judged with the model": ("num_classes", "freeze", "model_kwargs"),
+    "judged with the model": ("num_classes", "freeze", "model_kwargs", "opt_kwargs"),
     "judged with the ranks": ("strategy",),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set", "model_ema"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
