@@ -10,7 +10,7 @@ from typing import Self
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)  # weakest first
 SAVE = 1  # a rank's request for a checkpoint: weaker than any signal to stop, each of which saves too
-TIME_UP = 99  # a rank's request to stop because the time is up; it wins over a signal in the same step
+TIME_UP = 99  # a request to stop because the time is up; it wins over a signal in the same step
 _REQUESTS = (SAVE, *STOPPING, TIME_UP)
 
 
@@ -54,8 +54,8 @@ class TimeLimit:
 def votes(request: int) -> list[float]:
     """What a rank adds to a sum over all ranks: one number per possible request, 1 for its own, if it has one.
 
-    A request is SAVE, a signal of STOPPING that the rank heard, or TIME_UP; 0 is none. The sum counts the ranks that have each
-    request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and needs no
+    A request is SAVE, a signal of STOPPING that the rank heard, or TIME_UP; 0 is none. The sum counts the ranks that
+    have each request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and needs no
     collective of its own.
     """
     return [float(request == number) for number in _REQUESTS]

@@ -1,7 +1,7 @@
 """Judges that we did not write. They need packages that build from source, so an environment of their own:
 
     apt-get install -y --no-install-recommends libopencv-dev libturbojpeg0-dev pkg-config
-    UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers
+    UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers --group trackers
     build/peers/bin/python -m pytest -W ignore tests/peers
 
 `-W ignore`: their warnings are not ours. The tests run when the command line names tests/peers, and a judge that is
