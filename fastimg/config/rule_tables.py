@@ -81,6 +81,10 @@ def _only_head(config: Train) -> bool:
     return head_alone(config) and config.head == "linear"
 
 
+def _weighs_alike(config: Train) -> bool:
+    return config.sampler == "balanced" and config.class_weights in ("balanced", "effective")
+
+
 def _unvalidated(config: Train) -> bool:
     return config.val_fraction == 0
 
@@ -204,6 +208,7 @@ AUGMENTATION: tuple[Rule, ...] = (
     Excludes("crop_padding", "scale"),
     Excludes("crop_padding", "ratio"),
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
+    Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
@@ -247,6 +252,9 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dir", lambda c: head_alone(c) or reads_text(c), "--freeze backbone"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
+    Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
+    Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
+    Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
     Excludes("loss", "bce_loss"),
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),

@@ -12,7 +12,7 @@ from fastimg.loaders.folders.walk import relative, walk
 from .journal import CACHE
 
 _OWN = frozenset({"dataset.json", "convert.json", ".convert.json.part"})  # beside the shards of a conversion
-_INDEXES = (".idx", ".fidx")
+_INDEXES = (".idx", ".fidx", ".fcol")
 
 
 def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:

@@ -55,8 +55,8 @@ def votes(request: int) -> list[float]:
     """What a rank adds to a sum over all ranks: one number per possible request, 1 for its own, if it has one.
 
     A request is SAVE, a signal of STOPPING that the rank heard, or TIME_UP; 0 is none. The sum counts the ranks that
-    have each request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and needs no
-    collective of its own.
+    have each request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and
+    needs no collective of its own.
     """
     return [float(request == number) for number in _REQUESTS]
 

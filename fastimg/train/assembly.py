@@ -102,6 +102,7 @@ def _loss(config: Train, part: DatasetPart, device: torch.device) -> LossSetting
     classes = part.dataset.classes
     labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
     counts = class_balance.class_counts(labels, config.num_classes or len(classes))
+    counts = class_balance.drawn(config.sampler, classes, counts)
 
     def on_device(values: npt.NDArray[np.float64]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.float32)).to(device)
@@ -129,7 +130,8 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     else:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
-    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
+    sampler = config.sampler
+    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling, sampler)
 
     def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
+from fastimg.data import class_balance
 from fastimg.data.datasets import (
     DatasetPart,
     build_loader,
@@ -31,7 +32,7 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
-from fastimg.loaders.order import WINDOW, Order
+from fastimg.loaders.order import WINDOW, Order, Sampling
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
 from fastimg.models.networks import airnet
@@ -195,6 +196,11 @@ def whiten(
         network.whiten(torch.tensor(json.loads(text)))
 
 
+def _sampling(sampler: str, part: DatasetPart) -> Sampling:
+    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
+    return Sampling(class_balance.sampling(sampler, part.dataset.classes, labels))
+
+
 def _size_flag(config: Train) -> str:
     """The flag that sets the size of training images."""
     if config.progressive is not None:
@@ -224,6 +230,7 @@ def open_loader(
     model: Model,
     arrays: ArrayDecoder | None = None,
     scaling: bool = False,
+    sampler: str | None = None,
 ) -> BatchSource:
     """The loader of a split. With `arrays` it reads embeddings; without `ranks` this process reads all of it."""
     assert isinstance(config.batch_size, int)
@@ -232,6 +239,7 @@ def open_loader(
         batch_size=config.batch_size,
         order="length" if tokenised and order == "sequential" and ranks is not None else order,
         window=config.order_window or WINDOW,
+        sampling=None if sampler is None else _sampling(sampler, part),
         together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),
         padding=padding,
         seed=config.seed,

@@ -138,8 +138,12 @@ def _balance(config: Train, part: DatasetPart, console: Console) -> None:
     """Mention rare classes where nothing is done about them. Raises UserError and UsageError for files of weights."""
     labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
     counts = class_balance.class_counts(labels, len(part.dataset.classes))
-    if config.class_weights is not None:  # refused before embeddings are made
-        class_balance.class_weights(config.class_weights, part.dataset.classes, counts)
+    flags = {name: getattr(config, name) for name in ("class_weights", "sampler", "logit_adjust")}
+    if not counts.any() and (asked := next((name for name, value in flags.items() if value), None)):
+        raise UsageError(f"--{asked.replace('_', '-')} has no effect: the samples have no classes; leave it out")
+    if config.class_weights is not None or config.sampler is not None:  # refused before embeddings are made
+        counts = class_balance.drawn(config.sampler, part.dataset.classes, counts)
+        class_balance.class_weights(config.class_weights or "balanced", part.dataset.classes, counts)
     elif not config.logit_adjust and (remark := class_balance.rarest(part.dataset.classes, counts)):
         say(console, remark, style="yellow")
 

@@ -65,7 +65,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.ids, config.seed, run.progress.epoch)
+    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, run.progress.epoch)
     targets = batch.targets
     smoothing = setup.loss.smoothing
     early = smoothing if setup.loss.class_weights is None else 0.0  # with weights the loss smooths, class by class

@@ -34,6 +34,7 @@ class BetonDataset:
 
     notes: Sequence[str] = ()
     content: Content
+    declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
@@ -79,7 +80,7 @@ class BetonDataset:
     @property
     def targets(self) -> tuple[TargetColumn, ...]:
         """See Dataset."""
-        return (TargetColumn.of_classes(self.labels, self.classes),)
+        return self.declared or (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of a JPEG, a PPM or a text. Raises ShardError if the file has changed."""

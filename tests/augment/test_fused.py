@@ -1,6 +1,6 @@
-"""The Triton path is the reference, bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
+"""The Triton path equals the reference bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
 
-Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
+Triton decides on import whether to interpret kernels, so `TestInterpreted` runs in its own process.
 """
 
 import collections
@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.augment import Policy, draw
+from fastimg.augment import Policy, apply, draw
 from fastimg.augment.lines import LevelLine, line_of
 from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
 triton = pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
-fused = importlib.import_module("fastimg.augment.fused")
+fused = importlib.import_module("fastimg.augment.fused.launches")
+constants = importlib.import_module("fastimg.augment.fused.constants")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]
@@ -41,7 +42,7 @@ POLICIES = {
 
 
 def images(batch, height, width, seed=0):
-    """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients by turns."""
+    """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients, alternating."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
     pixels[1::4] = pixels[1::4] % 3 * 50 + 20
@@ -51,7 +52,7 @@ def images(batch, height, width, seed=0):
 
 
 def check(plan, batch, policy=None, dtype=torch.bfloat16, by_table=False):
-    """As a line where the policy's table is one, else by the table; with `by_table` both."""
+    """Normalise by a line if the policy's table is one, else by the table; with `by_table`, both ways."""
     table = normalisation_table(policy or Policy(), dtype).to(batch.device)
     before, expected, line = batch.clone(), augment(plan, batch, table), line_of(policy or Policy(), dtype)
     assert (line is None) == (dtype in (torch.float32, torch.uint8))
@@ -62,21 +63,54 @@ def check(plan, batch, policy=None, dtype=torch.bfloat16, by_table=False):
 
 
 def plan_of_columns(*columns):
-    """A plan that no warp is in: columns of (op, magnitude) per image."""
+    """A plan without warps: columns of (op, magnitude) per image."""
     plan = draw(Policy(hflip=0.5), np.arange(len(columns[0])), 0, 0)
     ops, magnitudes = (torch.tensor([[pair[i] for pair in column] for column in columns]).T for i in (0, 1))
     return dataclasses.replace(plan, ops=ops.to(torch.int32), magnitudes=magnitudes.to(torch.float32))
 
 
 def magnitudes(op):
-    """A few for each operation, the extremes among them."""
+    """A few magnitudes for each operation, including the extremes."""
     if op in (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS):
         return [0.0, 0.01, 0.505, 1.0, 1.33, 1.99, 7.3]
-    return {Op.POSTERIZE: [2.0, 5.0, 8.0], Op.SOLARIZE: [0.0, 1.0, 128.0, 255.0]}.get(op, [0.0])
+    amounts = {
+        Op.POSTERIZE: [2.0, 5.0, 8.0],
+        Op.SOLARIZE: [0.0, 1.0, 128.0, 255.0],
+        Op.SOLARIZE_ADD: [0.0, 77.0, 128.0],
+    }
+    return {**amounts, Op.HUE: [0.0, 25.0, 255.0]}.get(op, [0.0])
+
+
+NAMED = {
+    "rand": Policy(named="rand-m9-mstd0.5-inc1-p1", hflip=0.5, erase=0.5),
+    "three": Policy(named="3aug", brightness=(0.7, 1.3), hflip=0.5),
+    "auto": Policy(named="v0", rotate=10),
+    "colours": Policy(contrast=(0.5, 1.5), hue=0.3, grayscale=0.3, solarize=0.5),
+    "after trivial": Policy(trivial=True, hue=0.2, grayscale=0.3, blur=0.5, solarize=0.5),
+}
 
 
 class TestInterpreted:
     __test__ = INTERPRETED
+
+    @pytest.mark.parametrize("name", NAMED)
+    def test_plans_of_several_stages(self, name):
+        for shape, dtype in (((13, 24), torch.bfloat16), ((7, 5), torch.float32)):
+            plan, batch = draw(NAMED[name], np.arange(10), 1, 2), images(10, *shape)
+            expected = apply(plan, batch, dtype=dtype, backend="reference")
+            assert torch.equal(apply(plan, batch, dtype=dtype, backend="fused"), expected)
+
+    def test_any_colour_and_any_hue(self):
+        policy = Policy(hue=0.5)
+        batch = torch.cartesian_prod(*[torch.arange(0, 256, 15, dtype=torch.uint8)] * 3)[:4896].view(1, 72, 68, 3)
+        check(draw(policy, np.arange(3), 0, 0), batch.permute(0, 3, 1, 2).expand(3, -1, -1, -1), policy)
+
+    def test_blurs_of_either_box(self):
+        plan = draw(Policy(blur=1.0), np.arange(8), 0, 0)
+        assert plan.blur.radius.min() < 1.4 < plan.blur.radius.max()  # boxes of one pixel and of three
+        for shape in ((1, 1), (2, 3), (9, 14)):
+            expected = apply(plan, images(8, *shape), dtype=torch.uint8, backend="reference")
+            assert torch.equal(apply(plan, images(8, *shape), dtype=torch.uint8, backend="fused"), expected)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("name", POLICIES)
@@ -97,14 +131,14 @@ class TestInterpreted:
         [(Policy(trivial=True), (0, 6, 15, 23, 30)), (Policy(trivial=True, saturation=(0, 2)), (6, 30))],
     )
     def test_trivial_augment(self, policy, bins):
-        """Each operation at five magnitudes of both signs, and at two behind another operation."""
+        """Each operation at five magnitudes of both signs, and at two magnitudes after another operation."""
         rows = [(o * BINS + b) * 2 + s for o in range(len(TRIVIAL)) for b in bins for s in (0, 1)]
         plan = draw(policy, np.arange(len(rows)), 0, 0)
         ops, amounts = plan.ops.clone(), plan.magnitudes.clone()
         ops[:, -1] = torch.from_numpy(trivial_table().ops[rows])
         amounts[:, -1] = torch.from_numpy(trivial_table().magnitudes[rows])
         plan = dataclasses.replace(plan, trivial=torch.tensor(rows), ops=ops, magnitudes=amounts)
-        assert plan.columns[-1] == set(Op)
+        assert plan.columns[-1] == set(TRIVIAL.values())
         check(plan, images(len(rows), 23, 41))
 
     @pytest.mark.parametrize("op", Op)
@@ -114,7 +148,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize("count", range(5))
     def test_columns_that_no_policy_draws(self, count):
-        """Any operation anywhere: statistics in every column, and sharpness before others."""
+        """Any operation at any place: statistics in every column, and sharpness before others."""
         rng = np.random.default_rng(count)
         columns = [
             [(op, float(rng.choice(magnitudes(op)))) for op in map(Op, rng.integers(0, len(Op), 12))]
@@ -158,7 +192,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("name", ["flips", "rotate", "jitter", "trivial"])
     def test_rows_of_whole_words(self, name, dtype):
-        """Widths that are multiples of 8: values in memory order, mirrored and not; sharpness by columns."""
+        """Widths that are multiples of 8: values in memory order, mirrored or not; sharpness by columns."""
         policy = POLICIES[name]
         for seed, shape in enumerate([(6, 24), (1, 8)]):
             batch = 5 if name == "trivial" else 3
@@ -168,7 +202,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("shape", [(520, 8), (65, 64), (66, 68)])
     @pytest.mark.parametrize("flips", list(itertools.product((False, True), repeat=2)), ids=str)
     def test_each_flip_over_several_programs(self, shape, flips):
-        """The last program's block is not whole."""
+        """The last program's block is not full."""
         assert shape[0] * shape[1] > 8 * fused.THREADS
         plan = draw(Policy(), np.arange(3), 0, 0)
         chosen = (torch.tensor([False, True, True]) & flip for flip in flips)
@@ -178,7 +212,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize("op", Op)
     def test_an_operation_on_rows_of_whole_words(self, op):
-        """Alone in its column, and as one of many: on images that are flipped and on rotated ones."""
+        """Alone in its column, and among others, on flipped and on rotated images."""
         column = [(op, magnitude) for magnitude in magnitudes(op)[:3:2] for _ in range(2)]
         plan = plan_of_columns(column)
         check(plan, images(len(column), 5, 16))
@@ -203,7 +237,7 @@ class TestInterpreted:
             check(plan, moved.copy_(whole[:2].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
 
     def test_the_path_of_each_image(self):
-        """Images in memory order beside rotated, coloured, sharpened and erased ones in one batch."""
+        """Images in memory order together with rotated, coloured, sharpened and erased ones in one batch."""
         policy = POLICIES["trivial"]
         plan = draw(policy, np.arange(40), 0, 0)
         words = fused._words(plan, plan.sized(16, 16), [], fused._columns(plan))[:, -1]
@@ -219,14 +253,14 @@ class TestInterpreted:
         for policy in POLICIES.values():
             check(draw(policy, np.arange(0), 0, 0), images(0, 5, 7), policy)
 
-    def test_a_result_that_is_given(self):
+    def test_a_given_result_tensor(self):
         policy, batch = POLICIES["jitter, trivial"], images(4, 13, 9)
         plan, table = draw(policy, np.arange(4), 0, 0), normalisation_table(policy, torch.float16)
         out = torch.empty(4, 13, 9, 3, dtype=torch.float16).permute(0, 3, 1, 2)
         assert fused.fused(plan, batch, table, torch.float16, out) is out
         assert torch.equal(out, augment(plan, batch, table))
 
-    def test_a_result_that_is_given_for_rows_of_whole_words(self):
+    def test_a_given_result_tensor_for_rows_of_whole_words(self):
         policy = Policy(hflip=0.5, vflip=0.5)
         plan, table, batch = (
             draw(policy, np.arange(4), 0, 0),
@@ -240,7 +274,7 @@ class TestInterpreted:
         assert (around[0] == 7.0).all() and (around[5] == 7.0).all()
 
     def test_the_line_is_used(self):
-        """Another line gives other values, so it is not the table that was looked up."""
+        """A different line gives different values, so the table is not used."""
         line, table = LevelLine((1.0, 2.0, 4.0), (0.0, 0.5, -1.0)), normalisation_table(Policy(), torch.float32)
         for shape in ((4, 8), (3, 5)):
             batch = images(2, *shape)
@@ -262,7 +296,7 @@ def test_images_on_the_cpu_are_refused():
 
 @pytest.fixture
 def launches(monkeypatch):
-    """What would be launched, instead of launching: [(kernel, grid, {argument: value})]."""
+    """Records launches instead of launching: [(kernel, grid, {argument: value})]."""
     found = []
     monkeypatch.setattr(fused, "_INTERPRETED", True)
 
@@ -286,9 +320,9 @@ def launches(monkeypatch):
     return found
 
 
-def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0, lines=True):
+def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0, lines=True, plan=None):
     launches.clear()
-    plan = draw(policy, ids, seed, 0) if policy else None
+    plan = plan or (draw(policy, ids, seed, 0) if policy else None)
     policy = policy or Policy()
     line = line_of(policy, dtype) if lines else None
     fused.fused(plan, images(len(ids), *shape), normalisation_table(policy, dtype), dtype, None, line)
@@ -297,7 +331,7 @@ def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0
 
 @pytest.fixture(scope="module")
 def already_compiled():
-    """{kernel, types and constants of its arguments: what Triton made of it}."""
+    """{kernel, types and constants of its arguments: Triton's compiled kernel}."""
     return {}
 
 
@@ -309,8 +343,8 @@ def compiled(launches, already_compiled, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kinds = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
 
-    def compiled(policy, dtype, shape, lines=True):
-        launch(launches, policy, np.arange(16), dtype, shape, lines=lines)
+    def compiled(policy, dtype, shape, lines=True, plan=None):
+        launch(launches, policy, np.arange(16), dtype, shape, lines=lines, plan=plan)
         results = []
         for kernel, _, values in launches:
             constants, signature, aligned = {}, {}, {}
@@ -336,21 +370,21 @@ def compiled(launches, already_compiled, tmp_path, monkeypatch):
 
 
 def accesses(ptx, kind):
-    """How many accesses to device memory of each width, such as {'v4.b32': 3}."""
+    """The number of accesses to device memory of each width, such as {'v4.b32': 3}."""
     return collections.Counter(re.findall(rf"\b{kind}\.global(?:\.L\w+)*\.((?:v\d\.)?b\d+)", ptx))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_compile_for_an_h200(compiled, dtype):
-    """Without a device. Nothing is spilled, and no multiplication is fused with an addition but the line's."""
+    """Needs no device. Nothing is spilled, and only the line's multiplication is fused with an addition."""
     names = set()
     shapes = [(224, 224), (37, 53)] if dtype in (torch.bfloat16, torch.float32) else [(224, 224)]
     for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), shapes):
         for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
             names.add(kernel)
             fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])
-            lined = kernel == "_pixels" and values["ENDING"] == fused.LINE.value
+            lined = kernel == "_pixels" and values["ENDING"] == constants.LINE.value
             assert set(fused_) == ({"fma.rn.f32"} if lined else set()), name
             assert lined == (kernel == "_pixels" and dtype in (torch.bfloat16, torch.float16))
             assert "st.local" not in asm["ptx"] and len(asm["cubin"]) > 1000
@@ -358,15 +392,26 @@ def test_kernels_compile_for_an_h200(compiled, dtype):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("name", ["rand", "colours"])
+def test_kernels_of_named_policies_compile_for_an_h200(compiled, name):
+    """Nothing is spilled, no multiplication is fused, and float32 divisions are rounded as IEEE 754 has it."""
+    plan = draw(NAMED[name], np.arange(16), 0, 0)
+    for stage in plan.stages[:1]:
+        for _, _, asm in compiled(NAMED[name], torch.uint8, (224, 224), plan=stage):
+            assert "fma" not in asm["ptx"] and "st.local" not in asm["ptx"]
+            assert not re.search(r"div\.(full|approx)", asm["ptx"])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
-    """No table, no shared memory: 8 bytes read and 16 written at a time, and two values rounded by one instruction."""
+    """No table and no shared memory: reads of 8 bytes, writes of 16, and two values rounded by one instruction."""
     [(_, _, asm)] = compiled(None, dtype, (224, 224))
     ptx = asm["ptx"]
     assert accesses(ptx, "ld") == {"v2.b32": 3} and accesses(ptx, "st") == {"v4.b32": 3}
     assert ptx.count("fma.rn.f32") == 24 and "shared" not in ptx.replace(".extern .shared", "") and "shfl" not in ptx
     assert len(re.findall(rf"cvt\.rn\.{'bf16' if dtype == torch.bfloat16 else 'f16'}x2\.f32", ptx)) == 12
-    [(_, _, asm)] = compiled(POLICIES["flips"], dtype, (224, 224))  # mirrored ones are gathered, and stored alike
+    [(_, _, asm)] = compiled(POLICIES["flips"], dtype, (224, 224))  # mirrored ones: gathered, stored alike
     found = accesses(asm["ptx"], "ld")
     assert found["v2.b32"] == 3 and found["b8"] == 24 and accesses(asm["ptx"], "st") == {"v4.b32": 6}
     for policy in (None, POLICIES["flips"], POLICIES["trivial"]):
@@ -376,16 +421,16 @@ def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-def test_a_table_is_looked_up_where_no_line_gives_its_bits(compiled):
+def test_the_table_is_used_if_no_line_gives_its_bits(compiled):
     for dtype, lines in ((torch.bfloat16, False), (torch.float32, True)):
         [(_, values, asm)] = compiled(None, dtype, (224, 224), lines)
-        assert values["ENDING"] == fused.TABLE.value and "fma" not in asm["ptx"]
+        assert values["ENDING"] == constants.TABLE.value and "fma" not in asm["ptx"]
         looked = accesses(asm["ptx"], "ld")["b32" if dtype == torch.float32 else "b16"]
         assert looked >= 24 and set(accesses(asm["ptx"], "st")) == {"v4.b32"}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="counts launches")
-def test_statistics_are_taken_of_the_images_that_need_them(launches):
+def test_statistics_are_computed_only_for_images_that_need_them(launches):
     blocks = triton.cdiv(224 * 224, fused.COUNTED_BLOCK)
     for name, most in (
         ("flips", 0),
@@ -407,8 +452,8 @@ def test_statistics_are_taken_of_the_images_that_need_them(launches):
 
 @pytest.mark.skipif(INTERPRETED, reason="looks at launches")
 def test_images_that_are_far_apart_are_copied(launches):
-    """Positions within an image are 32 bits; those of images are 64."""
-    memory = torch.empty(2**31 + 64, dtype=torch.uint8)  # of which nothing is touched but three pages
+    """Positions within an image have 32 bits; positions of images have 64."""
+    memory = torch.empty(2**31 + 64, dtype=torch.uint8)  # only three pages of it are touched
     table = normalisation_table(Policy(), torch.float32)
     for apart, strides in ((2**30, (12, 1, 6, 3)), (2**30 - 3, (16, 2**30 - 3, 4, 1))):
         batch = memory.as_strided((2, 3, 2, 2), (16, apart, 4, 1))
@@ -419,8 +464,8 @@ def test_images_that_are_far_apart_are_copied(launches):
 
 @pytest.mark.skipif(INTERPRETED, reason="counts launches")
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_compiles_little(launches, name):
-    """Whatever a batch drew, the kernels are the same ones: nothing compiles in the middle of a run."""
+def test_a_policy_compiles_few_kernels(launches, name):
+    """The kernels do not depend on the draws, so nothing compiles in the middle of a run."""
     found = set()
     for seed, batch in itertools.product(range(20), (1, 16)):
         for kernel, _, values in launch(launches, POLICIES[name], np.arange(batch), shape=(8, 8), seed=seed)[1]:
@@ -429,7 +474,7 @@ def test_a_policy_compiles_little(launches, name):
     assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
 
 
-def test_that_torchs_debug_mode_is_a_prototype_is_no_error(sync_debug_mode, monkeypatch):
+def test_torchs_warning_about_its_debug_mode_is_ignored(sync_debug_mode, monkeypatch):
     said = []
 
     def choose(mode):
@@ -454,12 +499,19 @@ class TestOnAGPU:
             check(plan, images(batch, *shape).cuda(), POLICIES[name], dtype)
             check(plan, images(batch, *shape).contiguous().cuda(), POLICIES[name], dtype)
 
+    @pytest.mark.parametrize("name", NAMED)
+    def test_plans_of_several_stages(self, name):
+        for shape in ((224, 224), (37, 53)):
+            plan, batch = draw(NAMED[name], np.arange(32), 1, 2), images(32, *shape).cuda()
+            expected = apply(plan, batch, dtype=torch.bfloat16, backend="reference")
+            assert torch.equal(apply(plan, batch, dtype=torch.bfloat16, backend="fused"), expected)
+
     @pytest.mark.parametrize("name", POLICIES)
-    def test_nothing_waits_for_the_device(self, name, sync_debug_mode):
+    def test_no_synchronisation(self, name, sync_debug_mode):
         policy, batch = POLICIES[name], images(32, 224, 224).cuda()
         table = normalisation_table(policy, torch.bfloat16).cuda()
         expected = []
-        for seed in range(3):  # the last in the steady state
+        for seed in range(3):  # the last one in the steady state
             plan = draw(policy, np.arange(32), seed, 0)
             torch.cuda.synchronize()
             with sync_debug_mode("error" if seed == 2 else "default"):

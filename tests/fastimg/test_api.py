@@ -1,4 +1,4 @@
-"""The commands as functions: the same settings, runs and refusals, and nothing that a library should not do."""
+"""The commands as functions: the same settings, runs and errors, and no side effects unfit for a library."""
 
 import ast
 import dataclasses
@@ -56,7 +56,7 @@ def test_the_parameters_are_the_fields(name):
 
 
 def test_none_means_left_out():
-    """So no field may have None among its values and something else as its default."""
+    """So no field may have None among its values and another default."""
     for kind in FUNCTIONS.values():
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
@@ -64,7 +64,7 @@ def test_none_means_left_out():
 
 
 def test_type_checkers_see_the_same_signatures():
-    """`uv run scripts/signatures.py` writes the file anew."""
+    """`uv run scripts/signatures.py` writes the file again."""
     expected = runpy.run_path(str(ROOT / "scripts/signatures.py"))["stub"]()
     assert ast.dump(ast.parse((ROOT / "fastimg/__init__.pyi").read_text())) == ast.dump(ast.parse(expected))
 
@@ -80,7 +80,7 @@ def test_help_is_a_page(name):
     assert flags.isdisjoint(named) and max(map(len, page.splitlines())) <= 120
 
 
-# Each order of importing, in a process that has imported nothing
+# Each order of imports, in a process that has imported nothing
 ORDERS = (
     "import fastimg; f = fastimg.train; import fastimg.train.checkpoints.model_files as m",
     "import fastimg.train.checkpoints.model_files as m; import fastimg; f = fastimg.train",
@@ -103,7 +103,7 @@ def test_the_function_and_its_package_in_any_order(order):
     assert (ran.returncode, ran.stdout.split("] ")[-1].strip()) == (0, "False"), ran.stderr
 
 
-def test_it_is_a_function_that_other_processes_can_be_sent():
+def test_it_can_be_pickled():
     assert pickle.loads(pickle.dumps(fastimg.train)) is fastimg.train and inspect.isfunction(fastimg.train)
 
 
@@ -111,7 +111,7 @@ def test_it_is_a_function_that_other_processes_can_be_sent():
 
 
 def test_a_run_is_that_of_the_command(trained, tmp_path, capsys, monkeypatch):
-    """Bit for bit, in a thread, where no handler of signals can be set; and nobody notices."""
+    """Bit for bit, in a thread, where no signal handlers can be set, and without a warning."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     torch.manual_seed(5)
     state, filters, threads = torch.get_rng_state(), list(warnings.filters), []
@@ -144,7 +144,7 @@ def test_progress_prints_what_the_command_prints(trained, capsys):
 
 @pytest.fixture
 def configured(monkeypatch):
-    """`configured(**settings)`: the configuration that `train` runs."""
+    """`configured(**settings)`: the configuration that `train` runs with."""
     seen = []
     monkeypatch.setattr("fastimg.train.loop.train", lambda config, console, signals: seen.append(config))
 
@@ -173,7 +173,7 @@ def test_values_may_be_what_yaml_has(configured, tmp_path):
     assert configured(augmentation=["hflip"]).augmentation == ["hflip"]
 
 
-def test_what_is_given_lies_over_a_file_over_a_recipe(configured, tmp_path):
+def test_arguments_override_files_which_override_recipes(configured, tmp_path):
     name = next(iter(recipes.RECIPES))
     assert configured(recipe=name) == yaml_file.combined({"recipe": name})
     (tmp_path / "config.yaml").write_text("epochs: 7\nseed: 3\n")

@@ -1,4 +1,4 @@
-"""The demo, in short: it runs through, and only ever replaces what a demo made."""
+"""The demo in short form: it completes, and replaces only the folder of an earlier demo."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.run(["demo", "--output", str(folder), "--epochs", "1"]) == 0  # an earlier demo is replaced
 
 
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     assert cli.run(["demo", "--output", str(tmp_path / "mine")]) == 2

@@ -1,4 +1,4 @@
-"""Containers that an earlier version wrote: this one writes the same bytes, and reads them."""
+"""The current version writes the same bytes as an earlier version, and reads its containers."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def test_a_beton_has_the_same_bytes(written):
     assert (written / "betons" / "train.beton").read_bytes() == gzip.decompress(packed)
 
 
-def test_dataset_json_says_the_same(written):
+def test_dataset_json_is_the_same(written):
     def stated(folder):
         description = json.loads((folder / "dataset.json").read_text())
         del description["fastimg"]  # the version that wrote it
@@ -63,7 +63,7 @@ def test_they_are_read(container, kept):
 
 
 @pytest.mark.parametrize("container", ["tar", "beton"])
-def test_pixels_are_those_of_the_images(container, kept):
+def test_pixels_equal_the_images(container, kept):
     crop = CenterCrop(size=(40, 56), resize=(40, 56))
     with Loader(kept[container], crop=crop, batch_size=4, order="sequential", workers=1) as loader:
         images = next(iter(loader)).inputs.permute(0, 2, 3, 1).numpy()

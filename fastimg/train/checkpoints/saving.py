@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fastimg.errors import UsageError
 from fastimg.loaders import DataError
 from fastimg.models.ema import Ema
 from fastimg.models.ranks import agreed_buffers, take_buffers
@@ -177,3 +178,8 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
             "though there are as many of each class"
         )
         raise changed_data.not_the_same(setup.directory, setup.config.data, cause) from error
+    except ValueError as error:  # all flags are the same
+        raise UsageError(
+            f"--resume: {setup.directory} was trained with other numbers in --sampler {setup.config.sampler}; restore "
+            "the file, or start a new run"
+        ) from error

@@ -249,6 +249,8 @@ def _batch(setup: Setup, left_out: bool) -> str:
 
 
 def _order(config: Train, samples: int) -> str:
+    if config.sampler is not None:
+        return f"{config.order}, drawn with repetition ({config.sampler})"
     if config.order_window is None:
         return config.order
     all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * samples else ""

@@ -1,4 +1,4 @@
-"""What is counted."""
+"""Metrics of training and validation."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from fastimg.train.metrics import Meter, Score, Trace, shows_top5, zero_recall
 
 def test_means_over_the_samples_that_count():
     meter = Meter(torch.device("cpu"))
-    logits = torch.eye(6)[[0, 1, 5]] + torch.arange(6) * -0.01  # first choices 0, 1 and 5
+    logits = torch.eye(6)[[0, 1, 5]] + torch.arange(6) * -0.01  # top-1 predictions 0, 1 and 5
     targets, weight = torch.tensor([0, 2, 4]), torch.tensor([1.0, 1.0, 0.0])
     meter.add(logits, torch.tensor([1.0, 2.0, 100.0]), targets, weight)
-    meter.add(logits[:1], torch.tensor([3.0]), torch.tensor([5]), torch.tensor([1.0]))  # the sixth of six
+    meter.add(logits[:1], torch.tensor([3.0]), torch.tensor([5]), torch.tensor([1.0]))  # the sixth of six classes
     assert meter.read() == Score(loss=2.0, top1=1 / 3, top5=2 / 3, samples=3)
 
 
-def test_nothing_counted_is_no_division_by_zero():
+def test_no_samples_do_not_divide_by_zero():
     assert Meter(torch.device("cpu")).read() == Score(loss=0.0, top1=0.0, top5=0.0, samples=0)
 
 
@@ -52,11 +52,11 @@ def counted(targets, chosen, weight, classes=6):
     return meter
 
 
-def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_are_there():
+def test_balanced_accuracy_is_the_mean_recall_of_present_classes():
     drawn = torch.Generator().manual_seed(0)
-    targets = torch.randint(0, 5, (50,), generator=drawn)  # of six classes the last has no sample
+    targets = torch.randint(0, 5, (50,), generator=drawn)  # the last of six classes has no sample
     chosen = torch.where(torch.rand(50, generator=drawn) < 0.5, targets, torch.randint(0, 6, (50,), generator=drawn))
-    chosen[targets == 2] = 5  # a class that is never found
+    chosen[targets == 2] = 5  # a class that is never predicted correctly
     weight = (torch.rand(50, generator=drawn) < 0.8).float()
     score = counted(targets, chosen, weight).read()
     kept = weight > 0
@@ -67,14 +67,14 @@ def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_are_there():
 
 
 def test_rare_classes_weigh_as_much_as_others():
-    """Fifty of one class and one of the other, all taken for the first."""
+    """Fifty samples of one class and one of the other, all classified as the first."""
     score = counted(torch.tensor([0] * 50 + [1]), torch.zeros(51, dtype=torch.int64), torch.ones(51), 2).read()
     assert score.top1 == pytest.approx(50 / 51) and (score.balanced_accuracy, score.missed) == (0.5, (1,))
     assert score.as_dict(2)["balanced_accuracy"] == 0.5 and score.as_dict(2)["zero_recall_classes"] == 1
 
 
 def test_ranks_add_up_to_one_process():
-    """A class may be on one rank alone: the mean of the ranks' means would be another number."""
+    """A class may be on one rank only: the mean of the ranks' means would differ."""
     targets, chosen = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 1, 0, 1, 0, 2])
     whole, first, second = (
         counted(targets[rows], chosen[rows], torch.ones(len(targets[rows]))) for rows in np.s_[:, :4, 4:]
@@ -85,8 +85,8 @@ def test_ranks_add_up_to_one_process():
     assert whole.read().balanced_accuracy == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
 
 
-def test_counting_never_waits_for_the_device():
-    """Meta tensors have no values: whatever looked at one would fail."""
+def test_counting_does_not_synchronise():
+    """Meta tensors have no values: reading one would fail."""
     meter, rows = Meter(torch.device("meta"), 1000), torch.empty(8, device="meta")
     targets = torch.empty(8, dtype=torch.int64, device="meta")
     meter.add(torch.empty(8, 1000, device="meta"), rows, targets, rows)
@@ -107,7 +107,7 @@ def test_classes_that_are_never_found_are_named(count, words):
 
 
 def count(meter, loss, samples=2):
-    """A step of that loss."""
+    """A step with this loss."""
     meter.add(torch.eye(2)[:samples], torch.full((samples,), loss), torch.tensor([0, 0])[:samples], torch.ones(samples))
 
 

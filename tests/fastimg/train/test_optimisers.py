@@ -1,4 +1,4 @@
-"""Optimisers and schedules: which parameters decay, and the learning rate at the steps that matter."""
+"""Optimisers and schedules: which parameters decay, and the learning rate at key steps."""
 
 import copy
 import io
@@ -43,12 +43,12 @@ def test_warmup_rises_in_even_steps_to_the_peak():
         ("constant", {0: 1.0, 50: 1.0, 99: 1.0}),
     ],
 )
-def test_how_it_falls(kind, expected):
+def test_decay_schedules(kind, expected):
     schedule = Schedule(kind=kind, lr=1.0, steps=100, warmup_steps=0, min_lr=0.1, decay_steps=30.0, decay_rate=0.5)
     assert {step: schedule(step) for step in expected} == pytest.approx(expected)
 
 
-def test_the_fall_begins_after_warmup():
+def test_decay_begins_after_warmup():
     schedule = Schedule(kind="linear", lr=2.0, steps=30, warmup_steps=10)
     assert (schedule(10), schedule(20), schedule(30)) == (2.0, 1.0, 0.0)
 
@@ -162,7 +162,7 @@ def test_implementations_agree_and_say_what_they_are(opt):
 
 @pytest.fixture
 def lone_rank(monkeypatch):
-    """A process group of one, as sharding needs it."""
+    """A process group of one process, as sharding needs it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -173,7 +173,7 @@ def lone_rank(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_weights(lone_rank):
-    """Fused where torch can: it has no such SGD; each choice really steps."""
+    """Fused where torch can; for SGD it cannot. Each choice takes a step."""
     for opt, expected in (("sgd", "foreach"), ("adamw", "fused")):
         model, plain = small_model(), small_model()
         fully_shard(model)
@@ -188,8 +188,8 @@ def test_sharded_weights(lone_rank):
 
 
 @pytest.mark.parametrize("opt", ["sgd", "adamw"])
-def test_going_on_with_parameters_that_were_frozen(opt):
-    """Saved while a layer was frozen and had no state; thawed after; equal to never having stopped, bit for bit."""
+def test_resuming_with_parameters_that_were_frozen(opt):
+    """Saved while a layer was frozen and had no state, then unfrozen: equal to an uninterrupted run bit for bit."""
 
     def begin():
         model = small_model()
@@ -215,7 +215,7 @@ def test_going_on_with_parameters_that_were_frozen(opt):
 
 @pytest.fixture
 def start(tmp_path):
-    """Weights of test_vit for three classes, with a classifier that is not zero."""
+    """Weights of test_vit for three classes, with a non-zero classifier."""
     torch.manual_seed(3)
     model = build("test_vit", 3, img_size=32).module
     torch.nn.init.normal_(model.head.weight, std=0.1)
@@ -225,7 +225,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def step_by_step(trained, start, tmp_path, cli):
-    """Train test_vit (no batch norm) with plain SGD, three steps of eight; its weights and its log."""
+    """Train test_vit (no batch norm) with plain SGD, three steps of eight images; returns its weights and log."""
 
     def train(name, *flags):
         run = tmp_path / name
@@ -251,7 +251,7 @@ def test_accumulated_gradients_are_those_of_a_large_batch(step_by_step, start):
 
 
 def test_a_short_last_batch_weighs_as_its_samples(step_by_step):
-    """24 images in batches of 16: the second has 8, and counts as a mean over 8."""
+    """24 images in batches of 16: the second batch has 8, and its loss is a mean over 8."""
     large, _ = step_by_step("large", "-b", "16", "--lr", "0.1")
     small, _ = step_by_step("small", "-b", "4", "--grad-accum-steps", "4", "--lr", "0.1")
     assert max(float((large[name] - small[name]).abs().max()) for name in large) < 1e-5
@@ -266,7 +266,7 @@ def test_clipping_bounds_the_step(step_by_step, start):
 
 
 def test_label_smoothing_mixes_in_the_mean_over_classes(step_by_step):
-    """The loss is linear in the smoothing, for the same logits: those before the first step."""
+    """The loss is linear in the smoothing for the same logits: those before the first step."""
     flags = ("-b", "24", "--lr", "0.1")
     losses = [step_by_step(f"s{s}", *flags, "--smoothing", str(s))[1][0]["loss"] for s in (0.0, 0.3, 0.6)]
     assert abs(losses[1] - losses[0]) > 1e-4
@@ -274,7 +274,7 @@ def test_label_smoothing_mixes_in_the_mean_over_classes(step_by_step):
 
 
 def test_weight_decay_leaves_vectors_alone(step_by_step, start):
-    """With a learning rate of 0.1 and a decay of 5 a matrix shrinks by half a step; a zero-gradient norm would too."""
+    """With learning rate 0.1 and decay 5, a step halves a matrix, and would halve a norm with zero gradient."""
     plain, _ = step_by_step("plain", "-b", "24", "--lr", "0.1")
     decayed, _ = step_by_step("decayed", "-b", "24", "--lr", "0.1", "--wd", "5")
     before = load_file(start)

@@ -1,4 +1,4 @@
-"""Going on equals never having stopped: the same weights, bit for bit, and the same records."""
+"""Resuming equals an uninterrupted run: the same weights, bit for bit, and the same records."""
 
 import importlib.util
 import os
@@ -44,7 +44,7 @@ def shards(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing interrupted. Not to be changed: copy it."""
+    """An uninterrupted run. Do not change it: copy it."""
     output = tmp_path_factory.mktemp("whole")
     assert cli.run(arguments(shards, output)) == 0
     return output / "run"
@@ -57,7 +57,7 @@ def arguments(data: Path, output: Path, *more: str) -> list[str]:
 
 
 def outcome(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
-    """Weights, optimiser and records at the end of a run, what the clock says aside."""
+    """Weights, optimiser and records at the end of a run, without times."""
     training = torch.load(run / "last/training.pt", weights_only=True)
     records = [{k: v for k, v in r.items() if k not in TIMING} for r in rundir.read_log(run)]
     return load_file(run / "last/model.safetensors"), training["optimizer"], records
@@ -75,11 +75,11 @@ def assert_same(a: Path, b: Path) -> None:
 
 
 class Killed(BaseException):
-    """Stands for a kill -9: nothing of the program's own runs after it but `finally`."""
+    """Simulates kill -9: none of the program's own code runs after it except `finally`."""
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
-    """Do something in the middle of optimiser step `step`, before the weights change."""
+    """Run something during optimiser step `step`, before the weights change."""
     average = training_step.average_gradients
 
     def hooked(run: Any, *args: Any) -> int:
@@ -188,7 +188,7 @@ def test_what_a_longer_run_does_with_its_rates(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("step", [4, 7])  # 7: the last of an epoch
+@pytest.mark.parametrize("step", [4, 7])  # 7: the last step of an epoch
 def test_a_signal_saves_and_resume_gives_the_same_bits(
     shards: Path,
     whole: Path,
@@ -201,7 +201,7 @@ def test_a_signal_saves_and_resume_gives_the_same_bits(
     at_step(monkeypatch, step, lambda: os.kill(os.getpid(), number))
     assert cli.run(arguments(shards, tmp_path / "halves")) == code
     saved = torch.load(tmp_path / "halves/run/last/training.pt", weights_only=True)
-    assert saved["step"] in (step + 1, step + 2)  # the step ended, or the next one where the signal came late
+    assert saved["step"] in (step + 1, step + 2)  # at the end of this step, or of the next if the signal came late
     assert cli.run(arguments(shards, tmp_path / "halves", "--resume")) == 0
     assert_same(whole, tmp_path / "halves/run")
 
@@ -214,7 +214,7 @@ KORNIAS = "kornia: [{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [0.1, 2.0]
 
 
 @pytest.mark.parametrize("step", [3, 6])
-def test_a_kill_with_every_augmentation_on(
+def test_a_kill_with_all_augmentations(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     file = tmp_path / "c.yaml"
@@ -248,7 +248,7 @@ def test_every_order_resumes(
     assert f"order was {order[1]} and is random" in capsys.readouterr().err
 
 
-def test_orders_differ_and_the_run_says_which_it_takes(
+def test_orders_differ_and_the_run_prints_its_order(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -263,7 +263,7 @@ def test_orders_differ_and_the_run_says_which_it_takes(
         losses[name] = [record.get("loss") for record in outcome(tmp_path / name / "run")[2]]
     assert said["random"] == ["random"] and said["sequential"] == ["sequential"]
     assert " ".join(said["quasi"]) == "quasi-random: blocks of 32 images within a window of 40"
-    assert losses["random"] == losses["quasi"] != losses["sequential"]  # one block is shuffled as all the data is
+    assert losses["random"] == losses["quasi"] != losses["sequential"]  # one block is shuffled like the whole data
     read = torch.load(tmp_path / "quasi/run/last/training.pt", weights_only=True)["loader"]["order"]
     assert read == "quasi-random, blocks of 32, window 40"
 
@@ -322,7 +322,7 @@ def test_another_training_is_not_resumed(
 
 @pytest.fixture(scope="module")
 def begun(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images/ of blue, green and red, 12 each, and runs/run on them. Not to be changed: copy it."""
+    """A folder with images/ of blue, green and red, 12 each, and runs/run on them. Do not change it: copy it."""
     root = tmp_path_factory.mktemp("begun")
     write_images(root / "images")
     assert cli.run([*arguments(root / "images", root / "runs"), "--epochs", "1"]) == 0
@@ -331,7 +331,7 @@ def begun(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def goes_on(begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[Path], Any]], str]:
-    """`goes_on(change)`: what --resume auto says, and exits 1 with, after the images were changed."""
+    """`goes_on(change)`: the error of --resume auto (exit code 1) after the images were changed."""
 
     def check(change: Callable[[Path], Any]) -> str:
         shutil.copytree(begun, tmp_path, symlinks=True, dirs_exist_ok=True)
@@ -389,10 +389,10 @@ def test_after_a_class_was_added_a_new_run_starts_from_the_weights(goes_on: Call
         ("abc", (3, 4, 5), "abd", (3, 4, 5), "renamed: c -> d"),
         ("abc", (3, 4, 5), "bcz", (4, 5, 3), "renamed: a -> z"),
         ("abc", (3, 4, 5), "bcdz", (4, 5, 9, 3), "renamed: a -> z; new: d"),
-        ("abc", (3, 3, 3), "dec", (3, 3, 3), "renamed: a -> d, b -> e"),  # several of one size: by place
+        ("abc", (3, 3, 3), "dec", (3, 3, 3), "renamed: a -> d, b -> e"),  # several of one size: by position
         ("abc", (3, 3, 3), "cd", (3, 3), "gone: a, b; new: d"),
         ("abc", (3, 4, 5), "abd", (3, 4, 6), "gone: c; new: d"),
-        ("abc", (), "abd", (3, 4, 6), "renamed: c -> d"),  # a checkpoint that does not state counts
+        ("abc", (), "abd", (3, 4, 6), "renamed: c -> d"),  # a checkpoint that does not record counts
         ("abc", (), "bcd", (3, 4, 6), "gone: a; new: d"),
         ("abc", (3, 4, 5), "bac", (4, 3, 5), "the same 3 in another order (b, a, c, and were a, b, c)"),
         ("", (), "abcdefghij", (1,) * 10, "new: a, b, c, d, e, f, g, h and 2 more"),
