@@ -1,15 +1,16 @@
-"""The cost of accounting for time, and whether advice gains what it promises.
+"""The cost of the time accounting, and whether the speed-up that `fastimg bench` predicts is reached.
 
     python benchmarks/accounting.py --data FOLDER              # FOLDER has images by class
-    python benchmarks/accounting.py --data FOLDER --promise    # what `fastimg bench` promises, against what comes of it
+    python benchmarks/accounting.py --data FOLDER --promise    # the predicted speed-up against the measured one
 
-Cost: CPU time for epochs of the native loader over tiled shards (where an image takes least), with and without its
-counters, interleaved; and the statements of the counters and of `Account`, timed in loops. `share` is the counters'
-share of an image's time, from the medians of both, since the difference between epochs is smaller than their spread.
+Cost: CPU time for epochs of the native loader over tiled shards (the case with the least time per image), with and
+without its counters, interleaved. The statements of the counters and of `Account` are also timed in loops. `share` is
+the counters' share of an image's time, computed from the medians of the loops, since the difference between epochs is
+smaller than their spread.
 
-Promise: `fastimg train` with `--loader torch`, then with the first flag that the verdict of `fastimg bench --loader
-torch` names, a process each, interleaved, from tiled shards; the promised factor against that of the images per second
-of whole epochs, medians of all but the first.
+Promise: `fastimg train` with `--loader torch`, and with the first flag that the verdict of `fastimg bench --loader
+torch` names, each in its own process, interleaved, from tiled shards. The predicted factor is compared with the
+measured ratio of images per second over whole epochs (medians of all epochs but the first).
 """
 
 import argparse
@@ -49,7 +50,7 @@ class Uncounted(Pool):
         ids = slot.arrays["ids"][chunk.start : chunk.stop].tolist()
         try:
             job.decoder.fill(UncountedReader(self._dataset, job.is_cancelled), ids, chunk.draws, rows, scratch)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer
+        except BaseException as error:  # noqa: BLE001 - passed to the consumer
             return error
         return None
 
@@ -69,12 +70,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--promise", action="store_true", help="what bench promises, and no costs")
+    parser.add_argument(
+        "--promise", action="store_true", help="measure the speed-up that bench predicts instead of the costs"
+    )
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--img-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--duration", default="12ep", help="of each run")
-    parser.add_argument("--flags", nargs="*", default=[], help="more flags of train, without their leading dashes")
+    parser.add_argument("--duration", default="12ep", help="epochs of each run")
+    parser.add_argument("--flags", nargs="*", default=[], help="further flags of train, without the leading dashes")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "accounting.jsonl")
     args = parser.parse_args()
@@ -92,7 +95,7 @@ def main() -> None:
 
 
 def _links(data: Path, folder: Path, count: int) -> Path:
-    """Link about `count` of the images, evenly spread over the classes."""
+    """Create links to about `count` images, spread evenly over the classes."""
     names = list_images(data)
     for name in names[:: max(1, len(names) // count)][:count]:
         link = folder / name
@@ -145,7 +148,7 @@ def _each(call: Callable[[int], object], loops: int = _LOOPS) -> float:
 
 
 def _sample(loops: int) -> None:
-    """The statements that counting adds per sample, and per chunk of one sample."""
+    """The statements that counting adds per sample and per chunk of one sample."""
     tally = Tally(2)
     number = 1
     clock = time.perf_counter
@@ -199,7 +202,7 @@ def account() -> dict[str, Any]:
 
 
 def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, Any]:
-    """Compare runs with torch's loader and runs with what was advised for them."""
+    """Compare runs that use torch's loader with runs that follow the advice given for them."""
     slow = []
     promises = []
     fast = []
@@ -234,7 +237,7 @@ def promised(args: argparse.Namespace, data: Path, scratch: Path) -> dict[str, A
 
 
 def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
-    """(flag, factor) from the advice that `fastimg bench` tried."""
+    """(flag, factor) of the first advice that `fastimg bench` tried."""
     flags = [
         "--loader",
         "torch",
@@ -254,7 +257,7 @@ def _bench(args: argparse.Namespace, data: Path) -> tuple[str, float]:
     for item in advice:
         if item["tried"] and item["change"].startswith("--"):
             return item["change"], item["factor"]
-    raise SystemExit(f"bench gave no advice that it had tried: {advice}")
+    raise SystemExit(f"bench gave no advice that it has measured: {advice}")
 
 
 def _model(args: argparse.Namespace) -> list[str]:
@@ -265,7 +268,7 @@ def _model(args: argparse.Namespace) -> list[str]:
 
 
 def _train(args: argparse.Namespace, data: Path, output: Path, flags: list[str]) -> float:
-    """Images per second of a run; its first epoch does not count."""
+    """Images per second of a run, without its first epoch."""
     run = ["--duration", args.duration, "--val-fraction", "0", "--output", str(output), "--name", "run"]
     _fastimg("train", data, *_model(args), *run, *flags)
     lines = (output / "run" / "metrics.jsonl").read_text().splitlines()

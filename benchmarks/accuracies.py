@@ -1,10 +1,11 @@
-"""The accuracies that docs/train.md and docs/embeddings-and-text.md state: each command of theirs once, on real data.
+"""The accuracies stated in docs/train.md and docs/embeddings-and-text.md: each of their commands once, on real data.
 
     python benchmarks/accuracies.py --dogs-vs-cats FOLDER --flowers FOLDER --weights mobilenetv2.safetensors \\
         --imdb FOLDER --sst2 train.tsv --ag-news train.csv --encoder hf:FOLDER [--only imdb,flowers]
 
-Data that is not given is left out. Every set is converted with the share held out that its row states, and each row is
-one `fastimg train` with its own cache. On a CPU the same command gives the same accuracy again, so each runs once.
+Datasets that are not given are skipped. Each dataset is converted with the validation share that its row states, and
+each row is one `fastimg train` with its own cache. On a CPU a command always gives the same accuracy, so each runs
+once.
 """
 
 import argparse
@@ -26,9 +27,9 @@ _MLP = ("--head", "mlp")
 
 @dataclass(frozen=True)
 class Row:
-    """A command on a data set: flags beside those of the model."""
+    """A command on a dataset: its flags in addition to those of the model."""
 
-    data: str  # the name of an option
+    data: str  # the name of a command-line option
     flags: tuple[str, ...]
     without_weights: bool = False
 
@@ -45,14 +46,14 @@ ROWS = (
     Row("flowers", (*_FROZEN, *_MLP, "--img-size", "160", "-b", "16")),
     Row("flowers", ("--img-size", "160", "-b", "16", "--epochs", "10")),
 )
-CONVERT = {  # how each set is converted
+CONVERT = {  # how each dataset is converted
     "imdb": ("--val-fraction", "0.2"),
     "sst2": ("--val-fraction", "0.1", "--no-header"),
     "ag_news": ("--val-fraction", "0.1", "--no-header"),
     "dogs_vs_cats": ("--val-fraction", "0.2"),
     "flowers": ("--val-fraction", "0.2"),
 }
-_TEXTS = {  # columns of tables without a header
+_TEXTS = {  # columns of tables without a header row
     "sst2": ("--text-column", "1", "--label-column", "2"),
     "ag_news": ("--text-column", "2", "--label-column", "1"),
 }
@@ -63,9 +64,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in CONVERT:
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path)
-    parser.add_argument("--weights", type=Path, help="of mobilenetv2_100 with pad_type=same")
-    parser.add_argument("--encoder", help="of texts: hf:FOLDER or hf:NAME")
-    parser.add_argument("--only", help="names of sets, with commas")
+    parser.add_argument("--weights", type=Path, help="weights of mobilenetv2_100 with pad_type=same")
+    parser.add_argument("--encoder", help="text encoder: hf:FOLDER or hf:NAME")
+    parser.add_argument("--only", help="names of datasets, separated by commas")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "accuracies.jsonl")
     args = parser.parse_args()
     chosen = [name for name in CONVERT if getattr(args, name) and (not args.only or name in args.only.split(","))]
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def trained(row: Row, folder: Path, number: int, args: argparse.Namespace) -> dict[str, float | int | bool]:
-    """One row: the best accuracy of validation, on how many samples, and the seconds of the command."""
+    """One row: the best validation accuracy, the number of validation samples, and the command's wall time."""
     model = ["--arch", args.encoder]
     if row.data in ("dogs_vs_cats", "flowers"):
         model = ["--arch", "mobilenetv2_100", "--model-kwargs", "pad_type=same"]
@@ -105,7 +106,7 @@ def trained(row: Row, folder: Path, number: int, args: argparse.Namespace) -> di
 
 
 def fastimg(*arguments: object) -> None:
-    """Run a command. Raises SystemExit with its last line where it fails."""
+    """Run a command. Raises SystemExit with its last line of output if it fails."""
     command = [sys.executable, "-m", "fastimg", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -3,14 +3,15 @@
     python benchmarks/augment.py                    # on the CPU: 256 x 224 x 224, uint8 -> float32
     python benchmarks/augment.py --device cuda      # on a GPU: 1024 x 224 x 224, uint8 -> bfloat16
 
-Each variant draws and applies, from uint8 images in memory to normalised ones. What an image draws decides its cost, so
-every repeat is a new epoch. On a GPU fastimg and the floor are timed twice: what the device alone needs, between events
-behind a long wait, in which all launches are enqueued; and how long the host is busy (`host`). Peers, which may wait
-for the device in the middle, are timed between events with whatever the host lets pass. Thread modes: fastimg uses
---threads threads of its own; torchvision transforms image by image, once in a loop with --threads threads inside each
-operation, and once in --threads Python threads with one each; Kornia, which draws one operation for the whole batch,
-has --threads inside each operation. fastimg and torchvision draw from the same distribution; on tensors torchvision's
-pixels differ from Pillow's, on Pillow images they are ours.
+Each variant draws the parameters and applies them, from uint8 images in memory to normalised ones. The cost depends on
+the operations drawn, so every repeat is a new epoch. On a GPU fastimg and the floor are timed twice: the device alone,
+between events that follow a long wait during which all launches are enqueued; and the time for which the host is busy
+(`host`). Peers may synchronise with the device in the middle, so they are timed between events, including gaps that the
+host leaves. Thread modes: fastimg uses --threads threads of its own. torchvision transforms image by image: once in a
+loop with --threads threads inside each operation, and once in --threads Python threads with one thread per operation.
+Kornia draws one operation for the whole batch and uses --threads threads inside each operation. fastimg and torchvision
+draw from the same distribution; on tensors torchvision's pixels differ from Pillow's, on Pillow images they equal
+fastimg's.
 """
 
 import argparse
@@ -32,8 +33,8 @@ from fastimg.augment import Policy, apply, draw
 
 TRIVIAL = Policy(hflip=0.5, trivial=True)
 FLIP = Policy(hflip=0.5)
-CPU_FLOOR = "floor: a conversion into kept memory"
-GPU_FLOOR = "floor: a copy of as many bytes"
+CPU_FLOOR = "floor: a conversion into preallocated memory"
+GPU_FLOOR = "floor: a copy of the same number of bytes"
 
 Call = Callable[[], object]
 
@@ -65,13 +66,13 @@ def main() -> None:
 
 
 def device_seconds(call: Call, milliseconds: float = 20.0) -> float:
-    """What a CUDA device alone takes for one call, which must not wait for it.
+    """The time that a CUDA device alone needs for one call, which must not synchronise.
 
-    The device first waits for `milliseconds`, in which the host enqueues the whole call: between the events it is never
-    idle. Raises RuntimeError if the host took longer, since its gaps would be counted.
+    The device first waits for `milliseconds`, while the host enqueues the whole call, so that it is never idle between
+    the events. Raises RuntimeError if the host takes longer, since the gaps would be counted.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(milliseconds * 2e6))  # cycles, at no more than 2 GHz
+    torch.cuda._sleep(int(milliseconds * 2e6))  # cycles, at 2 GHz or less
     start.record()
     call()
     end.record()
@@ -82,7 +83,7 @@ def device_seconds(call: Call, milliseconds: float = 20.0) -> float:
 
 
 def host_seconds(call: Call) -> float:
-    """How long the host is busy with one call on a device that is idle before."""
+    """How long one call keeps the host busy if the device is idle beforehand."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     call()
@@ -112,9 +113,9 @@ def on_cpu(images: torch.Tensor, threads: int) -> dict[str, Call]:
     calls: dict[str, Call] = {
         CPU_FLOOR: lambda: kept.copy_(images),
         "fastimg: trivial, flip, normalise": fastimg(TRIVIAL, images, torch.float32),
-        "fastimg: trivial, flip, normalise, into kept memory": fastimg(TRIVIAL, images, torch.float32, kept),
+        "fastimg: trivial, flip, normalise, into preallocated memory": fastimg(TRIVIAL, images, torch.float32, kept),
         "fastimg: flip, normalise": fastimg(FLIP, images, torch.float32),
-        "fastimg: flip, normalise, into kept memory": fastimg(FLIP, images, torch.float32, kept),
+        "fastimg: flip, normalise, into preallocated memory": fastimg(FLIP, images, torch.float32, kept),
         "torchvision v2, tensors: trivial, flip, normalise; loop": lambda: [tensors(image) for image in each],
         "torchvision v2, tensors: trivial, flip, normalise; pool": lambda: list(pool.map(tensors, each)),
         "torchvision v2, Pillow: trivial, flip, normalise; loop": lambda: [pillow(image) for image in pil],
@@ -127,12 +128,12 @@ def on_cpu(images: torch.Tensor, threads: int) -> dict[str, Call]:
 def on_gpu(images: torch.Tensor) -> dict[str, Call]:
     """uint8 -> bfloat16."""
     dtype = torch.bfloat16
-    moved = images.numel() * 3  # a byte read, two written
+    moved = images.numel() * 3  # one byte read, two written
     source, kept = (torch.zeros(moved // 2, dtype=torch.uint8, device=images.device) for _ in range(2))
     trivial = v2.TrivialAugmentWide()
 
     def torchvision(images: torch.Tensor) -> torch.Tensor:
-        """One operation for the whole batch."""
+        """torchvision v2 on the whole batch: one operation for all images."""
         scaled = tv.to_dtype(trivial(tv.horizontal_flip(images)), dtype, scale=True)
         normalised: torch.Tensor = tv.normalize(scaled, list(TRIVIAL.mean), list(TRIVIAL.std), inplace=True)
         return normalised
@@ -171,7 +172,7 @@ def kornias(images: torch.Tensor, dtype: torch.dtype) -> dict[str, Call]:
 
 
 def dalis(images: torch.Tensor) -> dict[str, Call]:
-    """DALI's TrivialAugmentWide, if installed: per image, to float16, since it has no bfloat16."""
+    """DALI's TrivialAugmentWide, if installed: per image, to float16, since DALI has no bfloat16."""
     try:
         from nvidia.dali import fn, pipeline_def, types
         from nvidia.dali.auto_aug import trivial_augment
@@ -197,7 +198,7 @@ def dalis(images: torch.Tensor) -> dict[str, Call]:
         def run() -> object:
             pipeline.feed_input("images", rows if gpu else rows.numpy())
             made = pipeline.run()
-            if gpu:  # it uses its own stream
+            if gpu:  # DALI uses its own stream
                 torch.cuda.synchronize()
             return made
 
@@ -207,7 +208,7 @@ def dalis(images: torch.Tensor) -> dict[str, Call]:
 
 
 def report(out: Path, title: str, times: dict[str, measure.Spread], setting: dict[str, Any]) -> None:
-    """Write one record and one row per variant, with its time relative to fastimg's and to the floor."""
+    """Write one record and one row per variant, with its time relative to fastimg and to the floor."""
     floor = next(spread.median for name, spread in times.items() if name.startswith("floor"))
     ours = times["fastimg: trivial, flip, normalise"].median
     environment = measure.environment()

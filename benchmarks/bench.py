@@ -1,4 +1,4 @@
-"""The context of a section of `gpu.py`: the machine, the sizes, the images, its time, and where its results go."""
+"""The context of a section of `gpu.py`: machine, sizes, images, time limit, and where the results go."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decoder import Decoder
 from fastimg.loaders.runtime.cpus import available_cpus
 
-MADE = "made by images.py"  # `data` in records where no folder is given
+MADE = "made by images.py"  # `data` in records if no folder is given
 if TYPE_CHECKING:
     from fastimg.models.ranks import Ranks
 
@@ -30,11 +30,11 @@ MODES: dict[Mode, str] = {
 
 
 class SkippedError(Exception):
-    """The section, or an item of it, cannot run here; the message says what it needs."""
+    """The section, or one of its items, cannot run here. The message says what is missing."""
 
 
 class DeviceLostError(Exception):
-    """The device answers no more calls of this process: only a new process can go on."""
+    """The device no longer responds to this process. The remaining work needs a new process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +47,22 @@ class Sizes:
     batch: int
     step_batches: tuple[int, ...]  # of the grid of training steps
     augment_batch: int
-    loader_batches: int  # of an epoch of the loader
+    loader_batches: int  # of a loader epoch
     threads: tuple[int, ...]
     archs: tuple[str, ...]
-    real_archs: tuple[str, ...]  # trained from files too
-    check_archs: tuple[str, str]  # one with convolutions, one without
+    real_archs: tuple[str, ...]  # also trained from files
+    check_archs: tuple[str, str]  # one convolutional, one not
     check_batch: int
     compile_archs: tuple[str, ...]
     compile_backend: str
     steps: int  # timed together
     warm_steps: int  # more than the loader's slots
     repeats: int
-    seconds: float  # of a rate of training, at least
+    seconds: float  # minimum duration of a training rate
 
     @classmethod
     def choose(cls, device: torch.device, quick: bool) -> "Sizes":
-        """The sizes for a GPU, for a CPU, or, with `quick`, just large enough to try the code."""
+        """The sizes for a GPU, for a CPU, or, with `quick`, just large enough to run the code."""
         cores = available_cpus()
         threads = tuple(n for n in (8, 16) if n <= cores) or (cores,)
         if quick:
@@ -117,7 +117,7 @@ QUICK = Sizes(
     check_archs=("test_resnet", "test_vit"),
     check_batch=16,
     compile_archs=("test_vit",),
-    compile_backend="aot_eager",  # inductor alone would take a minute
+    compile_backend="aot_eager",  # inductor alone takes a minute
     steps=2,
     warm_steps=1,
     repeats=1,
@@ -133,16 +133,16 @@ class Bench:  # more than 12 fields: what the process was started with
     sizes: Sizes
     quick: bool
     folder: Path  # of images
-    data_name: str  # in records, which hold no paths
+    data_name: str  # in records, which contain no paths
     out: Path
     console: Console
     environment: dict[str, Any]
     section: str  # in records
-    run: str  # tells the records of one call from those of others
-    status: Path  # lines of what has begun
+    run: str  # identifies the records of one call
+    status: Path  # lines about items that have begun
     deadline: float  # of time.monotonic()
-    skip: frozenset[str] = frozenset()  # items that a process before this one has begun
-    torch_seconds: float = 0.0  # that its import took
+    skip: frozenset[str] = frozenset()  # items that an earlier process has begun
+    torch_seconds: float = 0.0  # duration of its import
     failed: list[str] = field(default_factory=list)
 
     def need_cuda(self) -> None:
@@ -151,7 +151,7 @@ class Bench:  # more than 12 fields: what the process was started with
             raise SkippedError("needs CUDA")
 
     def left(self) -> float:
-        """Seconds before the section is stopped."""
+        """Seconds until the section is stopped."""
         return self.deadline - time.monotonic()
 
     def each(
@@ -161,10 +161,10 @@ class Bench:  # more than 12 fields: what the process was started with
         least: Callable[[str], float] = lambda name: 0.0,
         fields: Callable[[str], Mapping[str, Any]] = lambda name: {"item": name},
     ) -> None:
-        """Run items one after the other. An error ends its item only; it is kept, with `fields` of the item.
+        """Run items one after the other. An error ends only its item; it is recorded with the item's `fields`.
 
-        An item may take `seconds`, and is not begun if less than `least` of the section's time is left. Items that were
-        not begun are kept in one record, also if this process is stopped. Raises DeviceLostError.
+        An item may take `seconds`, and does not start if less than `least` seconds of the section's time are left.
+        Items that did not start are listed in one record, even if this process is stopped. Raises DeviceLostError.
         """
         waiting = [name for name in items if name not in self.skip]
         try:
@@ -178,7 +178,7 @@ class Bench:  # more than 12 fields: what the process was started with
                 self._one(items[name], fields(name))
                 waiting.remove(name)
         except DeviceLostError:
-            waiting.clear()  # another process goes on with them
+            waiting.clear()  # another process continues with them
             raise
         finally:
             if waiting:
@@ -190,30 +190,30 @@ class Bench:  # more than 12 fields: what the process was started with
         except SkippedError as reason:
             self.console.print(f"{self.section}: skipped: {reason}", markup=False)
             self.keep({**fields, "skipped": str(reason)})
-        except Exception as error:  # noqa: BLE001 - kept, shown, and told by the exit status
+        except Exception as error:  # noqa: BLE001 - recorded, shown, and reflected in the exit status
             self.fail(error, fields)
         self.check_device()
 
     def fail(self, error: Exception, fields: Mapping[str, Any]) -> None:
-        """Keep and show an error."""
+        """Record and show an error."""
         self.failed.append(self.section)
         self.keep({**fields, "error": self.reason(error), "ok": False})
         self.console.print_exception(max_frames=20)
 
     def reason(self, error: Exception) -> str:
-        """The first line of an error, for a record: without paths of this machine."""
+        """The first line of an error for a record, without paths of this machine."""
         first = (str(error).strip().splitlines() or [""])[0]
         return f"{type(error).__name__}: {self.without_paths(first)}"[:300]
 
     def without_paths(self, text: str) -> str:
-        """A text, for a record: with names for the folders of this machine."""
+        """A text for a record, with placeholders for the folders of this machine."""
         for path, name in ((self.folder, "DATA"), (measure.ROOT, "."), (Path.home(), "~")):
-            if path != path.parent:  # a home may be /
+            if path != path.parent:  # the home folder may be /
                 text = text.replace(str(path), name)
         return text
 
     def check_device(self) -> None:
-        """Raise DeviceLostError if an error has made the device useless for this process."""
+        """Raise DeviceLostError if an error has left the device unusable for this process."""
         try:
             measure.synchronise(self.device)
         except Exception as error:
@@ -229,14 +229,14 @@ class Bench:  # more than 12 fields: what the process was started with
                 self.failed.append(self.section)
 
     def keep(self, record: Mapping[str, Any]) -> None:
-        """Append a record, with the fields that all records share."""
+        """Append a record with the fields that all records share."""
         common = {"benchmark": "gpu", "run": self.run, "section": self.section, "device": self.device.type}
         common |= {"data": self.data_name}
         measure.append(self.out, {**common, **record, "environment": self.environment})
 
     @functools.cached_property
     def ranks(self) -> "Ranks":
-        """This process by itself."""
+        """A world of this process only."""
         from fastimg.models.ranks import Ranks  # slow to import
 
         return Ranks(0, 1, 1, self.device, None)
@@ -250,7 +250,7 @@ class Bench:  # more than 12 fields: what the process was started with
     def loader(
         self, count: int, batch: int, device: torch.device, workers: int | None = None, mode: Mode = "cpu"
     ) -> Loader:
-        """The native loader on `count` samples (repeating the images), with random crops."""
+        """The native loader on `count` samples (images repeat), with random crops."""
         data = dataset(self.folder, count)
         images = ImageDecoder(RandomResizedCrop(size=self.sizes.crop))
         decoder: Decoder = images

@@ -1,10 +1,10 @@
-"""Two checkouts of fastimg against each other: the same commands on the same data, in turns.
+"""Compare two checkouts of fastimg: the same commands on the same data, alternating.
 
     python benchmarks/checkouts.py BEFORE AFTER --images FOLDER [--more FOLDER] [--weights FILE] [--repeats 3]
 
-BEFORE and AFTER are folders with an environment in .venv each, both warm: every command runs once before it counts.
-Measured are the seconds on the clock and of the processor, which other work on the machine lengthens less, and what the
-commands report: accuracies of validation, sizes of shards, and whether the shards of both are the same bytes.
+BEFORE and AFTER are folders, each with an environment in .venv. Every command runs once to warm up before it is
+measured. The results are wall time, CPU time (less affected by other work on the machine), and what the commands
+report: validation accuracies, shard sizes, and whether the shards of both checkouts are identical.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 import measure
 from rich.console import Console
 
-Found = dict[str, float | str]  # what one command took and reported
+Found = dict[str, float | str]  # measurements and reported values of one command
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, nargs=2, metavar="CHECKOUT")
     parser.add_argument("--images", type=Path, required=True, help="photographs by class")
-    parser.add_argument("--more", type=Path, help="another set")
+    parser.add_argument("--more", type=Path, help="another dataset")
     parser.add_argument("--weights", type=Path, help="safetensors of mobilenetv2_100 for a frozen encoder")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "checkouts.jsonl")
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def once(checkout: Path, folder: Path, args: argparse.Namespace) -> list[tuple[str, Found]]:
-    """Every command of one checkout, and what it took."""
+    """Run every command of one checkout, and return the measurements."""
     found = [("demo", _timed(checkout, ["demo", "--output", f"{folder}/demo"], partial(_accuracy, folder / "demo")))]
     for images in filter(None, (args.images, args.more)):
         shards = folder / images.name
@@ -81,7 +81,7 @@ def once(checkout: Path, folder: Path, args: argparse.Namespace) -> list[tuple[s
 
 
 def _timed(checkout: Path, arguments: list[str], report: Callable[[], Found] = dict) -> Found:
-    """Run `fastimg` of a checkout. Raises SystemExit with its last line where it fails."""
+    """Run `fastimg` of a checkout. Raises SystemExit with its last line of output if it fails."""
     program = [str(checkout / ".venv" / "bin" / "fastimg"), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -94,14 +94,14 @@ def _timed(checkout: Path, arguments: list[str], report: Callable[[], Found] = d
 
 
 def _accuracy(folder: Path) -> Found:
-    """The best accuracy of validation in the newest metrics.jsonl below a folder."""
+    """The best validation accuracy in the newest metrics.jsonl below a folder."""
     logs = sorted(folder.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
     records = [json.loads(line) for line in logs[-1].read_text().splitlines()]
     return {"accuracy": max(record["top1"] for record in records if record["kind"] == "val")}
 
 
 def _shards(folder: Path) -> Found:
-    """The size of shards, and a digest of all their bytes."""
+    """The total size of the shards, and a digest of all their bytes."""
     files = sorted(folder.glob("*.tar"))
     digest = hashlib.sha256()
     for file in files:
@@ -110,7 +110,7 @@ def _shards(folder: Path) -> Found:
 
 
 def _summary(runs: list[Found]) -> dict[str, measure.Spread | str | float | None]:
-    """Medians of numbers; of words and of what never changes, the value."""
+    """The median of numbers; for words and constant values, the value itself."""
     row: dict[str, measure.Spread | str | float | None] = {}
     for key in ("seconds", "cpu_seconds", "accuracy", "bytes", "sha256"):
         values = [run[key] for run in runs if key in run]

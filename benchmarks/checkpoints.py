@@ -1,16 +1,16 @@
-"""What checkpoints cost a run: written by the training's thread, and copied to be written beside the training.
+"""The cost of checkpoints during training: written by the training thread, or copied and written in the background.
 
     python benchmarks/checkpoints.py [--arch resnet50] [--optimisers sgd,adamw] [--repeats 5]
 
-Each run is of --steps steps on random pixels, in float32 on the CPU, and saves once, after the second. `none` does not
-save. `at once`: tensors are copied, written, synced and renamed before the next step. `beside`: one copy into memory
-that is kept, and a thread writes, as `fastimg train` does. Runs are interleaved; each ends when its checkpoint is on
-disk, which is the same disk as the current folder's.
+Each run takes --steps steps on random pixels, in float32 on the CPU, and saves once, after the second. `none` does not
+save. `at once`: tensors are copied, written, synced and renamed before the next step. `beside`: tensors are copied into
+a buffer that is reused, and a thread writes them, as in `fastimg train`. Runs are interleaved. Each ends when its
+checkpoint is on the disk of the current folder.
 
-`blocked_ms`: how long the call of saving took the training's thread. `lost_ms`: by how much the steps took longer than
-those of `none` in the same round, the last write included only where training waits for it; on a CPU the thread shares
-the cores with the steps. `write_ms` and `write_cpu_ms`: of the thread. `share_200_steps`: blocked, of the time of 200
-steps like these and one checkpoint; `share_10_minutes`: blocked, of ten minutes.
+`blocked_ms`: how long saving blocks the training thread. `lost_ms`: how much longer the steps take than those of `none`
+in the same round; the last write is included only if training waits for it. On a CPU the writing thread shares the
+cores with the steps. `write_ms` and `write_cpu_ms`: wall and CPU time of the writing thread. `share_200_steps`:
+`blocked_ms` as a share of 200 such steps and one checkpoint; `share_10_minutes`: as a share of ten minutes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import writer as writing
 from fastimg.train.checkpoints.format import Card
 from fastimg.train.checkpoints.writer import Snapshot, Writer
-from fastimg.train.optimisers import build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
 
 CPU = torch.device("cpu")
 
@@ -55,7 +55,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
     def card(self, step: int) -> Card:
-        """What its checkpoint states."""
+        """The metadata of its checkpoint."""
         return Card(
             arch=self.arch,
             kwargs={},
@@ -69,14 +69,14 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        """Of the tensors in a checkpoint."""
+        """The size of the tensors in a checkpoint, in bytes."""
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
         tensors = [*self.module.state_dict().values(), *(m for m in moments if isinstance(m, torch.Tensor))]
         return sum(tensor.nbytes for tensor in tensors)
 
 
 def at_once(training: Training, folder: Path, step: int) -> None:
-    """Write a checkpoint as versions before the writer's thread did: every tensor is copied, then written."""
+    """Write a checkpoint as versions without the writer thread did: copy every tensor, then write."""
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in training.module.state_dict().items()}
     made = checkpoint.save(folder, training.card(step), weights, {"optimizer": training.optimizer.state_dict()})
     checkpoint.point(folder, "last", made)
@@ -84,7 +84,7 @@ def at_once(training: Training, folder: Path, step: int) -> None:
 
 
 def beside(training: Training, writer: Writer, step: int) -> None:
-    """Copy, and let the thread write."""
+    """Copy the tensors and let the thread write them."""
     writer.settle()
     room = writer.room()
     tree = {"weights": training.module.state_dict(), "optimizer": training.optimizer.state_dict()}
@@ -128,7 +128,7 @@ def _cell(value: Any) -> str:
 
 
 def rounds(args: argparse.Namespace, optimiser: str, folder: Path) -> list[dict[str, Any]]:
-    """Interleaved runs of all variants; one round first that does not count."""
+    """Run all variants, interleaved, after one warm-up round."""
     training = Training(args.arch, optimiser, args.batch, args.size)
     writer = Writer(folder / "beside", 0, CPU)
     variants: dict[str, Callable[[int], None]] = {
@@ -176,7 +176,7 @@ def rounds(args: argparse.Namespace, optimiser: str, folder: Path) -> list[dict[
 
 
 def run(training: Training, save: Callable[[int], None], writer: Writer, steps: int, number: int) -> dict[str, float]:
-    """Milliseconds of a run's steps, of the call of saving, and of waiting for the thread after the last step."""
+    """Milliseconds of a run's steps, of the saving call, and of waiting for the thread after the last step."""
     began = time.perf_counter()
     blocked = 0.0
     for step in range(steps):

@@ -1,13 +1,13 @@
-"""`--recipe cifar-fast` beside airbench's own script, on the same 32 x 32 pixels: in turn, in processes of their own.
+"""Compare `--recipe cifar-fast` with airbench's own script: same 32 x 32 pixels, alternating, in separate processes.
 
     python benchmarks/cifar.py --data FOLDER --airbench airbench94.py     # of KellerJordan/cifar10-airbench
     python benchmarks/cifar.py --device cuda --out FILE                   # fastimg alone, for benchmarks/gpu.py
 
-FOLDER is anything that `fastimg train` reads; without it, scikit-learn's digits. Images are resized to 32 pixels once,
-and given to both as they are then. Seconds are those in which airbench's script counts: whitening, training, and the
-last evaluation; not imports, reading, or evaluations between epochs. On a CPU the script runs with its calls of CUDA
-and its halves taken out from outside, under the autocast that fastimg chose; on a GPU as it is. Accuracies are those
-with test-time augmentation: mirror images here, also shifted ones there.
+FOLDER is anything that `fastimg train` reads; the default is scikit-learn's digits. Images are resized to 32 pixels
+once, and both train on the resized images. The time covers what airbench's script times: whitening, training, and the
+last evaluation, but not imports, reading, or evaluations between epochs. On a CPU the script is patched to make no CUDA
+calls and to use no float16, and runs under the autocast that fastimg chooses; on a GPU it runs unchanged. Accuracies
+are with test-time augmentation: mirrored images in fastimg, mirrored and shifted ones in airbench.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         raw = {f"{key}_of_each_run": [round(one[key], 4) for one in found] for key in ("seconds", "accuracy")}
         if args.airbench:
             ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*runs.values(), strict=True)]
-            row["ratio"] = round(statistics.median(ratios), 3)  # of fastimg's seconds to airbench's, pair by pair
+            row["ratio"] = round(statistics.median(ratios), 3)  # fastimg's time divided by airbench's, for each pair
         rows.append(row)
         setting = {
             "data": args.data.name if args.data else "digits",
@@ -95,10 +95,10 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="shards or a folder of images; default: scikit-learn's digits")
     parser.add_argument("--airbench", type=Path, help="airbench94.py, to run beside it")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--width", type=int, default=64, help="channels of the first stage, in both")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first stage, for both")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--repeat", type=int, default=1, help="use every training image so many times, for timing")
+    parser.add_argument("--repeat", type=int, default=1, help="repeat every training image this many times, for timing")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "cifar.jsonl")
     parser.add_argument("--one", choices=("fastimg", "airbench"), help=argparse.SUPPRESS)
@@ -108,7 +108,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _process(name: str, seed: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """One run in its own process."""
     own = ["--one", name, "--folder", str(folder), "--seed", str(seed), "--device", args.device]
     own += ["--width", str(args.width), "--epochs", str(args.epochs), "--batch-size", str(args.batch_size)]
     own += ["--airbench", str(args.airbench)] if args.airbench else []
@@ -120,7 +120,7 @@ def _process(name: str, seed: int, args: argparse.Namespace, folder: Path) -> di
 
 
 def _write(args: argparse.Namespace, folder: Path) -> dict[str, int]:
-    """The same pixels for both: a folder of PNGs, and the two files that airbench's script makes of CIFAR-10."""
+    """Write the same pixels for both: a folder of PNGs, and the two files that airbench's script makes of CIFAR-10."""
     train, val = open_parts(args.data or digits_folder(), "train", None, None, 0)
     assert val is not None
     count = {}
@@ -185,7 +185,7 @@ def _fastimg(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Clock:
-    """Stands for a CUDA event."""
+    """Replaces a CUDA event."""
 
     def __init__(self, enable_timing: bool = True) -> None:
         self.at = 0.0
@@ -198,7 +198,7 @@ class _Clock:
 
 
 def _airbench(args: argparse.Namespace) -> dict[str, Any]:
-    """The script's own `main`, its settings the ones given."""
+    """Run the script's own `main` with the given settings."""
     precision = choose(torch.device(args.device), True, "auto")
     spec = importlib.util.spec_from_file_location("airbench", args.airbench)
     assert spec is not None and spec.loader is not None
@@ -222,7 +222,7 @@ def _airbench(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _take_cuda_out(module: Any, autocast: Any) -> None:
-    """What the script asks of CUDA becomes nothing, and halves become floats under `autocast`."""
+    """Replace the script's CUDA calls by no-ops, and float16 by float32 under `autocast`."""
     anything: Any = torch
     anything.cuda.Event = _Clock
     anything.cuda.synchronize = lambda: None
@@ -230,7 +230,7 @@ def _take_cuda_out(module: Any, autocast: Any) -> None:
     anything.nn.Module.half = lambda network: network
     anything.nn.Module.cuda = lambda network: network
     defaults = module.CifarLoader.__init__.__defaults__
-    module.CifarLoader.__init__.__defaults__ = (*defaults[:-1], "cpu")  # the last is gpu=0
+    module.CifarLoader.__init__.__defaults__ = (*defaults[:-1], "cpu")  # the last argument is gpu=0
     make = module.make_net
 
     def autocasting() -> Any:

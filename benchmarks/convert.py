@@ -1,13 +1,13 @@
-"""Conversion: fastimg against FFCV's DatasetWriter, and its peak memory.
+"""Conversion speed of fastimg and FFCV's DatasetWriter, and peak memory.
 
-    python benchmarks/convert.py --data FOLDER            # the comparison needs ffcv, and is skipped without it
+    python benchmarks/convert.py --data FOLDER            # compares with ffcv if it is installed
     python benchmarks/convert.py --memory 1000 100000     # peak memory by number of generated images
 
 The same image files, repeated up to --images, are converted from a folder to shards on the same file system, with two
-threads or worker processes each, interleaved, median of n. fastimg reads, tiles losslessly, hashes, writes and syncs to
-disk; `compare` also decodes each tiled JPEG and its source; `beton` writes FFCV's container. FFCV decodes with Pillow
-and encodes at its default quality, `write_mode="jpg"`. Imports and compilation are not timed. `tile` is tiling alone,
-in memory.
+threads or worker processes. Runs are interleaved; results are medians of n. fastimg reads, tiles losslessly, hashes,
+writes and syncs to disk; `compare` also decodes each tiled JPEG and its source; `beton` writes FFCV's container. FFCV
+decodes with Pillow and encodes at its default quality, `write_mode="jpg"`. Imports and compilation are not timed.
+`tile` is tiling alone, in memory.
 """
 
 import argparse
@@ -47,10 +47,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--memory", type=int, nargs="+", default=[], metavar="N", help="numbers of small images")
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for what is written; default: the system's")
+    parser.add_argument(
+        "--memory", type=int, nargs="+", default=[], metavar="N", help="numbers of small images to convert"
+    )
+    parser.add_argument(
+        "--scratch", type=Path, default=None, help="folder for output; default: the system's temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "convert.jsonl")
-    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)  # one measurement in a process of its own
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)  # one measurement in its own process
     args = parser.parse_args()
     if args.one:
         return _one(**args.one)
@@ -88,7 +92,7 @@ def _speed(args: argparse.Namespace, scratch: Path) -> None:
             {"images": str(images), "out": str(scratch / "peer.beton"), "threads": args.threads}
         )
     else:
-        print("ffcv is not installed, so there is no comparison; CONTRIBUTING.md says how to install it")
+        print("ffcv is not installed, so it is not compared; CONTRIBUTING.md explains how to install it")
     rates = {name: (lambda call=call: args.images / call()) for name, call in seconds.items()}
     spread = measure.interleaved(rates, args.repeats)
     environment = measure.environment() | {
@@ -131,14 +135,14 @@ def _tile(data: list[bytes], count: int, threads: int) -> float:
 
 
 def _child(what: dict[str, Any]) -> float:
-    """Seconds that a measurement in a process of its own tells in its last line."""
+    """The seconds that a measurement process prints in its last line."""
     command = [sys.executable, "-W", "ignore", __file__, "--one", json.dumps(what)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
 def _one(images: str, out: str, threads: int) -> None:
-    """FFCV's writer over the same files."""
+    """Convert the same files with FFCV's writer."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
@@ -150,7 +154,7 @@ def _one(images: str, out: str, threads: int) -> None:
 
 
 class _Files:
-    """What FFCV calls an indexed dataset."""
+    """An indexed dataset, as FFCV expects it."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -193,7 +197,7 @@ def _memory(args: argparse.Namespace, scratch: Path) -> None:
             shared = {"benchmark": "convert memory", "images": count, "container": container, "threads": args.threads}
             measure.append(args.out, {**shared, **record, "environment": measure.environment()})
             rows.append(record)
-    measure.show(Console(), "peak memory of a conversion, start-up included", rows)
+    measure.show(Console(), "peak memory of a conversion, including start-up", rows)
 
 
 def _small(seed: int) -> bytes:

@@ -1,11 +1,11 @@
-"""Seconds per epoch of one model on one dataset: fully trained, with a frozen encoder, and with cached embeddings.
+"""Seconds per epoch of a model on a dataset: fully trained, with a frozen encoder, and with cached embeddings.
 
     python benchmarks/embed.py --images FOLDER --weights mobilenetv2.safetensors --texts FOLDER --encoder hf:FOLDER
 
-Each variant is `fastimg train` in its own process with its own cache; variants are interleaved. An epoch is training,
-validation and saving, as recorded in metrics.jsonl: the median over the run's epochs. `command` is the wall time of the
-whole command; with cached embeddings it includes the single pass that computes them, which `once` gives separately. A
-bar chart of the medians is written next to the results.
+Each variant is `fastimg train` in its own process with its own cache; variants are interleaved. An epoch includes
+training, validation and saving, as recorded in metrics.jsonl; the value is the median over the run's epochs. `command`
+is the wall time of the whole command; with cached embeddings it includes the single pass that computes them, which
+`once` gives separately. A bar chart of the medians is written next to the results.
 """
 
 import argparse
@@ -39,13 +39,15 @@ def main() -> int:
     parser.add_argument("--images", type=Path, help="a converted dataset, or a folder of images by class")
     parser.add_argument("--arch", default="mobilenetv2_100")
     parser.add_argument("--model-kwargs", nargs="*", default=["pad_type=same"])
-    parser.add_argument("--weights", type=Path, help="of --arch; without them its own random ones")
+    parser.add_argument("--weights", type=Path, help="weights of --arch; default: random weights")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--texts", type=Path, help="a converted dataset of texts")
     parser.add_argument("--encoder", help="hf:FOLDER or hf:NAME")
-    parser.add_argument("--epochs", type=int, default=20, help="of the head, on kept embeddings")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of the head on cached embeddings")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--trained-repeats", type=int, default=1, help="of the variant that trains everything")
+    parser.add_argument(
+        "--trained-repeats", type=int, default=1, help="epochs of the variant that trains all parameters"
+    )
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "embed.jsonl")
     parser.add_argument("--plot", type=Path, default=measure.RESULTS / "embed.png")
     args = parser.parse_args()
@@ -81,7 +83,7 @@ def main() -> int:
 
 
 def _measure(flags: list[str], args: argparse.Namespace) -> dict[str, dict[str, measure.Spread]]:
-    """Seconds of an epoch, of the whole command, and of what is done once, by variant."""
+    """By variant: seconds per epoch, of the whole command, and of the single pass that computes embeddings."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for repeat in range(max(args.repeats, args.trained_repeats)):
         for name, more in VARIANTS.items():
@@ -97,7 +99,7 @@ def _measure(flags: list[str], args: argparse.Namespace) -> dict[str, dict[str, 
 
 def _run(flags: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="fastimg-embed-") as folder:
-        # Texts keep their tokens in the cache too, so every variant has one of its own.
+        # Texts store their tokens in the cache too, so every variant has its own cache.
         own = ["--cache-dir", f"{folder}/cache"] if "--freeze" in flags or "hf:" in " ".join(flags) else []
         command = [sys.executable, "-m", "fastimg", "train", *flags, *own, "-o", f"{folder}/runs", "--name", "run"]
         began = time.perf_counter()
@@ -114,7 +116,7 @@ def _run(flags: list[str]) -> dict[str, float]:
 
 
 def _plot(found: dict[str, dict[str, dict[str, measure.Spread]]], file: Path) -> None:
-    """Bars of seconds per epoch, on a logarithmic axis, with the range of the repeats."""
+    """A bar chart of seconds per epoch, on a logarithmic axis, with the range over the repeats."""
     figure = Figure(figsize=(4.5 * len(found), 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     for axis, (task, variants) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):

@@ -1,9 +1,9 @@
 """How long the interpreter's lock (GIL) is held, measured from outside: a thread without the GIL samples the lock.
 
-CPython has a word that is 1 while a thread holds the lock, at a fixed offset after the switch interval (3.11 to 3.13:
+CPython keeps a word that is 1 while a thread holds the lock, at a fixed offset after the switch interval (3.11 to 3.13:
 ceval_gil.h, `struct _gil_runtime_state`: interval, last_holder, locked). The interval can be set, so its address in the
-exported `_PyRuntime` is found by setting it to two unusual values. A compiled thread then reads the word about every
-50 us. `Sampler` refuses to measure if it does not read the right shares for two programs with known ones. A thread that
+exported `_PyRuntime` is found by setting it to two unusual values. A compiled thread then reads the word about every 50
+us. `Sampler` first measures two programs with known shares, and raises an error if the result is wrong. A thread that
 is preempted while it holds the lock keeps it, so measure on an idle machine.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-_SEARCHED = 1 << 20  # bytes of _PyRuntime that are looked through at most; it is smaller
-_PAUSE = 20  # microseconds asked for between two samples; the kernel adds about 50
+_SEARCHED = 1 << 20  # upper limit of the bytes of _PyRuntime to search; it is smaller
+_PAUSE = 20  # microseconds requested between two samples; the kernel adds about 50
 
 
 class Sampler:
@@ -40,14 +40,14 @@ class Sampler:
         def sample(word: Any, end: Any, counts: Any) -> None:
             while end[0] == 0:
                 counts[word[0] & 1] += 1
-                pause(_PAUSE)  # a call that the compiler cannot see into: the word is read anew after it
+                pause(_PAUSE)  # a call that the compiler cannot inline, so that the word is read again after it
 
         self._sample = sample
         self._end[0] = 1
         sample(self._word, self._end, self._counts)  # compiled
         self.calibration = {"idle": self.share(_idle)[0], "busy": self.share(_busy)[0], "half": self.share(_half)[0]}
         if self.calibration["idle"] > 0.05 or self.calibration["busy"] < 0.95:
-            raise RuntimeError(f"the lock's word is not where it was thought to be: {self.calibration}")
+            raise RuntimeError(f"the lock's word is not at the expected address: {self.calibration}")
 
     def share(self, work: Callable[[], object]) -> tuple[float, int, float]:
         """(share of the time with the lock held, samples, seconds) while `work` runs in this thread."""
@@ -81,18 +81,18 @@ def _locked_word() -> np.ndarray:
         sys.setswitchinterval(before)
     if not places or len(places) != 1:
         raise RuntimeError(f"the switch interval is at {len(places or ())} places of _PyRuntime, not at one")
-    address = base + places.pop() + 16  # behind the interval and the last holder
+    address = base + places.pop() + 16  # follows the interval and the last holder
     return np.ctypeslib.as_array((ctypes.c_int32 * 1).from_address(address))
 
 
 def _readable(base: int) -> int:
-    """Bytes from `base` to the end of its mapping, `_SEARCHED` at most."""
+    """Bytes from `base` to the end of its mapping, at most `_SEARCHED`."""
     with open("/proc/self/maps", encoding="ascii") as maps:
         for line in maps:
             begin, end = (int(word, 16) for word in line.split()[0].split("-"))
             if begin <= base < end:
                 return min(end - base, _SEARCHED) & ~7
-    raise RuntimeError("_PyRuntime is nowhere in the memory map")
+    raise RuntimeError("_PyRuntime is not in the memory map")
 
 
 def _idle() -> None:
@@ -106,7 +106,7 @@ def _busy() -> None:
 
 
 def _half() -> None:
-    """Busy and asleep in turn, the same time each."""
+    """Be busy and asleep alternately, for equal times."""
     for _ in range(60):
         began = time.perf_counter()
         while time.perf_counter() < began + 0.0025:

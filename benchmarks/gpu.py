@@ -4,11 +4,12 @@
     python benchmarks/gpu.py --second                 other types, FSDP2, decoders, the tests marked gpu, compile modes
     python benchmarks/gpu.py --only steps,parity      sections by name, or first, second, checks, measures, all
     python benchmarks/gpu.py --plan                   what would run, in which order and for how long
-    python benchmarks/gpu.py --device cpu --quick     only tries the code; the numbers mean nothing
+    python benchmarks/gpu.py --device cpu --quick     only tests the code; the numbers mean nothing
 
-It runs from a checkout, without installing anything. Each section is a process of its own with a limit: one that hangs,
-crashes or fails ends alone, and what it had measured is kept. Records are appended to --out as they are made. The exit
-status is 1 if something failed, 2 if nothing can run here, and 128 plus the signal's number if it was interrupted.
+It runs from a checkout, without installing anything. Each section runs in its own process with a time limit: if it
+hangs, crashes or fails, the other sections still run, and its measurements up to then are kept. Records are appended to
+--out as they are made. The exit status is 1 if something failed, 2 if nothing can run here, and 128 plus the signal's
+number if it was interrupted.
 """
 
 import argparse
@@ -36,14 +37,14 @@ from gpu_process import Child, Ended, StoppedError, stoppable  # noqa: E402
 from gpu_section import LOST, NO_CUDA, Task  # noqa: E402
 from gpu_summary import read, summary  # noqa: E402
 
-_AGAIN = 10.0  # seconds that must be left for another process to go on with a section's items
-_PREPARING = 600.0  # seconds for making images and compiling the code that decodes them, beside other sections
+_AGAIN = 10.0  # minimum seconds left for a new process to continue with a section's items
+_PREPARING = 600.0  # time limit in seconds for making images and compiling their decoder while other sections run
 _MADE = {True: 24, False: 2000}  # images by --quick
 
 
 @dataclass
 class Benchmark:
-    """One call: what was asked for, and what has become of it."""
+    """The arguments and the state of one call."""
 
     args: argparse.Namespace
     sections: list[Section]
@@ -57,7 +58,7 @@ class Benchmark:
     preparing: Child | None = None
 
     def task(self, name: str, seconds: float, skip: Sequence[str] = ()) -> Task:
-        """What a section's process is told."""
+        """The arguments of a section's process."""
         args = self.args
         made = 0 if args.data else args.images or _MADE[args.quick or args.device == "cpu"]
         return Task(
@@ -85,7 +86,7 @@ class Benchmark:
         return child
 
     def keep(self, section: Section, record: dict[str, Any]) -> None:
-        """Append a record about a section that cannot do so itself."""
+        """Append a record about a section whose process cannot do so itself."""
         from fastimg.system.measurement import append
 
         known = next((r["environment"] for r in reversed(read(self.out, self.run)) if "environment" in r), {})
@@ -161,7 +162,7 @@ def _main(benchmark: Benchmark) -> int:
 
 
 def _run_all(benchmark: Benchmark) -> int:
-    saved = 0.0  # seconds that sections have left over
+    saved = 0.0  # seconds that earlier sections left unused
     if not any(section.name == "versions" for section in benchmark.sections):
         _prepare(benchmark)
     for section in benchmark.sections:
@@ -186,7 +187,7 @@ def _run_all(benchmark: Benchmark) -> int:
 
 
 def _run(benchmark: Benchmark, section: Section, seconds: float) -> int:
-    """Run a section; after a crash, a new process goes on with the items that no process has begun."""
+    """Run a section. After a crash, a new process continues with the items that no process has begun."""
     limit = time.monotonic() + seconds
     skip: list[str] = []
     while True:
@@ -198,7 +199,7 @@ def _run(benchmark: Benchmark, section: Section, seconds: float) -> int:
         if section.fills and ended.stopped and time.monotonic() >= limit:  # it uses all of its time
             break
         benchmark.failed.append(section.name)
-        if ended.code == 1 and not ended.stopped:  # it has kept what failed
+        if ended.code == 1 and not ended.stopped:  # it has recorded what failed
             break
         _tell(benchmark, section, ended)
         begun = child.begun()
@@ -206,15 +207,15 @@ def _run(benchmark: Benchmark, section: Section, seconds: float) -> int:
         if not behind or limit - time.monotonic() < _AGAIN:
             break
         skip += begun
-        say(f"{section.name}: going on behind {begun[-1]}")
+        say(f"{section.name}: continuing after {begun[-1]}")
     return ended.code
 
 
 def _tell(benchmark: Benchmark, section: Section, ended: Ended) -> None:
-    """Keep and say how a process ended that did not end by itself."""
+    """Record and print how a process ended, if it did not end by itself."""
     why = "the device was lost" if ended.code == LOST and not ended.stopped else ended.words()
     fields = dict(ended.item["fields"]) if ended.item else {}
-    if ended.code != LOST or ended.stopped:  # else it has kept the error
+    if ended.code != LOST or ended.stopped:  # otherwise it has recorded the error
         benchmark.keep(section, {**fields, "error": why, "ok": False})
     where = f" in {ended.item['item']}" if ended.item else ""
     benchmark.stopped.append(f"{section.name} {why}{where}")
@@ -228,13 +229,13 @@ def _skip(benchmark: Benchmark, section: Section, why: str) -> None:
 
 
 def _prepare(benchmark: Benchmark) -> None:
-    """Begin to make images, beside the sections that do not need them."""
+    """Start making images while sections run that do not need them."""
     if any(section.images for section in benchmark.sections):
         benchmark.preparing = benchmark.start(benchmark.task("prepare", _PREPARING))
 
 
 def _not_prepared(benchmark: Benchmark, seconds: float) -> str:
-    """Wait for the images, at most `seconds`; why there are none, or empty."""
+    """Wait at most `seconds` for the images. Returns why there are none, or an empty string."""
     assert benchmark.preparing is not None
     if not benchmark.preparing.finished():
         say("waiting for the images and the code that decodes them")
@@ -268,7 +269,7 @@ def _missing_line() -> str:
 
 
 def _add_wheels(folder: Path) -> None:
-    """Unpack the wheels of a folder beside them, and put that on the path of this process and of those it starts."""
+    """Unpack the wheels of a folder next to them, and add the result to the path of this process and its children."""
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise FileNotFoundError("no wheels (*.whl) in it")
@@ -287,12 +288,12 @@ def _add_wheels(folder: Path) -> None:
 
 
 def _add_to_path(places: Sequence[str]) -> None:
-    """Put folders on the path of the processes that this one starts, and of those that they start."""
+    """Add folders to the path of the processes that this one starts, and of their children."""
     os.environ["PYTHONPATH"] = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _places(unpacked: Path) -> Iterator[str]:
-    """Where an unpacked wheel has its packages."""
+    """The folder in which the packages of an unpacked wheel lie."""
     yield str(unpacked.resolve())
     for data in unpacked.glob("*.data"):
         yield from (str((data / name).resolve()) for name in ("purelib", "platlib") if (data / name).is_dir())
@@ -351,7 +352,7 @@ def _default_out(device: str) -> Path:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush."""
     print(text, flush=True)
 
 

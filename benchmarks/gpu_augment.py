@@ -1,4 +1,4 @@
-"""Augmentation's time on the device and on the host, against a copy of as many bytes, and against other libraries."""
+"""Augmentation's time on the device and on the host, compared with a copy of the same size and with other libraries."""
 
 import importlib.util
 import io
@@ -21,14 +21,14 @@ from fastimg.augment import Policy, apply, draw
 FLIPS = Policy(hflip=0.5)
 TRIVIAL = Policy(hflip=0.5, trivial=True)
 _CALLS = 20  # behind one sleep
-_CYCLES = 40_000_000  # of a sleep: 20 ms at 2 GHz
+_CYCLES = 40_000_000  # cycles of a sleep: 20 ms at 2 GHz
 
 
 def augment(bench: Bench) -> None:
-    """Augmentation, uint8 -> bf16, on the device alone, and what it costs the host; against a copy of as many bytes.
+    """Augmentation, uint8 -> bf16: its time on the device and on the host, and the time of a copy of the same size.
 
-    Calls are enqueued behind a sleep of the device, so that the host is ahead of it: the time between events is the
-    device's, whatever Python takes.
+    Calls are enqueued while the device sleeps, so that the host is ahead of it. The time between events is then the
+    device's, independent of Python's overhead.
     """
     sizes = bench.sizes
     device = bench.device
@@ -37,7 +37,7 @@ def augment(bench: Bench) -> None:
     noise, _ = bench.random_batch(sizes.augment_batch)
     ids = torch.arange(sizes.augment_batch)
     plans = {policy: draw(policy, ids, 0, 0) for policy in (FLIPS, TRIVIAL)}
-    moved = images.numel() * 3  # a byte read, two written
+    moved = images.numel() * 3  # one byte read, two written
     a, b = (torch.ones(moved // 2, dtype=torch.uint8, device=device) for _ in range(2))
     calls: dict[str, Callable[[], object]] = {
         _FLOOR: lambda: a.copy_(b),
@@ -69,7 +69,7 @@ def augment(bench: Bench) -> None:
     bench.report("drawing the plan on the host", [{"what": n, "host_microseconds": s} for n, s in drawn.items()])
 
 
-_FLOOR = "floor: a copy of as many bytes"
+_FLOOR = "floor: a copy of the same number of bytes"
 
 
 def _draw_microseconds(policy: Policy, ids: torch.Tensor) -> float:
@@ -80,7 +80,7 @@ def _draw_microseconds(policy: Policy, ids: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class Enqueued:
-    """What a call took. `host_ahead`: all calls were enqueued before the device began them (always on a CPU)."""
+    """The time of a call. `host_ahead`: all calls were enqueued before the device began (always true on a CPU)."""
 
     milliseconds: float  # on the device
     host_microseconds: float
@@ -88,9 +88,9 @@ class Enqueued:
 
 
 def enqueued(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> Enqueued:
-    """The device's time and the host's for a call: the mean over `calls` that are enqueued behind a sleep.
+    """The device's and the host's time for a call: the mean over `calls` calls enqueued while the device sleeps.
 
-    The sleep is made longer, up to 16 times, until the host is ahead; a call that waits for the device never is.
+    The sleep is extended, up to 16 times, until the host is ahead. With a call that synchronises, it never is.
     """
     if device.type != "cuda":
         seconds = measure.seconds(call, device)
@@ -114,10 +114,10 @@ def enqueued(call: Callable[[], object], device: torch.device, calls: int = _CAL
 
 
 def natural(bench: Bench, count: int) -> tuple[torch.Tensor, str]:
-    """uint8 images [count, 3, S, S], channels-last, on the device, and where they come from.
+    """uint8 images [count, 3, S, S], channels-last, on the device, and a description of their source.
 
-    Random crops of the two photographs that scikit-learn holds, or of the images of --data. Statistics of pixels cost
-    more where neighbours are alike, as in a sky, so noise will not do.
+    Random crops of scikit-learn's two photographs, or of the images of --data. Pixel statistics cost more where
+    neighbours are similar, as in a sky, so noise is not representative.
     """
     size = bench.sizes.crop
     if bench.data_name == MADE:
@@ -125,7 +125,7 @@ def natural(bench: Bench, count: int) -> tuple[torch.Tensor, str]:
             from sklearn.datasets import load_sample_images
 
             photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
-        except (ImportError, OSError):  # not installed, or without its data
+        except (ImportError, OSError):  # not installed, or without its images
             photographs = []
         origin = "random crops of scikit-learn's two photographs"
     else:
@@ -147,7 +147,7 @@ def natural(bench: Bench, count: int) -> tuple[torch.Tensor, str]:
 
 
 def augment_peers(bench: Bench) -> None:
-    """Augmentation against torchvision and Kornia, where installed: as their users call them, host and device."""
+    """Augmentation compared with torchvision and Kornia, where installed, called as their users do: host and device."""
     sizes = bench.sizes
     dtype = torch.bfloat16
     images, origin = natural(bench, sizes.augment_batch)

@@ -1,4 +1,4 @@
-"""Checks that a GPU computes what the CPU does. Each check reports rows with `ok`."""
+"""Checks that a GPU computes the same as the CPU. Each check reports rows with `ok`."""
 
 import importlib.util
 import os
@@ -26,11 +26,11 @@ from torch.distributed.fsdp import fully_shard
 from fastimg.loaders.backends import nvcodec
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
-from fastimg.train.optimisers import build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
 
 
 def amp(bench: Bench) -> None:
-    """One step in bf16 (and fp16 on a GPU) against float32 from the same weights: finite, and close."""
+    """One step in bf16 (and fp16 on a GPU) compared with float32 from the same weights: finite, and close."""
     images, targets = bench.random_batch(bench.sizes.check_batch)
     dtypes = [torch.bfloat16] + ([torch.float16] if bench.device.type == "cuda" else [])
     rows = []
@@ -57,7 +57,7 @@ def amp(bench: Bench) -> None:
 
 
 def _gradient(stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> tuple[float, torch.Tensor]:
-    scaled = stepper.scaler.is_enabled()  # a scale that does not overflow: a real run would begin by finding one
+    scaled = stepper.scaler.is_enabled()  # a scale that does not overflow; a real run first searches for one
     stepper.scaler = torch.amp.GradScaler(images.device.type, init_scale=1024.0, enabled=scaled)
     loss = float(stepper.backward(images, targets))
     gradients = [p.grad.float().flatten() for p in stepper.module.parameters() if p.grad is not None]
@@ -66,7 +66,7 @@ def _gradient(stepper: Stepper, images: torch.Tensor, targets: torch.Tensor) -> 
 
 @contextmanager
 def _full_float32() -> Iterator[None]:
-    """No TF32, which the trainer allows."""
+    """Disable TF32, which the trainer allows."""
     precision = torch.get_float32_matmul_precision()
     allowed = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
@@ -79,7 +79,7 @@ def _full_float32() -> Iterator[None]:
 
 
 def fp16_scaler(bench: Bench) -> None:
-    """fp16 with the gradient scaler: it learns, and a gradient that overflows is dropped and halves the scale."""
+    """fp16 with the gradient scaler: the loss falls, and a gradient that overflows is dropped and halves the scale."""
     bench.need_cuda()
     stepper = Stepper(bench.sizes.check_archs[0], bench.device, torch.float16, size=bench.sizes.crop)
     images, targets = bench.random_batch(16)
@@ -105,7 +105,7 @@ def _finite(value: float) -> bool:
 
 
 def compiled(bench: Bench) -> None:
-    """torch.compile of a small model: three steps against eager, and how many graphs it became."""
+    """torch.compile of a small model: three steps compared with eager mode, and the number of graphs."""
     rows = []
     images, targets = bench.random_batch(bench.sizes.check_batch)
     for arch in bench.sizes.compile_archs:
@@ -125,7 +125,7 @@ def compiled(bench: Bench) -> None:
 
 
 def fsdp2(bench: Bench) -> None:
-    """`fully_shard` over one rank, with each optimiser: three steps in float32 against the model itself."""
+    """`fully_shard` over one rank, with each optimiser: three steps in float32 compared with the unsharded model."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "nccl" if bench.device.type == "cuda" else "gloo"
     rows = []
@@ -136,7 +136,7 @@ def fsdp2(bench: Bench) -> None:
                 row = {"arch": bench.sizes.check_archs[1], "backend": backend, "optimizer": opt}
                 try:
                     rows.append({**row, **_sharded_against_plain(bench, opt)})
-                except NotImplementedError as error:  # an operation that sharded tensors do not have
+                except NotImplementedError as error:  # an operation that sharded tensors do not support
                     rows.append({**row, "ok": False, "error": str(error).splitlines()[0]})
         finally:
             dist.destroy_process_group()
@@ -162,9 +162,9 @@ def _sharded_against_plain(bench: Bench, opt: Literal["adamw", "sgd"]) -> dict[s
 
 
 def gpu_decode(bench: Bench) -> None:
-    """Other JPEG decoders against fastimg's own: stated, and for nvImageCodec, which `--decode gpu` uses, bounded.
+    """Other JPEG decoders compared with fastimg's: reported, and for nvImageCodec, which `--decode gpu` uses, bounded.
 
-    Then the loader's rate by nvImageCodec and by the CPU, in turn.
+    Then the loader's rate with nvImageCodec and on the CPU, alternating.
     """
     items = {"decoders": partial(_decoders, bench)}
     if "gpu" in bench.modes(bench.device):
@@ -203,7 +203,7 @@ def _decoders(bench: Bench) -> None:
     for device in dict.fromkeys(("cpu", bench.device.type)):
         tensors = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in encoded]
         found = decode_jpeg(tensors, mode=ImageReadMode.RGB, device=device)
-        measure.synchronise(bench.device)  # a hardware decoder need not keep to the stream
+        measure.synchronise(bench.device)  # a hardware decoder may ignore the stream
         absolute = torch.cat(
             [(a.permute(1, 2, 0).cpu().int() - b.int()).abs().flatten() for a, b in zip(found, expected, strict=True)]
         )
@@ -215,13 +215,15 @@ def _decoders(bench: Bench) -> None:
     if "gpu" in bench.modes(bench.device):
         rows.append(_codec_against_cpu(bench))
     else:
-        bench.console.print(f"{bench.section}: nvImageCodec is skipped: needs CUDA and {nvcodec.INSTALL}", markup=False)
+        bench.console.print(
+            f"{bench.section}: nvImageCodec is skipped; it needs CUDA and {nvcodec.INSTALL}", markup=False
+        )
         bench.keep({"title": "nvImageCodec", "skipped": "needs CUDA and the extra gpu"})
     bench.report("levels of 0-255, against fastimg's decoder", rows)
 
 
 def _codec_against_cpu(bench: Bench) -> dict[str, Any]:
-    """Whole batches, crops resized, of the loader with --decode gpu and of the one with --decode cpu."""
+    """Whole batches of resized crops from the loader with --decode gpu and with --decode cpu."""
     batch = bench.sizes.check_batch
     sums = [0.0, 0.0, 0.0]
     refused = 0
@@ -253,12 +255,12 @@ def _plain_jpeg(data: bytes) -> bool:
 
 
 def marked_tests(bench: Bench) -> None:
-    """The tests marked `gpu`, and how many passed, failed and were skipped. What pytest says is printed as it comes."""
+    """Run the tests marked `gpu`, show pytest's output, and count the tests that passed, failed and were skipped."""
     bench.need_cuda()
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "--no-header", "--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):
         options += ["-n", "0"]
-    else:  # pyproject.toml's options are xdist's
+    else:  # pyproject.toml's options are for xdist
         options += ["-o", "addopts=--import-mode=importlib --strict-markers -ra"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

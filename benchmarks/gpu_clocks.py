@@ -1,4 +1,4 @@
-"""The GPU's clock, power and temperature, at the moment of asking."""
+"""The GPU's current clock, power and temperature."""
 
 import shutil
 import subprocess
@@ -11,9 +11,9 @@ _NAMES = ("sm_mhz", "memory_mhz", "watts", "celsius")
 
 
 def clocks(device: torch.device) -> dict[str, Any]:
-    """`sm_mhz`, `memory_mhz`, `watts`, `celsius`, as far as nvidia-smi tells them; empty without a GPU or nvidia-smi.
+    """`sm_mhz`, `memory_mhz`, `watts`, `celsius`, as far as nvidia-smi reports them; empty without a GPU or nvidia-smi.
 
-    Takes some 50 ms: ask after a measurement, while the device is still warm, not in it.
+    Takes about 50 ms: call it after a measurement, while the device is still warm, not during one.
     """
     if device.type != "cuda" or shutil.which("nvidia-smi") is None:
         return {}
@@ -28,7 +28,7 @@ def clocks(device: torch.device) -> dict[str, Any]:
 
 
 def parsed(said: str) -> dict[str, float]:
-    """The numbers of one line of nvidia-smi's; what it does not know ("[N/A]") is left out."""
+    """The numbers in one line of nvidia-smi's output; unknown values ("[N/A]") are left out."""
     found: dict[str, float] = {}
     for name, value in zip(_NAMES, said.strip().splitlines()[0].split(",") if said.strip() else (), strict=False):
         try:

@@ -1,4 +1,4 @@
-"""Speed: the loader, training from files, augmentation, and what runs beside what."""
+"""Speed: the loader, training from files, augmentation, and what overlaps."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ from fastimg.loaders import Loader
 
 
 def loader(bench: Bench) -> None:
-    """The trainer's loader by number of threads, interleaved; then training from files against synthetic data."""
+    """The trainer's loader by number of threads, interleaved; then training from files compared with synthetic data."""
     items = {"threads": partial(_by_threads, bench)}
     for arch in bench.sizes.real_archs:
         items[f"real/synthetic {arch}"] = partial(_real_over_synthetic, bench, arch)
@@ -103,7 +103,7 @@ def epoch_rate(loader: Loader) -> float:
 
 
 def dali(bench: Bench) -> None:
-    """DALI's loader beside fastimg's, to the device: it may crash, so it has this process to itself."""
+    """DALI's loader compared with fastimg's, to the device. DALI may crash, so this section has its own process."""
     bench.need_cuda()
     sizes = bench.sizes
     ours = _real_rig(bench, sizes.real_archs[-1], sizes.loader_batches)
@@ -121,8 +121,8 @@ def dali(bench: Bench) -> None:
 
 
 def cifar(bench: Bench) -> None:
-    """The recipe for small images, which stay on the device: benchmarks/cifar.py without the script beside it."""
-    import cifar as recipe  # what the command line needs is imported
+    """The recipe for small images that stay on the device: benchmarks/cifar.py without airbench's script."""
+    import cifar as recipe  # loads the modules that the command line needs
 
     quick = ["--width", "8", "--epochs", "1", "--batch-size", "128"]
     size = ["--repeat", "8"] if bench.device.type == "cuda" else quick
@@ -133,7 +133,7 @@ def cifar(bench: Bench) -> None:
 
 
 def overlap(bench: Bench) -> None:
-    """Loader and step together against the slower of them; on a GPU, how much of copies and augmentation was hidden."""
+    """Loader and step together, compared with the slower of them; on a GPU, the overlap of copies and augmentation."""
     sizes = bench.sizes
     arch = sizes.archs[0]
     together = _real_rig(bench, arch, 2 * sizes.loader_batches)
@@ -185,11 +185,11 @@ def augmentation_kernels() -> frozenset[str]:
     return frozenset(name for name, value in vars(fused).items() if isinstance(value, JITFunction))
 
 
-_Span = tuple[float, float, Any]  # of a trace, in microseconds: begin, end, stream
+_Span = tuple[float, float, Any]  # of a trace, in microseconds: start, end, stream
 
 
 def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dict[str, Any]:
-    """Of a profiler's trace: the copies to the device of `least` bytes or more, and how far kernels ran beside them."""
+    """The copies to the device of `least` bytes or more in a profiler's trace, and how far kernels overlap them."""
     copies = []
     kernels = []
     for event in events:
@@ -201,7 +201,7 @@ def copies_under_compute(events: Iterable[Mapping[str, Any]], least: int) -> dic
 
 
 def augmentation_under_compute(events: Iterable[Mapping[str, Any]], names: Collection[str]) -> dict[str, Any]:
-    """Of a profiler's trace: augmentation's kernels, whose `names` are given, and how far others ran beside them."""
+    """Augmentation's kernels (those in `names`) in a profiler's trace, and how far other kernels overlap them."""
     kernels = [event for event in events if event.get("cat") == "kernel"]
     ours = [_span(event) for event in kernels if event["name"] in names]
     return _beside(ours, [_span(event) for event in kernels if event["name"] not in names])
@@ -212,7 +212,7 @@ def _span(event: Mapping[str, Any]) -> _Span:
 
 
 def _beside(spans: list[_Span], kernels: list[_Span]) -> dict[str, Any]:
-    """How far `spans` are covered by kernels of other streams."""
+    """How much of `spans` is covered by kernels of other streams."""
     kernels = sorted(kernels, key=lambda span: span[0])
     total = covered = 0.0
     for start, end, stream in spans:

@@ -1,4 +1,4 @@
-"""Checks that batches and augmentation on a GPU are the CPU's, bit for bit. Imports no models: it starts fast."""
+"""Checks that batches and augmentation on a GPU equal the CPU's bit for bit. Imports no models, so it starts fast."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from fastimg.loaders.resample import resample
 
 
 def parity(bench: Bench) -> None:
-    """The two kernels that everything else stands on, at one size: augmentation, then the ragged resize."""
+    """The two basic kernels at one size: augmentation, then the ragged resize."""
     size = bench.sizes.crop
     items = {
         f"augmentation, {name}": partial(_augmented, bench, [name], [(size, size)], (torch.bfloat16, torch.float32))
@@ -24,9 +24,10 @@ def parity(bench: Bench) -> None:
 
 
 def loader_parity(bench: Bench) -> None:
-    """Two epochs on the device, its stream kept busy, against one thread on the CPU: bit for bit.
+    """Two epochs on the device, while its stream is busy, compared with one thread on the CPU: bit for bit.
 
-    Where the GPU decodes, twice the same bits: its pixels are not the CPU's (see `gpu_decode`).
+    If the GPU decodes, two runs are compared with each other, since its pixels differ from the CPU's (see
+    `gpu_decode`).
     """
     cpu = torch.device("cpu")
     rows = []
@@ -49,7 +50,7 @@ def _epochs(bench: Bench, device: torch.device, workers: int | None, mode: Mode)
     kept = []
     for _ in range(2):
         for b in loader:
-            if burden is not None:  # a few ms: copies run ahead of the step, and must not overwrite what it will read
+            if burden is not None:  # a few ms: copies run ahead, and must not overwrite what is still to be read
                 for _ in range(20):
                     burden = torch.tanh(burden @ burden)
             kept.append([t.clone() for t in (b.inputs, b.targets, b.ids, b.weight)])
@@ -61,7 +62,7 @@ def _epochs(bench: Bench, device: torch.device, workers: int | None, mode: Mode)
 
 
 def ragged_parity(bench: Bench, filters: Sequence[Interpolation] = ("bilinear", "bicubic")) -> None:
-    """The ragged kernel against `resample`, boxes of any shape: bit for bit."""
+    """The ragged kernel compared with `resample`, for boxes of any shape: bit for bit."""
     bench.need_cuda()
     from fastimg.loaders.backends.ragged import fill_table, place, resize, table_words
 
@@ -78,7 +79,7 @@ def ragged_parity(bench: Bench, filters: Sequence[Interpolation] = ("bilinear", 
         places = []
         for row, (width, height) in enumerate(shapes):
             pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            side = size if row % 2 else size + 32  # half of them with a window of the output
+            side = size if row % 2 else size + 32  # half of the boxes are as large as the output
             window = Window((0, 0, width, height), (side, side), ((side - size) // 2, (side - size) // 3))
             fitted = fill_table(window, size, interpolation, tables[row])
             assert fitted
@@ -92,7 +93,7 @@ def ragged_parity(bench: Bench, filters: Sequence[Interpolation] = ("bilinear", 
     bench.report("ragged kernel = resample, bit for bit", rows)
 
 
-# What a policy may ask for, one at a time and all at once.
+# The policies: each operation alone, and all at once.
 POLICIES = {
     "flip": Policy(hflip=0.5, vflip=0.25),
     "trivial": Policy(hflip=0.5, trivial=True),
@@ -110,7 +111,7 @@ POLICIES = {
 
 
 def augment_parity(bench: Bench) -> None:
-    """The device's augmentation against the reference on the CPU: bit for bit, in every type."""
+    """The device's augmentation compared with the reference on the CPU: bit for bit, in every type."""
     types = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
     _augmented(bench, list(POLICIES), [(bench.sizes.crop, bench.sizes.crop), (37, 53)], types)
 

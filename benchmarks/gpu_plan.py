@@ -1,4 +1,4 @@
-"""What `gpu.py` runs, in which order and for how long: a table, and the grid of training steps. Imports no torch."""
+"""What `gpu.py` runs, in which order and for how long, and the grid of training steps. Imports no torch."""
 
 import importlib.util
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ Compile = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the benchmark, which runs in a process of its own."""
+    """A part of the benchmark that runs in its own process."""
 
     name: str
     function: str  # module:function, called with a `bench.Bench`
-    seconds: int  # its limit: importing torch, starting CUDA and compiling included
+    seconds: int  # time limit, including importing torch, starting CUDA and compiling
     what: str
-    second: bool = False  # of the second call
+    second: bool = False  # part of the second call
     images: bool = False  # reads JPEGs
-    fills: bool = False  # does as much as it has time for: also in the time that earlier sections left over
+    fills: bool = False  # does as much as it has time for, including time that earlier sections left unused
     needs: tuple[str, ...] = ()  # modules that a machine with torch may lack
-    record_as: str = ""  # `section` in records, if it is not the name
+    record_as: str = ""  # `section` in records, if it differs from the name
 
 
 _COMMAND_LINE = ("msgspec", "simplejpeg")
@@ -32,8 +32,8 @@ SECTIONS = {
             name="versions",
             function="gpu_versions:versions",
             seconds=20,
-            what="packages, seconds per import, what `fastimg doctor` finds",
-            fills=True,  # on a machine that imports slowly, without doctor
+            what="packages, seconds per import, the advice of `fastimg doctor`",
+            fills=True,  # without doctor on a machine where imports are slow
         ),
         Section(
             name="parity",
@@ -59,13 +59,13 @@ SECTIONS = {
             name="augment",
             function="gpu_augment:augment",
             seconds=30,
-            what="augmentation's time on the device and on the host, against a copy of as many bytes",
+            what="augmentation's time on the device and on the host, compared with a copy of the same size",
         ),
         Section(
             name="overlap",
             function="gpu_measures:overlap",
             seconds=40,
-            what="loader and step together against the slower of them; a trace of copies under compute",
+            what="loader and step together compared with the slower of them; a trace of overlapping copies",
             images=True,
         ),
         Section(
@@ -80,21 +80,21 @@ SECTIONS = {
             function="gpu_checks:fp16_scaler",
             seconds=20,
             second=True,
-            what="the gradient scaler: it learns, and drops a gradient that overflows",
+            what="the gradient scaler: the loss falls, and a gradient that overflows is dropped",
         ),
         Section(
             name="fsdp2",
             function="gpu_checks:fsdp2",
             seconds=30,
             second=True,
-            what="a model sharded over one rank against the model itself",
+            what="a model sharded over one rank against the unsharded model",
         ),
         Section(
             name="compile",
             function="gpu_checks:compiled",
             seconds=50,
             second=True,
-            what="torch.compile against eager, and how many graphs",
+            what="torch.compile against eager, and the number of graphs",
         ),
         Section(
             name="augment-parity",
@@ -123,7 +123,7 @@ SECTIONS = {
             function="gpu_checks:gpu_decode",
             seconds=40,
             second=True,
-            what="JPEGs decoded on the GPU (torchvision, nvImageCodec) against the CPU's, and how fast",
+            what="JPEGs decoded on the GPU (torchvision, nvImageCodec) against the CPU's, and their speed",
             images=True,
             needs=("simplejpeg",),
         ),
@@ -132,7 +132,7 @@ SECTIONS = {
             function="gpu_measures:dali",
             seconds=40,
             second=True,
-            what="DALI's loader beside fastimg's",
+            what="DALI's loader compared with fastimg's",
             images=True,
             needs=("nvidia.dali",),
         ),
@@ -164,7 +164,7 @@ SECTIONS = {
             function="gpu_steps:more_steps",
             seconds=100,
             second=True,
-            what="float32, and what `steps` had no time for: compile modes",
+            what="float32, and the compile modes for which `steps` had no time",
             fills=True,
             record_as="steps",
         ),
@@ -182,7 +182,7 @@ GROUPS = {
     "all": list(SECTIONS),
 }
 
-# Modules that may be missing where torch is installed -> the wheels to bring, and what they enable.
+# Modules that may be missing where torch is installed -> the wheels that provide them, and what they enable.
 OPTIONAL = {
     "simplejpeg": ("simplejpeg", "JPEGs that are not tiled, the tests"),
     "msgspec": ("msgspec", "the command line, checkpoints, datasets, the tests"),
@@ -196,20 +196,20 @@ NEEDED = ("torch", "torchvision", "timm", "numpy", "PIL", "numba", "rich")  # by
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Those of the modules that are not installed. Nothing is imported but parents of submodules."""
+    """Those of the modules that are not installed. Imports nothing but the parents of submodules."""
     return [module for module in modules if not _installed(module)]
 
 
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # no parent package; a module without a specification
+    except (ModuleNotFoundError, ValueError):  # parent package missing, or a module without a specification
         return False
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train: one row of the grid."""
+    """A training configuration: one row of the grid."""
 
     arch: str
     dtype: Literal["bf16", "fp16", "float32"]
@@ -221,12 +221,12 @@ class Variant:
         return asdict(self)
 
     def text(self) -> str:
-        """For people."""
+        """A description for people."""
         return " ".join([self.arch, self.dtype, *([self.compile] if self.compile else []), str(self.batch)])
 
 
 def grid(archs: Sequence[str], batches: Sequence[int], device: str) -> list[Variant]:
-    """What `steps` measures, the most informative first: every model without compiling, then compiled."""
+    """The rows of `steps`, the most informative first: every model without compiling, then compiled."""
     types: tuple[Literal["bf16", "fp16", "float32"], ...] = ("bf16", "fp16") if device == "cuda" else ("float32",)
     plain = [Variant(arch, dtype, None, batch) for batch in batches for dtype in types for arch in archs]
     if device != "cuda":
@@ -239,6 +239,6 @@ def grid(archs: Sequence[str], batches: Sequence[int], device: str) -> list[Vari
 
 
 def more(archs: Sequence[str], batches: Sequence[int], device: str) -> list[Variant]:
-    """What `more-steps` measures, unless the results hold it already."""
+    """The rows of `more-steps` that the results do not contain yet."""
     compiled = [variant for variant in grid(archs, batches, device) if variant.compile]
     return [*(Variant(arch, "float32", None, batches[0]) for arch in archs), *compiled]

@@ -1,4 +1,4 @@
-"""Runs a section in a process group of its own, for a limited time. Imports no torch."""
+"""Run a section in its own process group for a limited time. Imports no torch."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ _TICK = 0.05  # seconds
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. `item` is what it was working on, if it did not end by itself."""
+    """How a process ended. `item` is the item in progress, if the process did not end by itself."""
 
-    code: int  # exit status, or minus the number of the signal that killed it
-    stopped: str  # why it was stopped; empty: it ended by itself
+    code: int  # exit status, or minus the signal number that killed it
+    stopped: str  # why it was stopped; empty if it ended by itself
     item: dict[str, Any] | None
 
     def words(self) -> str:
-        """For people."""
+        """A description for people."""
         if self.stopped:
             return self.stopped
         if self.code < 0:
@@ -35,10 +35,10 @@ class Ended:
 
 
 class Child:
-    """A process and its descendants. It inherits this process's output, and ends when this process does.
+    """A process and its descendants. It inherits this process's output, and ends when this process ends.
 
-    The process writes a line of JSON to `status` before each item of its work: `item`, its name, `seconds`, its limit,
-    `behind`, how many items are left after it, and `fields` for a record.
+    Before each item the process writes a line of JSON to `status`: `item` (its name), `seconds` (its limit), `behind`
+    (the number of items left after it), and `fields` for a record.
     """
 
     def __init__(self, command: Sequence[str], status: Path, seconds: float) -> None:
@@ -49,12 +49,13 @@ class Child:
         self._item: dict[str, Any] | None = None
         self._item_began = time.monotonic()
         self._read = 0
-        # In a group of its own, but in this session: whoever ends the session ends it too. The pipe closes with us.
+        # In its own group, but in this session, so that ending the session ends it too. The pipe closes when this
+        # process ends.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
         self.pid = self._process.pid
 
     def wait(self, at_most: float = math.inf) -> Ended:
-        """Wait until it ends, or until its time, its item's or `at_most` is over: then end it, and what it started."""
+        """Wait until it ends, or until its time, its item's time or `at_most` is over; then end it and its children."""
         stopped = ""
         self._limit = min(self._limit, time.monotonic() + at_most)
         while not self._exited():
@@ -72,17 +73,17 @@ class Child:
         return Ended(code, stopped, self._item if stopped or code not in (0, 1) else None)
 
     def finished(self) -> bool:
-        """Whether it has ended by itself; does not wait."""
+        """Whether it has ended by itself. Does not wait."""
         return self._exited()
 
     def stop(self, grace: float = GRACE) -> int:
-        """SIGTERM, and SIGKILL for the group of whoever is left after `grace` seconds. Returns the exit status."""
+        """Send SIGTERM, and SIGKILL to the rest of the group after `grace` seconds. Returns the exit status."""
         limit = time.monotonic() + grace
         if not self._exited():
             os.kill(self.pid, signal.SIGTERM)
         while not self._exited() and time.monotonic() < limit:
             time.sleep(_TICK)
-        if self._process.returncode is None:  # not reaped yet, so its id is still that of its group
+        if self._process.returncode is None:  # not reaped yet, so its id still belongs to its group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -96,7 +97,7 @@ class Child:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _look(self) -> None:
-        """Read what the process has begun since the last look."""
+        """Read which items have begun since the last call."""
         lines = self._status.read_text().splitlines(keepends=True)
         for line in lines[self._read :]:
             if line.endswith("\n"):
@@ -105,12 +106,12 @@ class Child:
                 self._read += 1
 
     def begun(self) -> list[str]:
-        """The names of all items that it has begun."""
+        """The names of all items that have begun."""
         return [json.loads(line)["item"] for line in self._status.read_text().splitlines()]
 
 
 class StoppedError(BaseException):
-    """A signal asked to stop."""
+    """Raised when a signal asks to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""One section of `gpu.py`, in this process, which `gpu.py` starts: `gpu_section.py TASK`, TASK being JSON."""
+"""One section of `gpu.py`, in this process: `gpu_section.py TASK`, started by `gpu.py`, where TASK is JSON."""
 
 import importlib
 import json
@@ -14,30 +14,30 @@ from types import FrameType
 
 from gpu_plan import SECTIONS
 
-# Exit statuses beside 0 and 1 (something failed, and is recorded).
+# Exit statuses in addition to 0 and 1 (something failed, and is recorded).
 LOST, NO_CUDA = 3, 4
-_MARGIN = 2.0  # seconds before its limit in which a section begins nothing
+_MARGIN = 2.0  # seconds before its limit in which a section starts nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a section's process is told."""
+    """The arguments of a section's process."""
 
     section: str  # a name, or "prepare"
     device: str
     quick: bool
     folder: str  # of images
     data_name: str
-    made: int  # images to make in the folder; 0: they are there
+    made: int  # number of images to make in the folder; 0 if they exist
     out: str
     run: str
     status: str
     seconds: float  # until it is stopped
-    skip: tuple[str, ...] = ()  # items that a process before it has begun
+    skip: tuple[str, ...] = ()  # items that an earlier process has begun
     width: int = 140  # columns
 
     def command(self) -> list[str]:
-        """The command line of its process."""
+        """The command line of the process."""
         return [sys.executable, str(Path(__file__).resolve()), json.dumps(asdict(self))]
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     began = time.monotonic()
     task = Task(**json.loads(sys.argv[1]))
     signal.signal(signal.SIGTERM, _exit)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles the signal
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     if task.section == "prepare":
@@ -69,10 +69,10 @@ def _run(task: Task, began: float) -> int:
             return NO_CUDA
         torch.cuda.set_device(device)
         torch.cuda.init()
-        torch.backends.cudnn.benchmark = True  # as the trainer sets them
+        torch.backends.cudnn.benchmark = True  # the same settings as in the trainer
         torch.set_float32_matmul_precision("high")
     elif task.quick:
-        torch.set_num_threads(1)  # on a busy machine, threads that wait for each other take most of the time
+        torch.set_num_threads(1)  # on a busy machine, threads that wait for each other spend most of the time spinning
     bench = Bench(
         device=device,
         sizes=Sizes.choose(device, task.quick),
@@ -99,7 +99,7 @@ def _run(task: Task, began: float) -> int:
         bench.keep({"skipped": str(reason)})
     except DeviceLostError:
         return LOST
-    except Exception as error:  # noqa: BLE001 - kept, shown, and told by the exit status
+    except Exception as error:  # noqa: BLE001 - recorded, shown, and reflected in the exit status
         bench.fail(error, {})
     return 1 if bench.failed else 0
 
@@ -119,7 +119,7 @@ def environment() -> dict[str, object]:
 
 
 def _prepare(task: Task) -> int:
-    """Make JPEGs, and compile what decodes them, beside sections that measure nothing on the CPU."""
+    """Make JPEGs and compile their decoder while sections run that measure nothing on the CPU."""
     os.nice(10)
     import torch
     from bench import QUICK, Sizes
@@ -146,8 +146,8 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """The pipe ends when the process that started this one is gone, however it went."""
-    os.read(0, 1)  # not sys.stdin, whose lock would be held when this process ends
+    """The pipe closes when the process that started this one ends, however it ends."""
+    os.read(0, 1)  # not sys.stdin, whose lock would still be held when this process ends
     os._exit(128 + signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""The trainer's own step on synthetic data, over a grid of models, types, compile modes and batches."""
+"""The trainer's own step on synthetic data, over a grid of models, types, compile modes and batch sizes."""
 
 import itertools
 import resource
@@ -26,30 +26,30 @@ from fastimg.train.choices.batch_size import batches
 from fastimg.train.step import optimiser_step
 from fastimg.train.wrapping import compile_ahead
 
-_WARM = 5  # steps: cuDNN's choice of algorithms, the allocator's memory, clocks
-_MOST = 100  # steps that are timed
+_WARM = 5  # warm-up steps: cuDNN chooses algorithms, the allocator gets memory, clocks rise
+_MOST = 100  # timed steps
 _CLASSES = 1000
-# Keys of the environment that a row of the grid repeats beside its numbers.
+# Keys of the environment that a row of the grid repeats next to its numbers.
 _BESIDE = ("gpu", "torch", "triton", "cuda", "cudnn", "cores", "cpu", "commit")
-_LIMIT = 120.0  # seconds for one variant, compiling included
-# Seconds without which a variant is not begun.
+_LIMIT = 120.0  # time limit in seconds for one variant, including compilation
+# Minimum seconds left for a variant to start.
 _LEAST = {None: 4.0, "default": 25.0, "reduce-overhead": 25.0, "max-autotune-no-cudagraphs": 60.0}
 
 
 def steps(bench: Bench) -> None:
-    """The grid, in its order, until the time is over."""
+    """Run the grid in its order until the time is over."""
     _measure(bench, grid(bench.sizes.archs, bench.sizes.step_batches, bench.device.type))
 
 
 def more_steps(bench: Bench) -> None:
-    """float32 and compile modes, as far as the results do not hold them for this GPU, torch and commit."""
+    """float32 and the compile modes that the results do not yet contain for this GPU, torch and commit."""
     variants = more(bench.sizes.archs, bench.sizes.step_batches, bench.device.type)
     done = measured(read(bench.out), bench.environment)
     _measure(bench, [variant for variant in variants if variant not in done])
 
 
 def measured(records: Iterable[dict[str, Any]], environment: dict[str, Any]) -> set[Variant]:
-    """The variants that have a rate among the records, made in the same environment."""
+    """The variants with a rate in the records, measured in the same environment."""
     found = set()
     for record in records:
         same = all(record.get(key) == environment.get(key) for key in ("gpu", "torch", "commit"))
@@ -70,7 +70,7 @@ def _measure(bench: Bench, variants: Sequence[Variant]) -> None:
 
 
 def _variant(bench: Bench, variant: Variant) -> None:
-    """Measure and keep one variant. Memory that runs out is a result; any other error is the caller's."""
+    """Measure and record one variant. Running out of memory is a result; other errors are raised."""
     record: dict[str, Any] = variant.fields()
     _forget(bench.device)
     try:
@@ -87,7 +87,7 @@ def _variant(bench: Bench, variant: Variant) -> None:
 
 
 def _forget(device: torch.device) -> None:
-    """No memory, compiled code or CUDA graph of one variant is left for the next."""
+    """Free memory, compiled code and CUDA graphs of one variant before the next."""
     torch.compiler.reset()
     release(device)
     if device.type == "cuda":
@@ -117,7 +117,7 @@ def _rate(bench: Bench, variant: Variant) -> dict[str, Any]:
 
 
 def config_of(bench: Bench, variant: Variant, **changes: Any) -> Train:
-    """How the trainer is asked for a variant."""
+    """The trainer's settings for a variant."""
     config = Train(
         arch=variant.arch,
         batch_size=variant.batch,
@@ -135,7 +135,7 @@ def config_of(bench: Bench, variant: Variant, **changes: Any) -> Train:
 
 
 def synthetic_rig(bench: Bench, variant: Variant) -> Rig:
-    """The trainer's run on random pixels that are on the device already."""
+    """The trainer's run on random pixels that are already on the device."""
     samples = variant.batch * 64
     names = tuple(f"class {number}" for number in range(_CLASSES))
     labels = (np.arange(samples) % _CLASSES).tolist()
@@ -144,9 +144,10 @@ def synthetic_rig(bench: Bench, variant: Variant) -> Rig:
 
 
 def step_times(rig: Rig, least: float) -> tuple[list[float], float]:
-    """(milliseconds of each step, seconds of all by the clock), after some that do not count; `least` seconds or more.
+    """(milliseconds of each step, wall seconds of all), after warm-up steps; lasts at least `least` seconds.
 
-    On a GPU between events behind each step: where the host is slower than the device, its time.
+    On a GPU, times are between events recorded after each step; if the host is slower than the device, they are the
+    host's.
     """
     run = rig.run
     device = rig.device

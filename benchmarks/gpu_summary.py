@@ -1,4 +1,4 @@
-"""What a run of `gpu.py` found, in at most ten lines, from its records. Imports no torch."""
+"""A summary of a run of `gpu.py` in at most ten lines, made from its records. Imports no torch."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ LINES = 10
 
 
 def read(path: Path, run: str | None = None) -> list[Record]:
-    """The records of a file, of one run if given. A line that was cut short is left out."""
+    """The records of a file, of one run if given. A truncated line is skipped."""
     if not path.exists():
         return []
     found = []
@@ -25,14 +25,14 @@ def read(path: Path, run: str | None = None) -> list[Record]:
 
 
 def summary(records: Sequence[Record], remarks: Iterable[str]) -> list[str]:
-    """At most ten lines, best numbers first; the last ones are `remarks` on sections, as the caller makes them."""
+    """At most ten lines, the best numbers first. `remarks` about sections come last."""
     first = [*_steps(records), *_loader(records), *_real(records), *_augment(records), *_overlap(records)]
     last = [*_parity(records), *_not_reached(records), *remarks]
     return [*first[: LINES - len(last)], *last]
 
 
 def _steps(records: Sequence[Record]) -> list[str]:
-    """A line per model: its best rate, and its best without compiling."""
+    """One line per model: its best rate, and its best rate without compiling."""
     rows = [r for r in records if r["section"] == "steps" and "images_per_second" in r]
     lines = []
     for arch in dict.fromkeys(row["arch"] for row in rows):

@@ -1,4 +1,4 @@
-"""What a machine has: packages, how long they take to import, its GPU, and what `fastimg doctor` finds."""
+"""The software and hardware of a machine: packages, their import times, the GPU, and the advice of `fastimg doctor`."""
 
 import dataclasses
 import importlib
@@ -54,7 +54,7 @@ def _doctor(bench: Bench) -> None:
     facts = look(Path(tempfile.gettempdir()), bench.console)
     sentences = advice(facts)
     found = as_json({field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)})
-    for key in ("packages", "caches", "compiler"):  # above; paths of this machine
+    for key in ("packages", "caches", "compiler"):  # listed above; paths of this machine
         found.pop(key)
     record = {"title": "doctor", "doctor": found, "advice": sentences}
     bench.keep(json.loads(bench.without_paths(json.dumps(record))))

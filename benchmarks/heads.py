@@ -20,7 +20,9 @@ from fastimg.augment import Policy, apply
 from fastimg.loaders import CenterCrop, Loader
 from fastimg.models.heads import HeadInit, init_head
 from fastimg.models.registry import build
-from fastimg.train.optimisers import Schedule, build_optimizer, set_lr
+from fastimg.train.optimisers.construction import build_optimizer
+from fastimg.train.optimisers.groups import set_lr
+from fastimg.train.optimisers.schedules import Schedule
 
 INITS: tuple[HeadInit, ...] = ("zeros", "xavier", "he")
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -29,8 +31,10 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="shards with train and val")
-    parser.add_argument("--weights", type=Path, required=True, help="of timm's mobilenetv2_100 with pad_type=same")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="shards with a train and a val split")
+    parser.add_argument(
+        "--weights", type=Path, required=True, help="weights of timm's mobilenetv2_100 with pad_type=same"
+    )
     parser.add_argument("--size", type=int, default=160)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=75)
@@ -55,7 +59,7 @@ def main() -> None:
 
 
 def _features(data: Path, split: str, args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the classifier sees [N, 1280], and classes [N]."""
+    """The classifier's input [N, 1280], and the classes [N]."""
     model = build("mobilenetv2_100", 2, weights=args.weights, kwargs={"pad_type": "same"}, img_size=args.size)
     p = model.preprocessing
     net: Any = model.module.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Images to measure with: a given folder, or generated JPEGs that cost as much to decode as photographs."""
+"""Images for benchmarks: a given folder, or generated JPEGs that cost as much to decode as photographs."""
 
 import io
 import os
@@ -12,12 +12,12 @@ from fastimg.loaders import FilesDataset
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 
-# Noise of (cells across the image, amplitude in levels); 0 cells is noise per pixel. About 100 KB at 500x375, q 87.
+# Noise as (cells across the image, amplitude in levels); 0 cells is per-pixel noise. About 100 KB at 500x375, q 87.
 _OCTAVES = ((4, 60.0), (12, 35.0), (40, 22.0), (120, 20.0), (0, 19.0))
 
 
 def photograph(seed: int, size: tuple[int, int] = (500, 375), quality: int = 87) -> bytes:
-    """A JPEG (4:2:0) of smooth noise at several scales, (width, height) pixels: the same bytes for the same seed."""
+    """A JPEG (4:2:0) of smooth noise at several scales, (width, height) pixels. The same seed gives the same bytes."""
     rng = np.random.default_rng(seed)
     width, height = size
     pixels = np.full((height, width, 3), 120, np.float32)
@@ -37,7 +37,7 @@ def _enlarged(noise: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 375), threads: int | None = None) -> None:
-    """`count` JPEGs in `folder`, tiled as `convert` leaves them; sizes vary by a fifth, as those of photographs do."""
+    """Write `count` JPEGs to `folder`, tiled as by `convert`. Sizes vary by a fifth, as those of photographs do."""
 
     def write(seed: int) -> None:
         scale = 1 + 0.2 * float(np.random.default_rng([seed, 1]).uniform(-1, 1))
@@ -49,7 +49,7 @@ def write_photographs(folder: Path, count: int, size: tuple[int, int] = (500, 37
 
 
 def list_images(folder: Path) -> list[str]:
-    """Image files below `folder`, relative to it, sorted; flat or with subfolders. Raises ValueError for none."""
+    """Sorted relative paths of images below `folder`, flat or in subfolders. Raises ValueError if there are none."""
     extensions = image_extensions()
     found = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix.lower() in extensions)
     if not found:
@@ -58,7 +58,7 @@ def list_images(folder: Path) -> list[str]:
 
 
 def dataset(folder: Path, count: int, classes: int = 1000) -> FilesDataset:
-    """`count` samples: the folder's images over and over, with made-up labels."""
+    """`count` samples: the folder's images, repeated, with arbitrary labels."""
     paths = list_images(folder)
     paths = (paths * -(-count // len(paths)))[:count]
     names = tuple(f"class {number}" for number in range(classes))

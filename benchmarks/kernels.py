@@ -1,16 +1,16 @@
-"""The augmentation's kernels as machine code for an H200, without a GPU: registers, spills, instructions, a prediction.
+"""Machine code of the augmentation kernels for an H200, without a GPU: registers, spills, instructions, predicted time.
 
     python benchmarks/kernels.py                       # the kernels of this checkout, with the Triton installed here
     python benchmarks/kernels.py --before ../older     # and those of another checkout, in the same table
     python benchmarks/kernels.py --before ../older --python /other/environment/bin/python    # with its Triton
 
-What `apply` would launch for a batch is compiled for sm_90 and disassembled. A kernel's branches depend on what an
-image drew, so instructions are counted along the path through the control flow graph that an image takes, and averaged
-over a drawn plan. A loop over a pixel's neighbours counts with its three or nine iterations. Of `_tables`, which has a
-jump table, all instructions are counted.
+The kernels that `apply` would launch for a batch are compiled for sm_90 and disassembled. A kernel's branches depend on
+the operations drawn for an image, so instructions are counted along the image's path through the control flow graph,
+and averaged over a drawn plan. A loop over a pixel's neighbours counts with its three or nine iterations. For
+`_tables`, which has a jump table, all instructions are counted.
 
-Nothing is measured. Two times are predicted per kernel: `issue`, all warp instructions at 132 multiprocessors x 4 a
-cycle x 1.75 GHz; `bytes`, what must be read and written at 4.3 TB/s, what a copy kernel reached on an H200. A policy's
+Nothing is measured. Two times are predicted per kernel: `issue`, all warp instructions at 132 multiprocessors x 4 per
+cycle x 1.75 GHz; and `bytes`, the bytes read and written at 4.3 TB/s, the rate of a copy kernel on an H200. A policy's
 prediction goes from the sum over kernels of the larger of the two (perfect overlap) to the sum of both (none). Not in
 the model: conflicts in the L1 cache, latency at low occupancy, gaps between launches, the tail of a launch.
 """
@@ -48,16 +48,16 @@ POLICIES = {
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "uint8": torch.uint8}
 POINTERS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
-ISSUED = 132 * 4 * 1.75e9  # warp instructions a second: multiprocessors x schedulers x clock
+ISSUED = 132 * 4 * 1.75e9  # warp instructions per second: multiprocessors x schedulers x clock
 MOVED = 4.3e12  # bytes a second
-LOCAL = ("STL", "LDL")  # what is spilled is stored to memory and loaded again
+LOCAL = ("STL", "LDL")  # spilled registers are stored to memory and loaded again
 
 Instruction = tuple[int, str]  # address, text
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What `apply` would have launched."""
+    """A recorded launch of `apply`."""
 
     kernel: Any
     programs: int
@@ -71,16 +71,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel's machine code, and what the assembler says about it."""
+    """A kernel's machine code, and the assembler's report on it."""
 
     code: tuple[Instruction, ...]
     registers: int
     shared: int  # bytes per program
-    iterations: int  # of the only loop in a kernel, over a pixel's neighbours
+    iterations: int  # of the only loop in a kernel, which runs over a pixel's neighbours
 
     @property
     def spills(self) -> int:
-        """How many instructions store or load what has no register."""
+        """The number of instructions that store or load spilled registers."""
         return sum(opcode(text).startswith(LOCAL) for _, text in self.code)
 
 
@@ -91,9 +91,9 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16", "fp16"])
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--before", type=Path, help="another checkout, whose kernels are in the same table")
-    parser.add_argument("--python", default=sys.executable, help="of the environment whose Triton compiles")
-    parser.add_argument("--quick", action="store_true", help="flips to bf16 only: to try the script")
+    parser.add_argument("--before", type=Path, help="another checkout, to include its kernels in the table")
+    parser.add_argument("--python", default=sys.executable, help="Python of the environment whose Triton compiles")
+    parser.add_argument("--quick", action="store_true", help="only flips to bf16, to test the script")
     parser.add_argument("--json", action="store_true", help="print records instead of a table, and append nothing")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "kernels.jsonl")
     args = parser.parse_args()
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def elsewhere(checkout: Path, args: argparse.Namespace, source: str) -> list[dict[str, Any]]:
-    """The records of another checkout's kernels, or of another Triton's, made by a process of its own."""
+    """The records of another checkout's kernels, or for another Triton, made in a separate process."""
     command = [args.python, str(Path(__file__).resolve()), "--json", "--policies", *args.policies]
     command += ["--dtypes", *args.dtypes, "--batch-size", str(args.batch_size), "--size", str(args.size)]
     paths = os.pathsep.join((str(checkout.resolve()), str(Path(__file__).parent)))
@@ -123,7 +123,7 @@ def elsewhere(checkout: Path, args: argparse.Namespace, source: str) -> list[dic
 
 
 def here(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A record per kernel and policy, and one of the whole, for the kernels on the path and the Triton installed."""
+    """One record per kernel and policy, and one of the total, for the importable kernels and the installed Triton."""
     about = {
         "benchmark": "kernels",
         "source": "after",
@@ -146,7 +146,7 @@ def here(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argparse.Namespace) -> list[Launch]:
-    """What `apply` would launch for a batch, of which no memory is touched."""
+    """The launches of `apply` for a batch, without touching its memory."""
     fused = importlib.import_module("fastimg.augment.fused.launches")
     found: list[Launch] = []
 
@@ -179,7 +179,7 @@ def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argpar
 
 
 def row(launch: Launch, plan: Plan | None, dtype: torch.dtype) -> dict[str, Any]:
-    """What is known of a launch: resources, widths of accesses, instructions per value, predicted times."""
+    """The data of a launch: resources, widths of accesses, instructions per value, predicted times."""
     values, compiled = launch.values, assemble(launch)
     count = executed(launch, compiled, plan)
     pixels = values["HEIGHT"] * values["WIDTH"]
@@ -204,18 +204,18 @@ def row(launch: Launch, plan: Plan | None, dtype: torch.dtype) -> dict[str, Any]
 
 
 def per_program(launch: Launch) -> int:
-    """Pixels of a program."""
+    """Pixels per program."""
     return int(launch.values["BLOCK"] if "BLOCK" in launch.values else 8 * launch.values["THREADS"])
 
 
 def executed(launch: Launch, compiled: Compiled, plan: Plan | None) -> float:
-    """Instructions of a warp, averaged over images."""
+    """Instructions of a warp, averaged over the images."""
     if launch.name == "_statistics":
         assert plan is not None
         drawn = plan.ops.numpy()[:, launch.values["COLUMN"]]
         drawn = drawn[np.isin(drawn, list(STATISTICS))]
         counts = {
-            True: fewest(compiled, lambda ops: not counts_levels(ops)),  # contrast sums one number
+            True: fewest(compiled, lambda ops: not counts_levels(ops)),  # contrast sums a single number
             False: fewest(compiled, counts_levels),
         }
         return float(np.mean([counts[bool(op == Op.CONTRAST)] for op in drawn]))
@@ -229,7 +229,7 @@ def executed(launch: Launch, compiled: Compiled, plan: Plan | None) -> float:
 
 
 def kinds_of(launch: Launch, words: np.ndarray) -> np.ndarray:
-    """Which branches images take [B, 5]: in memory order, mirrored, looked up, colour, sharpness."""
+    """The branches that images take, [B, 5]: in memory order, mirrored, looked up, colour, sharpness."""
     count, fixed = launch.values["COUNT"], 10
     ops = words[:, fixed : fixed + count]
     color = (ops == Op.COLOR).any(axis=1)
@@ -243,14 +243,14 @@ def kinds_of(launch: Launch, words: np.ndarray) -> np.ndarray:
 
 
 def path_of(launch: Launch, kind: Sequence[bool]) -> float:
-    """Instructions on the path of one kind of image, counted in a kernel that has no other one beside it."""
+    """Instructions on the path of one kind of image, counted in a kernel compiled for that kind only."""
     runs, mirrored, looked, color, sharp = kind
     values, table = dict(launch.values), launch.values.get("ENDING", 0) == 0
     if "PATHS" in values:
         values["PATHS"] = 1 if runs else 2
     compiled = assemble(Launch(launch.kernel, launch.programs, values, launch.options))
     found = list(paths(compiled))
-    products = sorted({path["FMUL"] for path in found})  # blends alone multiply: none, a colour's, a sharpness's
+    products = sorted({path["FMUL"] for path in found})  # only blends multiply: none, a colour's, a sharpness's
     loops = any(path["loop"] for path in found)
 
     def fits(ops: Mapping[str, float]) -> bool:
@@ -268,7 +268,7 @@ def path_of(launch: Launch, kind: Sequence[bool]) -> float:
 
 
 def fewest(compiled: Compiled, fits: Callable[[collections.Counter[str]], bool]) -> float:
-    """Instructions on the shortest path of those that fit."""
+    """The number of instructions on the shortest path that fits."""
     return min(total(path) for path in paths(compiled) if fits(path))
 
 
@@ -277,14 +277,14 @@ def total(path: Mapping[str, float]) -> float:
 
 
 def counts_levels(ops: Mapping[str, float]) -> bool:
-    """Whether a path makes histograms: atomic additions in shared memory, or votes."""
+    """Whether a path builds histograms: atomic additions in shared memory, or votes."""
     return any(name.startswith(("ATOMS.POPC", "VOTE.ANY")) for name in ops)
 
 
 def paths(compiled: Compiled) -> Iterator[collections.Counter[str]]:
-    """Every way from a kernel's entry to an exit: how often each opcode is executed, by a warp that takes it whole.
+    """Every path from a kernel's entry to an exit: how often a warp on this path executes each opcode.
 
-    A backward branch is a loop, whose body counts as often as it has iterations.
+    A backward branch is a loop; its body is counted once per iteration.
     """
     code = compiled.code
     index = {address: number for number, (address, _) in enumerate(code)}
@@ -319,7 +319,7 @@ def paths(compiled: Compiled) -> Iterator[collections.Counter[str]]:
 
 
 def _blocks(code: Sequence[Instruction], index: Mapping[int, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """First instruction of a block -> (the one after its last, the blocks that may follow); no backward branches."""
+    """First instruction of a block -> (the one after its last, the possible next blocks); no backward branches."""
     starts = {0}
     for number, (_, text) in enumerate(code):
         target = destination(text)
@@ -342,13 +342,13 @@ def _blocks(code: Sequence[Instruction], index: Mapping[int, int]) -> dict[int, 
 
 
 def destination(text: str) -> int | None:
-    """Where a branch goes."""
+    """The target of a branch."""
     found = re.search(r"\bBRA\S*\s.*?(0x[0-9a-f]+)", text)
     return int(found.group(1), 16) if found else None
 
 
 def opcode(text: str) -> str:
-    """Without its predicate."""
+    """An instruction without its predicate."""
     return re.sub(r"^@!?U?P\w+\s+", "", text).split()[0].rstrip(";")
 
 
@@ -357,7 +357,7 @@ def bare(code: Sequence[Instruction]) -> Iterator[str]:
 
 
 def widths(code: Sequence[Instruction], kind: str) -> str:
-    """How many accesses to device memory there are of each width in bits: `128 x 3, 8 x 24`."""
+    """The number of accesses to device memory of each width in bits: `128 x 3, 8 x 24`."""
     found: collections.Counter[int] = collections.Counter()
     for text in bare(code):
         if text.startswith(kind):
@@ -371,7 +371,7 @@ _ASSEMBLED: dict[tuple[Any, ...], Compiled] = {}
 
 
 def assemble(launch: Launch) -> Compiled:
-    """Compile for sm_90 and disassemble, with the tools that Triton brings."""
+    """Compile for sm_90 and disassemble, with Triton's own tools."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     signature, constants, attributes = {}, {}, {}
@@ -395,7 +395,7 @@ def assemble(launch: Launch) -> Compiled:
 
 
 def disassemble(cubin: bytes, iterations: int) -> Compiled:
-    """Read the code and its resources, without the padding behind the last instruction."""
+    """Read the code and its resources, without the padding after the last instruction."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,4 +1,4 @@
-"""The loaders that `loaders.py` measures: those of `fastimg bench --loaders`, and more on converted images."""
+"""The loaders that `loaders.py` measures: those of `fastimg bench --loaders`, and further ones on converted images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +18,18 @@ INSTALL = "UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers"
 
 
 def tiled(sources: Sources) -> Path:
-    """A dataset of tar shards, by `fastimg convert`."""
+    """A dataset of tar shards, made by `fastimg convert`."""
     return sources.folder / "tiled"
 
 
 def make_tiled(sources: Sources) -> None:
-    """Make it."""
+    """Convert the images."""
     settings = Convert(src=_links(sources), dst=tiled(sources), no_shuffle=True, workers=str(available_cpus()))
     convert(settings, Console(quiet=True))
 
 
 def make_tiled_beton(sources: Sources) -> None:
-    """FFCV's container, by `fastimg convert --format beton`."""
+    """FFCV's container, made by `fastimg convert --format beton`."""
     dst = _tiled_beton(sources).parent
     workers = str(available_cpus())
     convert(
@@ -58,12 +58,12 @@ def native_tiled(work: Workload) -> Batches:
 
 
 def ffcv_tiled(work: Workload) -> Batches:
-    """FFCV's loader over our beton of tiled originals."""
+    """FFCV's loader over fastimg's .beton of tiled originals."""
     return ffcv_batches(work, _tiled_beton(work.sources))
 
 
 class TensorFiles(PillowFiles):
-    """torchvision's own decoder, and the same transforms on tensors."""
+    """torchvision's decoder, and the same transforms on tensors."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         from torchvision.io import ImageReadMode, decode_image, read_file
@@ -77,7 +77,7 @@ def torch_tensors(work: Workload) -> Batches:
     return data_loader(work, TensorFiles(work))
 
 
-# The others are compared with the first one. A new peer takes a function above and a line here.
+# The other loaders are compared with the first. To add a peer, write a function above and a line here.
 PEERS: dict[str, Peer] = {
     "fastimg, tiled": Peer(open=native_tiled, make=make_tiled, about="tar shards by `fastimg convert`; threads"),
     "fastimg": replace(USUAL["native"], about="files; threads"),

@@ -1,8 +1,8 @@
-"""The parts of the native loader: the cost of each stage of a sample on one thread, the floor, and time with the GIL.
+"""The stages of the native loader: the cost of each on one thread, the minimum, and the time with the GIL held.
 
-`tiled.crop_tiled` does the last four stages in one call. Here they are called one by one, on the samples of an epoch in
-order, and their pixels must be those of `ImageDecoder`. `others` is the wall time that the loader takes beyond their
-sum, with one thread. Rounds of all measurements are interleaved, and the median of n counts.
+`tiled.crop_tiled` does the last four stages in one call. Here they are called separately, on the samples of an epoch in
+order, and their pixels must equal those of `ImageDecoder`. `others` is the wall time of the loader with one thread
+beyond their sum. Rounds of all measurements are interleaved; results are medians of n.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from fastimg.loaders.jpeg.decoding.region import find_region, new_region
 from fastimg.loaders.jpeg.rewriting.splice import splice
 from fastimg.loaders.runtime.scratch import Scratch
 
-# find: the region of a window, its tiles' bits copied; decode does the copying once more, which is taken off
+# find: locate a window's region and copy its tiles' bits; decode copies them again, which is subtracted
 STAGES = ("read", "header", "window", "find", "decode", "colour", "resize")
-_ROOM = 64 << 20  # bytes of each buffer
-MAX_PIXELS = 10_000_000  # of a picture, for which the buffers are enough
+_ROOM = 64 << 20  # size of each buffer in bytes
+MAX_PIXELS = 10_000_000  # largest picture in pixels that fits the buffers
 
 
 def run(args: argparse.Namespace, sources: Sources, shared: dict[str, Any], console: Console) -> None:
-    """Measure the stages, or the GIL, or both; show and keep them."""
+    """Measure the stages, or the GIL, or both; print and record the results."""
     torch.set_num_threads(1)
     data = open_dataset(tiled(sources))
     decoder = ImageDecoder(RandomResizedCrop(size=args.size))
@@ -100,7 +100,7 @@ def _stages(
 
 
 def _tiled(data: Dataset) -> np.ndarray:
-    """Ids of samples that the compiled decoder takes, in random order; other samples have other stages."""
+    """Ids of samples that the compiled decoder handles, in random order; other samples have other stages."""
     scratch = Scratch()
     headers = new_header()
 
@@ -111,12 +111,12 @@ def _tiled(data: Dataset) -> np.ndarray:
 
     ids = np.flatnonzero([takes(i) for i in range(len(data))])
     if not len(ids):
-        raise SystemExit("no tiled JPEG among the images: nothing to take apart")
+        raise SystemExit("no tiled JPEG among the images: no stages to measure")
     return np.random.default_rng(0).permutation(ids)
 
 
 class _Bench:
-    """What one thread holds."""
+    """The buffers of one thread."""
 
     def __init__(self, decoder: ImageDecoder) -> None:
         self.decoder = decoder
@@ -130,7 +130,7 @@ class _Bench:
         self.out = np.empty(decoder.fields[0].shape, np.uint8)
 
     def one_by_one(self, data: Dataset, ids: np.ndarray, epoch: int, check: bool) -> dict[str, float]:
-        """Seconds of each stage, over all images. Raises RuntimeError where `check` finds other pixels."""
+        """Seconds of each stage, over all images. Raises RuntimeError if `check` finds different pixels."""
         decoder = self.decoder
         crop = self.decoder.crop
         clock = time.perf_counter
@@ -164,12 +164,12 @@ class _Bench:
                 whole = np.empty_like(self.out)
                 decoder.fill_row(encoded, draws, {"inputs": whole}, self.scratch)
                 if not np.array_equal(whole, self.out):
-                    raise RuntimeError("the stages are not those of the decoder: their pixels differ")
+                    raise RuntimeError("the stages differ from the decoder: their pixels are not equal")
         return spent
 
 
 def _fill(data: Dataset, decoder: ImageDecoder, ids: np.ndarray, epoch: int) -> None:
-    """The work of a loader's thread, without the loader."""
+    """The work of a loader thread, without the loader."""
     scratch = Scratch()
     row = {field.name: np.empty(field.shape, field.dtype) for field in decoder.fields}
     for index, draws in zip(ids.tolist(), decoder.draw(0, epoch, ids).tolist(), strict=True):
@@ -187,7 +187,7 @@ def _turbo() -> Callable[[Any], object]:
 
 
 def _parts(data: Dataset, decoder: ImageDecoder, ids: np.ndarray) -> list[bytes]:
-    """The spliced JPEGs of an epoch: the least that a loader on libjpeg-turbo would have to decode."""
+    """The spliced JPEGs of an epoch: the minimum that a loader based on libjpeg-turbo would have to decode."""
     scratch = Scratch()
     parts = []
     for index, draws in zip(ids.tolist(), decoder.draw(0, 0, ids).tolist(), strict=True):
@@ -199,7 +199,7 @@ def _parts(data: Dataset, decoder: ImageDecoder, ids: np.ndarray) -> list[bytes]
 
 
 def _on_threads(workers: int, items: Sequence[Any], make: Callable[[], Callable[[Any], object]]) -> float:
-    """Seconds that this number of threads takes for all items, each with its own memory."""
+    """Seconds that this number of threads takes for all items, each thread with its own buffers."""
     ready = threading.Barrier(workers + 1)
 
     def each(some: Sequence[Any]) -> None:

@@ -1,11 +1,12 @@
 """The native loader against its peers: JPEGs -> uint8 batches [B, 3, 224, 224] on the CPU, random crop and flip.
 
-    build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER            # CONTRIBUTING.md makes build/peers
-    python benchmarks/loaders.py --data FOLDER --stages --gil                       # the native loader alone, in parts
+    build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER            # CONTRIBUTING.md explains how to
+    make build/peers python benchmarks/loaders.py --data FOLDER --stages --gil                       # only the native
+    loader, by stage
 
 Every loader reads the same photographs (from a warm page cache), draws RandomResizedCrop(0.08-1) and a flip per image,
-and has the same number of threads or processes. Each runs in its own process; epochs of all are interleaved; the median
-of n counts. Centre crops and boxes are compared first. Loaders that are not installed are reported.
+and has the same number of threads or processes. Each runs in its own process, with interleaved epochs; results are
+medians of n. Centre crops and boxes are compared first. Loaders that are not installed are reported.
 """
 
 import argparse
@@ -27,24 +28,26 @@ from fastimg.bench.peers.parity import Checks, check
 from fastimg.bench.peers.pipelines import Workload
 from fastimg.bench.peers.processes import PeerError, remotes
 
-BASE = next(iter(PEERS))  # ratios are of its speed to the others'
+BASE = next(iter(PEERS))  # ratios compare its speed with the others'
 
 
 def main() -> None:
     """Measure, print, and append the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of images, flat or with subfolders")
-    parser.add_argument("--images", type=int, default=2000, help="images per epoch: the files over and over")
+    parser.add_argument("--images", type=int, default=2000, help="images per epoch; files are repeated as needed")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS), metavar="NAME")
     parser.add_argument(
-        "--stages", action="store_true", help="what each stage of the native loader costs, and no peers"
+        "--stages", action="store_true", help="measure the stages of the native loader instead of peers"
     )
-    parser.add_argument("--gil", action="store_true", help="how long a sample holds the GIL, and no peers")
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for shards; default: the system's")
+    parser.add_argument("--gil", action="store_true", help="measure how long a sample holds the GIL, instead of peers")
+    parser.add_argument(
+        "--scratch", type=Path, default=None, help="folder for shards; default: the system's temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "loaders.jsonl")
     args = parser.parse_args()
 
@@ -56,7 +59,7 @@ def main() -> None:
             console.print(f"{name}: {PEERS[name].module} is not installed; {INSTALL}", highlight=False)
             names.remove(name)
     files = [args.data / name for name in list_images(args.data)]
-    count = max(1, args.images // args.batch_size) * args.batch_size  # whole batches: no loader pads
+    count = max(1, args.images // args.batch_size) * args.batch_size  # whole batches, so that no loader pads
     with tempfile.TemporaryDirectory(dir=args.scratch, prefix="fastimg-loaders-") as scratch:
         sources = _sources(Path(scratch) / "photographs", files, count)
         shared = {
@@ -77,7 +80,7 @@ def main() -> None:
 
 
 def _sources(folder: Path, files: Sequence[Path], count: int) -> Sources:
-    """`count` of the files, over and over."""
+    """`count` of the files, repeated as needed."""
     absolute = [Path(os.path.abspath(file)) for file in files]
     return Sources(folder=folder, files=tuple((absolute * -(-count // len(absolute)))[:count]))
 
@@ -128,7 +131,7 @@ def _show_checks(console: Console, parity: dict[str, dict[str, Any]]) -> None:
     one = next(iter(parity.values()))
     for title, columns in (
         (f"centre crops of {one['images']} images beside {BASE}'s: absolute difference on 0-255", centre),
-        (f"{one['boxes']} random boxes beside {BASE}'s: a chance of 1 in 1,000 is {one['ks_limit']:.3f}", boxes),
+        (f"{one['boxes']} random boxes beside {BASE}'s: the threshold for p = 0.001 is {one['ks_limit']:.3f}", boxes),
     ):
         rows = [{"loader": name, **{key: f"{row[key] or 0:.3f}" for key in columns}} for name, row in parity.items()]
         measure.show(console, title, rows)

@@ -1,9 +1,9 @@
-"""Draw docs/charts/loaders.svg, the bars in README, from the last comparison in results/loaders.jsonl.
+"""Draw docs/charts/loaders.svg, the bar chart in README, from the last comparison in results/loaders.jsonl.
 
     python benchmarks/loaders_chart.py
 
-The last comparison is that of the newest time at which `loaders.py` measured more than one loader; its records hold
-medians of n epochs, interleaved in one run. Standard library only; a test checks that the drawing is current.
+The last comparison is the newest run in which `loaders.py` measured more than one loader. Its records contain medians
+of n epochs, interleaved in one run. Standard library only; a test checks that the chart is current.
 """
 
 import json
@@ -24,7 +24,7 @@ _NAMES = {
     "torch": "torch DataLoader, Pillow",
     "webdataset": "WebDataset, Pillow",
 }
-_LEFT, _WIDTH, _ROW = 270, 400, 26  # pixels: where bars begin, the longest bar, the height of a row
+_LEFT, _WIDTH, _ROW = 270, 400, 26  # pixels: start of the bars, longest bar, row height
 
 
 def last_comparison(results: Path) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def last_comparison(results: Path) -> list[dict[str, Any]]:
 
 
 def drawn(records: list[dict[str, Any]]) -> str:
-    """The bars as SVG, the fastest first, legible on light and dark pages."""
+    """The bar chart as SVG, the fastest loader first, legible on light and dark pages."""
     bars = sorted(((record["images_per_second"], _NAMES[record["loader"]]) for record in records), reverse=True)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {_ROW * len(bars) + 8}" '

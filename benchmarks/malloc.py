@@ -1,9 +1,9 @@
-"""CPU time of forward and backward passes, with glibc's defaults and keeping freed memory (`memory.keep_freed`).
+"""CPU time of forward and backward passes with glibc's defaults and with freed memory kept (`memory.keep_freed`).
 
     python benchmarks/malloc.py
 
-Every repeat has its own process, since the setting is permanent; variants are interleaved. User and system seconds of
-four passes, after one to warm up; time used by other processes does not count. Results:
+Every repeat has its own process, since the setting is permanent; variants are interleaved. Measures user and system
+seconds of four passes after one warm-up pass; the time of other processes is not included. Results:
 benchmarks/results/malloc.jsonl.
 """
 

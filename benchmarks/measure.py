@@ -1,4 +1,4 @@
-"""The names of `fastimg.system.measurement`, the checkout, and the folder for results of benchmarks."""
+"""Names from `fastimg.system.measurement`, the checkout's root, and the folder for benchmark results."""
 
 from pathlib import Path
 

@@ -2,12 +2,12 @@
 
     python benchmarks/opening.py --data FOLDER [--samples 1000000]
 
-A shard of 256 MB is made from the folder's JPEGs, tiled, and hard-linked until the dataset has this number of samples:
-their bytes are shared (and in the page cache), but their records and indexes are not. `first open` derives the compact
-index; then every open runs in its own process, and is timed from `open_dataset` to the first batch of a Loader,
-including crops, with compiled code cached on disk. `cpu` is the CPU time for that (including batches read ahead), which
-does not depend on other programs; `process` is the whole process, from the interpreter's start to its end. Foreign
-tars, without dataset.json, are scanned on the first open. The .beton holds raw images of 8 x 8 pixels.
+A shard of 256 MB is made from the folder's JPEGs, tiled, and hard-linked until the dataset has this number of samples.
+The links share the shard's bytes (and its page cache), but each has its own records and index. `first open` derives the
+compact index. Every open runs in its own process, and is timed from `open_dataset` to the first batch of a Loader,
+including crops, with compiled code cached on disk. `cpu` is the CPU time of that (including batches read ahead), which
+does not depend on other programs; `process` is the wall time of the whole process. Foreign tars, without dataset.json,
+are scanned on the first open. The .beton holds raw images of 8 x 8 pixels.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from fastimg.loaders.jpeg.rewriting.tiles import tile
 
 _SHARD_BYTES = 256_000_000
 _CLASSES = 1000
-_FOREIGN = 20  # a scan's time grows with the members: it is measured on one sample in so many
+_FOREIGN = 20  # a scan's time is proportional to the members: it is measured on one of this many samples
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shard-bytes", type=int, default=_SHARD_BYTES)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "opening.jsonl")
-    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)  # what a process of its own does
+    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)  # arguments of a measurement process
     parser.add_argument("--order", default="random", help=argparse.SUPPRESS)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -64,12 +64,12 @@ def main() -> None:
 
 
 def shown(value: Any) -> str | int:
-    """For a table's cell."""
+    """A number as a table cell."""
     return value.text() if isinstance(value, measure.Spread) else f"{value:.4g}" if isinstance(value, float) else value
 
 
 def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Make the datasets in `folder`, and open them."""
+    """Make the datasets in `folder` and open them."""
     shards = make_shards(folder / "tar", args.data, args.samples, args.shard_bytes)
     foreign = folder / "foreign"
     foreign.mkdir()
@@ -86,7 +86,7 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     cases = [(order, part) for order in ("random", "quasi-random", "sequential") for part in (False, True)]
     variants = [("tar", folder / "tar", *case) for case in cases] + [("beton", beton, "random", False)]
     runs: list[list[dict[str, float]]] = [[] for _ in variants]
-    for _ in range(args.repeats):  # interleaved: what slows the machine for a while then slows all variants
+    for _ in range(args.repeats):  # interleaved, so that a temporarily slow machine affects all variants
         for found, (_, path, order, part) in zip(runs, variants, strict=True):
             found.append(in_a_process(path, args, order, part))
     for found, (name, _, order, part) in zip(runs, variants, strict=True):
@@ -99,7 +99,7 @@ def measured(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def in_a_process(path: Path, args: argparse.Namespace, order: str, part: bool) -> dict[str, float]:
-    """What `opened` says in a process of its own."""
+    """The output of `opened` in a separate process."""
     command = [sys.executable, __file__, "--open", str(path), "--order", order, *(["--part"] if part else [])]
     command += ["--batch-size", str(args.batch_size), "--workers", str(args.workers)]
     began = time.perf_counter()
@@ -108,7 +108,7 @@ def in_a_process(path: Path, args: argparse.Namespace, order: str, part: bool) -
 
 
 def opened(path: Path, order: str, part: bool, batch_size: int, workers: int) -> dict[str, float]:
-    """Seconds of each stage up to the first batch, and in all without the imports."""
+    """Seconds of each stage up to the first batch, and their total without imports."""
     times = [time.perf_counter()]
     cpu = time.process_time()
     dataset = open_dataset(path)
@@ -128,7 +128,7 @@ def opened(path: Path, order: str, part: bool, batch_size: int, workers: int) ->
 
 
 def make_shards(folder: Path, images: Path, samples: int, shard_bytes: int) -> list[Path]:
-    """A dataset of so many samples, nearly, whose shards are one file with many names."""
+    """A dataset of about this many samples, whose shards are links to one file."""
     folder.mkdir()
     data = [tile((images / name).read_bytes(), 32).jpeg for name in list_images(images)]
     first = folder / "train-00000.tar"
@@ -151,7 +151,7 @@ def make_shards(folder: Path, images: Path, samples: int, shard_bytes: int) -> l
 
 
 def make_beton(path: Path, samples: int) -> Path:
-    """A .beton of so many raw images of 8 x 8 pixels."""
+    """A .beton with this many raw images of 8 x 8 pixels."""
     pixels = np.frombuffer(hashlib.sha256(b"pixels").digest() * 6, np.uint8).reshape(8, 8, 3)
     with BetonWriter(path, {"image": BetonField("rgb"), "label": BetonField("int")}, samples) as writer:
         for number in range(samples):

@@ -1,19 +1,18 @@
-"""The orders of an epoch: their cost, how well they mix, what they read from disk, and the memory of 20 epochs.
+"""The orders of an epoch: cost, mixing of classes, bytes read from disk, and memory over 20 epochs.
 
     python benchmarks/order.py [--data FOLDER] [--only orders,ahead,mixing,reads,epochs]
 
-`orders`: time and memory to create one. `ahead`: what the consumer's thread spends, without decoding, on handing out a
-batch of 256 from tar shards, where it asks the system to read ahead itself and where the loader's threads do; and
-between the last batch of an epoch of ImageNet's size and the first of the next, after a validation of two seconds,
-where a thread has computed the order meanwhile and where none has. `mixing`: classes in a batch of class-sorted data,
-compared with `random`. `reads`: the native loader reads tar shards of the folder's JPEGs, tiled, repeated up to
---samples, while the oldest pages that it requested or read are dropped from the page cache, so that it never holds more
-than one and a half windows; bytes are those that the process caused to be read from disk (/proc/self/io), as a share of
-the images' bytes, with the system's own read-ahead turned off. `request_kb`: adjacent uncached bytes requested at once.
-`block_reads`: how
-often a block is fetched if a cache of that size holds whole blocks, the most recently used ones, like a cache of remote
-objects. Each rank requests its own samples of a block. `epochs`: resident memory, threads, open files, and the
-threads' scratch, which follows the largest crop so far, at the end of each epoch.
+`orders`: time and memory to create one. `ahead`: the time of the consumer's thread, without decoding, to dispatch a
+batch of 256 from tar shards, if it requests read-ahead itself and if the loader's threads do; and the time between the
+last batch of an epoch of ImageNet's size and the first of the next, after a validation of two seconds, with and without
+a thread that computes the order in the meantime. `mixing`: classes in a batch of class-sorted data, compared with
+`random`. `reads`: the native loader reads tar shards of the folder's tiled JPEGs, repeated up to --samples, while the
+oldest pages that it requested or read are dropped from the page cache, so that the cache never holds more than one and
+a half windows. Bytes are those that the process reads from disk (/proc/self/io), as a share of the images' bytes, with
+the system's own read-ahead turned off. `request_kb`: adjacent uncached bytes requested at once. `block_reads`: how
+often a block is fetched if a cache of that size holds the most recently used whole blocks, like a cache of remote
+objects. Each rank requests its own samples of a block. `epochs`: resident memory, threads, open files, and the threads'
+scratch, which grows with the largest crop so far, at the end of each epoch.
 """
 
 import argparse
@@ -43,6 +42,7 @@ from fastimg.loaders import Dataset, Decoder, Field, ImageDecoder, Loader, Loade
 from fastimg.loaders import epochs as epochs_module
 from fastimg.loaders.containers.readahead import WholeBlocks, pieces
 from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.epochs import Order
 from fastimg.loaders.jpeg.rewriting.tiles import tile
 from fastimg.loaders.order import BLOCK, WINDOW, Slices, epoch_order
@@ -51,7 +51,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 Record = dict[str, Any]
 
 _PAGE = mmap.PAGESIZE
-_HEADER = 512  # of a member: it is read with it
+_HEADER = 512  # the member's header, which is read with it
 _SHARDS = 8
 _IMAGENET = 1_281_167
 _EPOCHS = 20
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of JPEGs, flat or with subfolders: for reads and epochs")
     parser.add_argument("--only", default="orders,ahead,mixing,reads,epochs")
     parser.add_argument("--samples", type=int, default=16_000)
-    parser.add_argument("--window", type=int, default=1536, help="of `reads`")
+    parser.add_argument("--window", type=int, default=1536, help="samples of `reads`")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "order.jsonl")
     args = parser.parse_args()
@@ -77,9 +77,7 @@ def main() -> None:
     if "mixing" in sections:
         found["mixing"] = mixing()
     if args.data is not None:
-        with tempfile.TemporaryDirectory(
-            dir=Path.cwd()
-        ) as name:  # a disk, which the folder for short-lived files may not be
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:  # a disk; the temporary folder may be in memory
             folder = Path(name)
             _write(folder, args.data, args.samples)
             if "reads" in sections:
@@ -95,7 +93,7 @@ def main() -> None:
 
 
 def orders(repeats: int) -> list[Record]:
-    """Milliseconds of an order, and of what is read ahead by it; bytes a sample at the highest."""
+    """Milliseconds to compute an order and the positions to read ahead; peak bytes per sample."""
     records = []
     for samples in (1_000_000, 10_000_000):
         for policy in ("random", "quasi-random"):
@@ -120,7 +118,7 @@ def orders(repeats: int) -> list[Record]:
 
 
 class Asking(Loader):
-    """The native loader, whose consumer asks for what is read ahead, as it did before its threads did."""
+    """The native loader, with read-ahead requested by the consumer instead of the loader's threads."""
 
     def _dispatch(self, pool: Any, job: Any, plan: Any, step: int) -> None:
         for ids in plan.prefetch_ids(step):
@@ -129,28 +127,28 @@ class Asking(Loader):
 
 
 class Nothing:
-    """Nothing is read ahead."""
+    """A source without read-ahead."""
 
     def before(self, step: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """No samples."""
+        """Return no samples."""
         return ()
 
 
 class NoPixels(Decoder):
-    """A decoder that leaves its rows as they are."""
+    """A decoder that leaves its rows unchanged."""
 
     fields = (Field("inputs", (1, 1, 3), np.dtype(np.uint8)),)
 
     def fill_row(self, data: memoryview, draws: Any, row: Any, scratch: Scratch) -> None:
-        """Nothing is read."""
+        """Read nothing."""
 
     def fill(self, reader: Any, ids: Any, draws: Any, rows: Any, scratch: Scratch) -> list[Any]:
-        """Nothing is read."""
+        """Read nothing."""
         return []
 
 
 def handing_out(folder: Path, repeats: int) -> list[Record]:
-    """Milliseconds of the consumer's thread a batch, in `Loader._dispatch`."""
+    """Milliseconds per batch that the consumer's thread spends in `Loader._dispatch`."""
     samples, size, batch = 32_768, 8192, 256
     data = os.urandom(size)
     for number, part in enumerate(np.array_split(np.arange(samples), _SHARDS)):
@@ -187,7 +185,7 @@ def handing_out(folder: Path, repeats: int) -> list[Record]:
 
 
 def next_epochs(repeats: int) -> list[Record]:
-    """Milliseconds in which an epoch is planned, two seconds after the last batch of the one before."""
+    """Milliseconds to plan an epoch, two seconds after the last batch of the previous one."""
 
     def measured(order: Order, prepared: bool) -> float:
         config = LoaderConfig(batch_size=256, order=order)
@@ -211,7 +209,7 @@ def next_epochs(repeats: int) -> list[Record]:
 
 
 class Named:
-    """A dataset that has a size and is not read."""
+    """A dataset with a length that is never read."""
 
     name = fingerprint = "named"
     classes: tuple[str, ...] = ()
@@ -224,9 +222,14 @@ class Named:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The class alone."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
+
 
 def mixing() -> list[Record]:
-    """Distinct classes in batches of data sorted by class, and their entropy, as shares of `random`'s."""
+    """Distinct classes per batch and their entropy, on data sorted by class, as shares of `random`'s."""
     records = []
     random = epoch_order(_IMAGENET, 0, 0, "random")
     quasi = epoch_order(_IMAGENET, 0, 0, "quasi-random")
@@ -253,7 +256,7 @@ def _classes(order: npt.NDArray[np.int64], classes: int, batch: int) -> tuple[np
 
 
 def reads(folder: Path, window: int) -> list[Record]:
-    """Bytes that an epoch reads from the disk, as a share of the images', with a cache of one and a half windows."""
+    """Bytes that an epoch reads from disk, as a share of the images' bytes, with a cache of one and a half windows."""
     records = []
     cases: list[tuple[Order, int]] = [("quasi-random", 1), ("quasi-random", 2), ("random", 1), ("sequential", 1)]
     for order, ranks in cases:
@@ -272,7 +275,7 @@ def reads(folder: Path, window: int) -> list[Record]:
         for _ in range(3):
             small.clear()
             before = _read_bytes()
-            for batches in zip(*loaders, strict=True):  # ranks of one machine go in step
+            for batches in zip(*loaders, strict=True):  # ranks of one machine advance together
                 assert all(batch.samples for batch in batches)
             shares.append((_read_bytes() - before) / images)
             blocks = small.fetched / -(-len(dataset) // BLOCK)
@@ -302,14 +305,14 @@ class SmallCache:
         self.labels = dataset.labels
         self.notes = ()
         self.fingerprint = dataset.fingerprint
-        self.most = 0  # bytes of the files that were in the page cache when somebody looked
+        self.most = 0  # bytes of the files that were in the page cache when checked
         self._dataset: Dataset = dataset
         self._records = dataset.records
         self._limit = limit // _PAGE
         self._pages: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._blocks: OrderedDict[int, None] = OrderedDict()
         self._held = held
-        self.fetched = self.requests = self.asked = 0  # blocks; runs of pages, and their bytes, that were not there
+        self.fetched = self.requests = self.asked = 0  # blocks; runs of pages that were not cached, and their bytes
         self._lock = threading.Lock()
         self._reads = 0
         self._paths = sorted(Path(dataset.name.rpartition(" (")[0]).glob("*.tar"))
@@ -320,8 +323,13 @@ class SmallCache:
     def __len__(self) -> int:
         return len(self._dataset)
 
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The class alone."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
+
     def read(self, index: int, scratch: Scratch) -> memoryview:
-        """Read the image's bytes; its pages then count as the most recent ones."""
+        """Read the image's bytes; its pages become the most recently used."""
         self._enter(np.array([index]))
         return self._dataset.read(index, scratch)
 
@@ -331,7 +339,7 @@ class SmallCache:
         self._dataset.will_need(indices)
 
     def sample_name(self, index: int) -> str:
-        """The sample's name, for messages."""
+        """The sample's name for messages."""
         return self._dataset.sample_name(index)
 
     def close(self) -> None:
@@ -341,7 +349,7 @@ class SmallCache:
         self._dataset.close()
 
     def clear(self) -> None:
-        """Start with an empty cache."""
+        """Empty the cache."""
         with self._lock:
             self._pages.clear()
             self._blocks.clear()
@@ -376,7 +384,7 @@ class SmallCache:
 
 
 def _resident(file: int) -> int:
-    """The number of bytes of a file in the page cache."""
+    """The number of bytes of a file that are in the page cache."""
     size = os.fstat(file).st_size
     with mmap.mmap(file, size, prot=mmap.PROT_READ) as mapped:
         flat = np.frombuffer(mapped, np.uint8)
@@ -391,13 +399,13 @@ def _resident(file: int) -> int:
 
 
 def _read_bytes() -> int:
-    """The number of bytes that this process caused to be read from disks."""
+    """The number of bytes that this process has read from disks."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["read_bytes"])
 
 
 def epochs(folder: Path) -> list[Record]:
-    """Memory, threads and open files after each of 20 epochs, with unchanged slots and scratch."""
+    """Memory, threads and open files after each of 20 epochs, with unchanged slots and buffers."""
     records = []
     for order in ("random", "quasi-random"):
         dataset = open_dataset(folder)
@@ -446,16 +454,16 @@ def _after_each(loader: Loader) -> Iterator[dict[str, Any]]:
 
 
 def _write(folder: Path, images: Path, samples: int) -> None:
-    """Write tars with this number of samples, and sync them to disk."""
+    """Write tars with this number of samples and sync them to disk."""
     data = [tile((images / name).read_bytes(), 32).jpeg for name in list_images(images)]
     for number, part in enumerate(np.array_split(np.arange(samples), _SHARDS)):
-        with ShardWriter(folder / f"train-{number:05d}.tar") as writer:  # which waits for the disk
+        with ShardWriter(folder / f"train-{number:05d}.tar") as writer:  # waits for the disk
             for i in part.tolist():
                 writer.add(f"{i:09d}", {"jpg": data[i % len(data)], "cls": b"0"})
 
 
 def _shown(record: Record) -> dict[str, str | int]:
-    """A row of the table: without what all rows share, or what is long."""
+    """A table row without the fields that all rows share and without long values."""
     left = {key: v for key, v in record.items() if key not in ("block", "window", "rss_mb_each", "scratch_mb_each")}
     cells = {key: v.text() if isinstance(v, measure.Spread) else v for key, v in left.items()}
     return {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in cells.items()}

@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py
 
-A step is forward, cross-entropy, backward and SGD, always on the same batch. Variants are interleaved.
+A step is forward, cross-entropy, backward and SGD, on one fixed batch. Variants are interleaved.
 """
 
 import argparse

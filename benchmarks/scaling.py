@@ -1,8 +1,8 @@
-"""DCT scaling: the time it saves, and the difference from exact pixels, on tiled JPEGs.
+"""DCT scaling on tiled JPEGs: the time that it saves, and the difference from exact pixels.
 
     python benchmarks/scaling.py --data FOLDER
 
-The same random crops of the same tiled photographs, on one thread, with `dct_scaling` and without, interleaved.
+Decodes the same random crops of the same tiled photographs on one thread, with and without `dct_scaling`, interleaved.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _compare(jpegs: list[memoryview], size: int, repeats: int) -> tuple[dict[str, Any], dict[str, measure.Spread]]:
-    """The mean absolute difference of scaled crops, on 0-255, and microseconds per image with and without scaling."""
+    """Mean absolute difference of scaled crops (0 to 255), and microseconds per image with and without scaling."""
     crop = RandomResizedCrop(size=size)
     scratch = Scratch()
     decoders = {"exact": ImageDecoder(crop), "scaled": ImageDecoder(crop, dct_scaling=True)}

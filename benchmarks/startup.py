@@ -1,12 +1,11 @@
-"""How long commands take to start, what memory they need at the least, and how many modules they import.
+"""Start-up of commands: wall time, peak memory, and number of imported modules.
 
     python benchmarks/startup.py [--repeats 7] [--only convert,verify]
 
-Each command is a process of its own; all of them take turns, after one round that does not count. Bytecode and what
-numba compiles are on disk then: `first use` measures the conversion without the latter. `seconds` is from the start of
-the process to its end; for `train` to its first line and to the end of its first step, and for what these are compared
-with (torch and timm imported, the model built) to the line that says so. `cpu` is the processor's time, which other
-programs lengthen less. `peak` is VmHWM.
+Each command runs in its own process. Commands alternate, after one warm-up round, so that bytecode and numba's compiled
+code are on disk; `first use` measures a conversion without compiled code. `seconds` is from the start of the process to
+its end. For `train` it is to the first line and to the end of the first step; for the baseline (import torch and timm,
+build the model), to the line that reports it. `cpu` is CPU time, which other programs affect less. `peak` is VmHWM.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from PIL import Image
 from rich.console import Console
 
 _ARCH, _SIZE = "resnet18", "64"
-# Before a command: at its end it writes down what it took.
+# Runs before a command, and writes down its measurements at exit.
 _WATCHED = """
 import atexit, json, os, re, sys
 note_file = sys.argv[1]
@@ -44,20 +43,20 @@ _MODEL = f"import torch, timm\ntimm.create_model({_ARCH!r}, num_classes=2)\nprin
 
 @dataclass(frozen=True)
 class Command:
-    """A program to start. `lines`: its time ends with the first line of output that matches."""
+    """A program to start. `lines`: the time is measured up to the first line of output that matches."""
 
     code: str
     arguments: tuple[str, ...] = ()
     line: str | None = None
     exit_code: int = 0
-    compiles: bool = False  # nothing of what numba compiles is on disk
+    compiles: bool = False  # without numba's compiled code on disk
 
 
 def main() -> None:
-    """Measure and keep."""
+    """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", help="names of commands, with commas; all of them by default")
+    parser.add_argument("--only", help="names of commands, separated by commas; default: all")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "startup.jsonl")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +72,7 @@ def main() -> None:
 
 
 def commands(folder: str) -> dict[str, Command]:
-    """What is measured, by name; `convert` comes before the commands that read what it wrote."""
+    """The programs to measure, by name; `convert` comes before the commands that read its output."""
     images, shards, run = f"{folder}/images", f"{folder}/shards", f"{folder}/run"
     training = (
         *("train", shards, "--arch", _ARCH, "--img-size", _SIZE, "--batch-size", "4", "--epochs", "1", "--no-amp"),
@@ -107,7 +106,7 @@ def write_images(folder: Path) -> None:
 
 
 def measured(commands: Mapping[str, Command], folder: Path, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """What each run took, in turns after one round that does not count."""
+    """The measurements of each run, alternating, after one warm-up round."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
     for number in range(repeats + 1):
         for name, command in commands.items():
@@ -118,7 +117,7 @@ def measured(commands: Mapping[str, Command], folder: Path, repeats: int) -> dic
 
 
 def started(command: Command, folder: Path) -> dict[str, float]:
-    """Run a command once. Raises RuntimeError where it does not do what it should."""
+    """Run a command once. Raises RuntimeError if it fails."""
     note, compiled = folder / "note.json", folder / "compiled"
     note.unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -144,7 +143,7 @@ def started(command: Command, folder: Path) -> dict[str, float]:
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, measure.Spread | int]:
-    """Medians of several runs."""
+    """Medians over several runs."""
     spreads = {key: measure.Spread.of([run[key] for run in runs]) for key in ("seconds", "cpu", "peak")}
     return {**spreads, "modules": int(runs[-1]["modules"])}
 

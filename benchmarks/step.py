@@ -9,13 +9,13 @@ from fastimg.loaders import Batch
 from fastimg.models.precision import Precision
 from fastimg.models.registry import build
 from fastimg.train.augment_stream import AugmentStream
-from fastimg.train.optimisers import build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
 
 
 class Stepper:
-    """A model with random weights and its optimiser. `stepper(images, targets)` does a step and returns the loss.
+    """A model with random weights and its optimiser. `stepper(images, targets)` takes a step and returns the loss.
 
-    `channels_last` None follows the trainer: on for convolutional models.
+    `channels_last=None` does as the trainer does: on for convolutional models.
     """
 
     def __init__(
@@ -49,23 +49,23 @@ class Stepper:
         return loss
 
     def beside(self, batch: Batch, plan: Plan) -> torch.Tensor:
-        """A step on what the loader gave, its augmentation beside the step before, as the trainer has it."""
+        """A step on a loader's batch, with its augmentation running beside the previous step, as in the trainer."""
         with self._stream.step(batch):
             inputs = self.augmented(batch.inputs, plan)
         self._stream.keep(batch, inputs)
         return self._settled(self.gradients(inputs, batch.targets))
 
     def backward(self, images: torch.Tensor, targets: torch.Tensor, plan: Plan | None = None) -> torch.Tensor:
-        """The first half of a step: gradients, scaled where the precision asks for it."""
+        """The first half of a step: gradients, scaled if the precision requires it."""
         return self.gradients(self.augmented(images, plan), targets)
 
     def augmented(self, images: torch.Tensor, plan: Plan | None) -> torch.Tensor:
-        """What the model takes."""
+        """The model's input."""
         inputs = apply(plan, images, self.policy, self.precision.input_dtype)
         return inputs.contiguous(memory_format=self.memory_format)
 
     def gradients(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Of the loss, which is returned."""
+        """The gradients of the loss; returns the loss."""
         with self.precision.autocast():
             logits = self.module(inputs)
         loss = F.cross_entropy(logits.float(), targets)

@@ -1,10 +1,10 @@
-"""The table of step rates that `train` chooses the type of mixed precision by, from what `gpu.py` measured.
+"""Update the table of step rates by which `train` chooses the mixed precision type, from the results of `gpu.py`.
 
-    python benchmarks/step_rates.py results/gpu-NVIDIA-DATE.jsonl     adds its rates to the table in the package
-    python benchmarks/step_rates.py --check                           only reads the table, and prints what it decides
+    python benchmarks/step_rates.py results/gpu-NVIDIA-DATE.jsonl     adds its rates to the table in the package python
+    benchmarks/step_rates.py --check                           only reads the table, and prints the choices that follow
 
-A rate of the same GPU, torch, model, type, mode and batch replaces an older one. Records of failures and of CPUs are
-left out, and counted; a record that is no rate is an error, and nothing is written.
+A rate replaces an older one of the same GPU, torch, model, type, mode and batch. Records of failures and of CPUs are
+skipped and counted. An invalid record is an error, and nothing is written.
 """
 
 import argparse
@@ -29,7 +29,7 @@ KEYS = tuple(field.name for field in dataclasses.fields(StepRate))
 
 
 def main() -> int:
-    """Add rates, check the table, print it. Returns the exit status."""
+    """Add rates, check the table and print it. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*", type=Path, help="files of gpu.py")
     parser.add_argument("--out", type=Path, default=step_rates.FILE, help="the table; default: the package's")
@@ -44,7 +44,7 @@ def main() -> int:
             new, left_out = collected(args.results)
             rates = merged(rates, new)
             write(args.out, rates)
-            console.print(f"{len(new)} rates added, {left_out} records left out; {args.out} has {len(rates)}")
+            console.print(f"{len(new)} rates added, {left_out} records skipped; {args.out} has {len(rates)}")
             step_rates.read(args.out)
     except (UserError, BadRecordError) as error:
         console.print(f"error: {error}", markup=False, highlight=False)
@@ -54,11 +54,11 @@ def main() -> int:
 
 
 class BadRecordError(Exception):
-    """A record that claims to be a rate and is none."""
+    """A record of a rate is invalid."""
 
 
 def collected(files: list[Path]) -> tuple[list[StepRate], int]:
-    """The rates in files of gpu.py, and how many records were left out: failures, and rates of a CPU."""
+    """The rates in files of gpu.py, and the number of records that were skipped: failures, and rates of a CPU."""
     rates: list[StepRate] = []
     left_out = 0
     kinds: dict[str, step_rates.Kind] = {}
@@ -95,14 +95,14 @@ def _records(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def merged(old: list[StepRate], new: list[StepRate]) -> list[StepRate]:
-    """Both, sorted; where both have a rate of the same, the new one."""
+    """Both tables merged and sorted; new rates replace old ones."""
     key = lambda rate: (rate.gpu, rate.torch, rate.arch, rate.batch, rate.dtype, rate.compile or "")  # noqa: E731
     by_key = {key(rate): rate for rate in (*old, *new)}
     return [by_key[name] for name in sorted(by_key)]
 
 
 def write(file: Path, rates: list[StepRate]) -> None:
-    """One rate a line, so that a change of the table can be read."""
+    """Format one rate per line, so that a diff of the table is readable."""
     lines = ",\n".join(json.dumps(dataclasses.asdict(rate)) for rate in rates)
     replace_file(file, f"[\n{lines}\n]\n".encode() if rates else b"[]\n")
 

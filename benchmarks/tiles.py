@@ -1,11 +1,11 @@
-"""Tiled JPEGs: rewriting, cutting, and the cost of a training crop with and without tiles. On one thread.
+"""Tiled JPEGs: rewriting, cutting, and the cost of a training crop with and without tiles, on one thread.
 
     python benchmarks/tiles.py --data FOLDER
 
 `tile` rewrites the folder's JPEGs. A crop is RandomResizedCrop(0.08-1) to 224 with the loader's resampler: `whole`
 decodes the original and crops it, `splice` cuts the tiled file and decodes the remaining tiles. Everything is in
-memory; variants are interleaved over the same images and boxes, and the median of n counts. Before timing, every crop
-of every variant is checked to have the same pixels.
+memory. Variants are interleaved over the same images and boxes; results are medians of n. Before timing, a check makes
+sure that every variant gives the same pixels for every crop.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from fastimg.loaders.random import uniforms
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.scratch import Scratch
 
-Crop = Callable[[int, np.ndarray], None]  # image number, where the pixels go
+Crop = Callable[[int, np.ndarray], None]  # image number, and the position of its pixels
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of JPEGs, flat or with subfolders")
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--width", type=int, default=32, help="pixels across a tile, at most")
+    parser.add_argument("--width", type=int, default=32, help="maximum tile width in pixels")
     parser.add_argument("--epochs", type=int, default=4, help="boxes drawn for each image")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "tiles.jsonl")
@@ -49,7 +49,7 @@ def main() -> None:
     found = [tile(data, args.width) for data in originals]  # compiles, too
     pairs = [(data, made) for data, made in zip(originals, found, strict=True) if made.kept is None]
     if not pairs:
-        raise SystemExit(f"{args.data}: no JPEG in it that can be tiled")
+        raise SystemExit(f"{args.data}: no JPEG that can be tiled")
     data = [p[0] for p in pairs]
     tiled = [p[1].jpeg for p in pairs]
     count = len(data)
@@ -126,7 +126,7 @@ def _crops(data: list[bytes], tiled: list[bytes], windows: list[Window]) -> dict
 
 
 def _steps(data: list[bytes], tiled: list[bytes], windows: list[Window], width: int) -> dict[str, Callable[[], float]]:
-    """Rewriting, and cutting alone."""
+    """Rewriting and cutting only."""
     buffer = bytearray(max(map(len, tiled)) + 2)
 
     def rate(call: Callable[[int], object]) -> Callable[[], float]:
@@ -164,7 +164,7 @@ def _check(crops: dict[str, Crop], count: int, size: int) -> None:
 
 
 def _growth(data: list[bytes], tiled: list[Rewritten]) -> float:
-    """In percent; what was left out behind EOI counts on neither side."""
+    """The size in percent; bytes after EOI are counted on neither side."""
     before = sum(len(a) - b.left_out for a, b in zip(data, tiled, strict=True))
     return 100 * (sum(len(b.jpeg) for b in tiled) / before - 1)
 

@@ -1,10 +1,10 @@
-"""Training speed and peak memory of each technique, against a plain run: the trainer itself, a process each.
+"""Speed and peak memory of the trainer with each technique, compared with a plain run, each in its own process.
 
     python benchmarks/train.py                        every technique on random pixels (CPU: two models, batch 8)
     python benchmarks/train.py --real --data FOLDER   also from JPEG files, next to a plain torchvision-style loop
 
-A variant is `fastimg train` with its flags. Variants are interleaved. Speed is the median of the run's records after
-the first; memory is the process's peak (resident on a CPU, allocated on a GPU).
+Each variant is `fastimg train` with its flags; variants are interleaved. Speed is the median over the run's records
+after the first. Memory is the process's peak (resident on a CPU, allocated on a GPU).
 """
 
 import argparse
@@ -49,11 +49,15 @@ def main() -> int:
     parser.add_argument("--arch", nargs="+", default=ON_GPU if on_gpu else ON_CPU)
     parser.add_argument("--batch-size", type=int, default=256 if on_gpu else 8)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--steps", type=int, default=40 if on_gpu else 4, help="timed, after as many of warm-up as 2")
+    parser.add_argument("--steps", type=int, default=40 if on_gpu else 4, help="timed steps, after 2 warm-up steps")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=TECHNIQUES, default=list(TECHNIQUES), help="techniques, and plain")
-    parser.add_argument("--real", action="store_true", help="JPEGs from files, beside a plain torchvision-style loop")
-    parser.add_argument("--data", type=Path, help="folder of images by class; without it JPEGs are made")
+    parser.add_argument(
+        "--only", nargs="+", choices=TECHNIQUES, default=list(TECHNIQUES), help="techniques to run, besides plain"
+    )
+    parser.add_argument(
+        "--real", action="store_true", help="train from JPEG files, and compare with a plain torchvision-style loop"
+    )
+    parser.add_argument("--data", type=Path, help="folder of images by class; default: generated JPEGs")
     parser.add_argument("--images", type=int, default=1024 if on_gpu else 16, help="how many JPEGs to make")
     parser.add_argument("--workers", default="auto")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "train.jsonl")
@@ -76,7 +80,7 @@ def main() -> int:
 
 
 def _write_images(folder: Path, images: int, samples: int) -> None:
-    """Two classes with `samples` files in all, links to `images` JPEGs, so that one epoch lasts for the whole run."""
+    """Write two classes with `samples` links to `images` JPEGs in all, so that one epoch lasts for the whole run."""
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
         write_photographs(folder / name, images // 2, (500, 375))
@@ -86,7 +90,7 @@ def _write_images(folder: Path, images: int, samples: int) -> None:
 
 
 def _measure(arch: str, data: Path, args: argparse.Namespace, console: Console, environment: dict[str, Any]) -> bool:
-    """All variants of one model. Returns whether each of them ran."""
+    """Run all variants of one model. Returns whether all of them succeeded."""
     variants = {name: list(TECHNIQUES[name]) for name in dict.fromkeys(["plain", *args.only])}
     jobs = {name: _job(arch, data, args, "synthetic", flags) for name, flags in variants.items()}
     if args.real:
@@ -134,7 +138,7 @@ def _measure(arch: str, data: Path, args: argparse.Namespace, console: Console, 
 
 
 def _job(arch: str, data: Path, args: argparse.Namespace, loader: str, flags: list[str]) -> dict[str, Any]:
-    """The arguments for a process."""
+    """The arguments of a process."""
     accumulated = 2 if "--grad-accum-steps" in flags else 1
     flags = [str(args.batch_size // 2) if flag == "HALF" else flag for flag in flags]
     if loader == "native":
@@ -152,7 +156,7 @@ def _job(arch: str, data: Path, args: argparse.Namespace, loader: str, flags: li
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in its own process. Returns its speed and peak memory, or the reason why there are none."""
+    """Run a job in its own process. Returns its speed and peak memory, or the reason for its failure."""
     command = [sys.executable, "-W", "ignore", __file__, "--worker", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

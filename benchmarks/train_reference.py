@@ -19,7 +19,7 @@ _STD = (0.229, 0.224, 0.225)
 
 
 def train_plainly(arch: str, data: Path, batch_size: int, size: int, steps: int, warm_steps: int = 2) -> float:
-    """Images per second of `steps` steps: bf16 autocast, channels-last, SGD with momentum, as the trainer's are."""
+    """Images per second over `steps` steps. As in the trainer: bf16 autocast, channels-last, SGD with momentum."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -68,7 +68,7 @@ def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds, once the device is idle."""
+    """The current time in seconds, once the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

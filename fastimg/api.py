@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from fastimg.train.loop import Result
 
 _Path = str | os.PathLike[str]
+_PAIRS = ("model_kwargs", "opt_kwargs")  # settings that may be dictionaries
 _ON_A_COMMAND_LINE = ("more", "json", "csv")  # where else a function takes a list, or returns a value
 
 
 @takes_settings_of(
-    Train, ["data"], accepts={"compile": bool | str | None, "model_kwargs": Mapping[str, Any] | Sequence[str]}
+    Train, ["data"], accepts={"compile": bool | str | None, **dict.fromkeys(_PAIRS, Mapping[str, Any] | Sequence[str])}
 )
 def train(data: _Path | None = None, *, progress: bool = False, **settings: Any) -> "Result":
     """Train a classifier, as `fastimg train` does.
@@ -38,7 +39,7 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
 
     The settings are the flags of the command, with their names and defaults; a recipe and a file lie below what is
     given here. A value may be what YAML has for it: a number for `lr`, a list for `scale`, True for `compile`; and
-    `model_kwargs` may be a dictionary. None is as good as leaving a setting out.
+    `model_kwargs` and `opt_kwargs` may be dictionaries. None is as good as leaving a setting out.
 
     Returns a `Result`: the directory of the run, the best validation, the checkpoint.
 
@@ -53,8 +54,9 @@ def train(data: _Path | None = None, *, progress: bool = False, **settings: Any)
     """
     from fastimg.train.loop import train as run
 
-    if isinstance(settings.get("model_kwargs"), Mapping):
-        settings["model_kwargs"] = [f"{name}={value}" for name, value in settings["model_kwargs"].items()]
+    for field in _PAIRS:
+        if isinstance(settings.get(field), Mapping):
+            settings[field] = [f"{name}={value}" for name, value in settings[field].items()]
     config = yaml_file.layered(_given("train", Train, {"data": data, **settings}))
     with _library():
         return run(config, terminal.console() if progress else _nowhere(), signals=False)

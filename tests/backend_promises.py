@@ -1,7 +1,7 @@
-"""What every backend of the loader promises, whatever decodes: the native loader's batches, states and iterations.
+"""The contract of every loader backend, whatever decodes: the native loader's batches, states and iteration.
 
 A module of tests subclasses `OfEveryBackend`, and has the fixtures `backend`, `data` (an open dataset) and `bound` (the
-mean absolute difference of centre crops from the native loader's, 0 to 255; None where pixels mean nothing).
+mean absolute difference of centre crops from the native loader's, 0 to 255; None if pixels are arbitrary).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "quasi-random": {"order": "quasi-random", "block": 2, "window": 8},
     "rank": {"rank": 1, "world_size": 2},
     "tail": {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 8},
-    "padding": {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 12},  # nothing but padding
+    "padding": {"order": "sequential", "rank": 2, "world_size": 3, "batch_size": 12},  # only padding
     "large": {"batch_size": 32, "seed": 5},
 }
 Open = Callable[..., Any]  # the fixtures of tests/conftest.py
@@ -48,7 +48,7 @@ class OfEveryBackend:
         native.close()
         other.close()
 
-    def test_a_state_goes_from_one_backend_to_another(
+    def test_a_state_moves_from_one_backend_to_another(
         self, data: Any, backend: Any, open_loader: Open, read_pixels: Open
     ) -> None:
         expected = [batch[0] for batch in read_pixels(open_loader("native", data))]
@@ -103,7 +103,7 @@ class OfEveryBackend:
         plain: Open,
         difference: Open,
     ) -> None:
-        """The consumer lags behind the copies; ids, weights and places are the same."""
+        """The consumer is slower than the copies; ids, weights and order are unchanged."""
         config = LoaderConfig(batch_size=4, workers=2, order="sequential")
         with contextlib.closing(open_loader("native", data, CENTRE, order="sequential")) as native:
             expected = read_pixels(native)

@@ -1,4 +1,4 @@
-"""Data that tests make for themselves, batches of any loader, and an end to what hangs or is left running."""
+"""Generated test data, batches of any loader, and checks that tests neither hang nor leave anything running."""
 
 import dataclasses
 import fcntl
@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: a thread that waits is not to spin
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers and processes of tests share compiled modules
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: waiting threads must not spin
 import torch
 from hypothesis import settings
 from numba.core.compiler_lock import global_compiler_lock
@@ -40,12 +41,13 @@ from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
 
-settings.register_profile("fastimg", deadline=None)  # seconds depend on what else the machine does
+sys.dont_write_bytecode = False  # for this process, which has read the variable already
+settings.register_profile("fastimg", deadline=None)  # times depend on other processes on the machine
 settings.load_profile("fastimg")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """`-n auto`: one more than there are cores, since tests wait for processes that they start."""
+    """`-n auto`: one more worker than there are cores, since tests wait for the processes that they start."""
     return len(os.sched_getaffinity(0)) + 1
 
 
@@ -77,7 +79,7 @@ def write_image_folder(root: Path, per_class: int = 12, colours: dict[str, tuple
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
-    """What one worker compiles with numba, the others read from the cache: each function has a lock."""
+    """Each function is compiled by one worker, under a lock, and read from numba's cache by the others."""
     if worker_id == "master":
         yield
         return
@@ -86,7 +88,7 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
 
     def compile_once(dispatcher: Any, signature: object) -> object:
         name = re.sub(r"\W", "_", f"{dispatcher.py_func.__module__}.{dispatcher.py_func.__qualname__}")
-        with global_compiler_lock:  # first: the thread that waits for the file has it
+        with global_compiler_lock:  # first, as a thread that waits for the file lock holds this one
             if not getattr(dispatcher._cache, "cache_path", None) or name in held:
                 return compile(dispatcher, signature)
             held.add(name)
@@ -102,21 +104,45 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[Callable[[int], None]]:
+    """Compute with one thread, whatever a training requests.
+
+    With images as small as the tests', several threads mostly wait for each other. The value is torch's own
+    `set_num_threads`.
+    """
+    set_num_threads = torch.set_num_threads
+    set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "set_num_threads", lambda count: None)
+        yield set_num_threads
+
+
+@pytest.fixture
+def threads(one_thread: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute with two threads, or as many as a test requests from torch."""
+    one_thread(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "set_num_threads", one_thread)
+        yield
+    one_thread(1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first, so that none of the longest is left for the end."""
+    """Run files that start processes first, so that none of the longest remains for the end."""
     starts = {"python", "interpreted"}
     long = {item.path for item in items if item.get_closest_marker("slow") or starts & set(item.fixturenames)}  # type: ignore[attr-defined]
     items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:
-    """What imports have made stays: `gc.collect` in a test need not look through it, which takes half a second."""
+    """Freeze imported objects: `gc.collect` in a test then skips them, which saves half a second."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Libraries complain of what is left at the interpreter's end."""
+    """Libraries warn about objects left at the interpreter's end."""
     gc.unfreeze()
 
 
@@ -134,9 +160,9 @@ def image_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
-    """A command that does what `python` does, and starts in a moment: see forkserver.py.
+    """A command that does what `python` does, but starts quickly: see forkserver.py.
 
-    The workers of a session share the server. It ends with the last of them.
+    The workers of a session share the server, which ends with the last of them.
     """
     if not hasattr(os, "pidfd_open"):
         yield sys.executable
@@ -155,15 +181,15 @@ def python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator
             holder.connect(address)
         holder.sendall(bytes(8))
     with holder, pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHON_EXEC", str(command))  # with which torchrun starts its ranks
+        patched.setenv("PYTHON_EXEC", str(command))  # torchrun starts its ranks with it
         yield str(command)
 
 
 def start_forkserver(command: Path) -> str:
-    """Start the server, and write the `command` of its clients. Its address."""
+    """Start the server, and write the `command` of its clients. Returns its address."""
     script = Path(__file__).with_name("forkserver.py")
-    address = str(Path(tempfile.mkdtemp(prefix="fastimg-")) / "forkserver")  # short: an address has 107 characters
-    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not be forked
+    address = str(Path(tempfile.mkdtemp(prefix="fastimg-")) / "forkserver")  # short: at most 107 characters
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads do not survive a fork
     server = subprocess.Popen(
         [sys.executable, str(script), address],
         stdin=subprocess.DEVNULL,
@@ -175,7 +201,7 @@ def start_forkserver(command: Path) -> str:
     assert server.stdout is not None
     with server.stdout as said:
         assert said.readline() == "ready\n"
-    server.returncode = 0  # it ends with its last holder, for which nobody waits
+    server.returncode = 0  # it ends with its last holder; nobody waits for it
     command.write_text(f"#!/bin/sh\nexec '{sys.executable}' -IS '{script}' '{address}' \"$@\"\n")
     command.chmod(0o755)
     return address
@@ -189,20 +215,20 @@ def encode() -> Callable[..., bytes]:
 
 @pytest.fixture
 def make_image_folder(tmp_path: Path) -> Callable[[int], Path]:
-    """`make_image_folder(per_class)`: an unsplit folder of three classes with so many images each."""
+    """`make_image_folder(per_class)`: an unsplit folder of three classes with this many images each."""
     return lambda per_class: write_image_folder(tmp_path / "images", per_class)
 
 
 @pytest.fixture
 def heif_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """`heif_plugin(installed)`: pillow-heif is missing, as at first, or there: a stand-in, for which see `heic`."""
+    """`heif_plugin(installed)`: pillow-heif is missing, as by default, or replaced by a stub; see `heic`."""
 
     def provide(installed: bool) -> None:
         plugin = types.ModuleType("pillow_heif")
         plugin.register_heif_opener = register  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "pillow_heif", plugin if installed else None)
         monkeypatch.setitem(sys.modules, "pillow_jxl", None)
-        for name in ("HEIF", "JXL"):  # the real ones, too
+        for name in ("HEIF", "JXL"):  # unregister real plugins, too
             monkeypatch.delitem(Image.OPEN, name, raising=False)
         monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name in Image.OPEN])
         register_plugins.cache_clear()
@@ -227,13 +253,13 @@ def heif_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
 
 @pytest.fixture
 def heic() -> Callable[[int], bytes]:
-    """`heic(seed)`: what begins like HEIC, and what the stand-in for its plugin decodes: a PNG."""
+    """`heic(seed)`: begins like HEIC, and contains the PNG that the stub plugin decodes."""
     return lambda seed=0: HEIC_START + encoded_image(seed=seed, kind="PNG")
 
 
 @pytest.fixture
 def watchdog() -> Iterator[None]:
-    """What hangs, fails: an alarm after two minutes, and again in case it was swallowed."""
+    """Fail tests that hang: an alarm after two minutes, repeated in case it is swallowed."""
 
     def ring(signum: int, frame: object) -> None:
         raise TimeoutError("the test hangs")
@@ -247,9 +273,9 @@ def watchdog() -> Iterator[None]:
 
 @pytest.fixture
 def sync_debug_mode() -> Callable[[str], AbstractContextManager[None]]:
-    """`with sync_debug_mode("error"):` what waits for a CUDA device raises.
+    """`with sync_debug_mode("error"):` synchronising with a CUDA device raises.
 
-    torch warns, once in a process, that this is a prototype: a warning that is no error here.
+    torch warns once per process that this is a prototype; the warning is not an error here.
     """
 
     def choose(mode: str) -> None:
@@ -269,7 +295,7 @@ def sync_debug_mode() -> Callable[[str], AbstractContextManager[None]]:
 
 
 def left_running() -> list[str]:
-    """Loaders' threads and processes, ours and FFCV's."""
+    """Running threads and processes of loaders, including FFCV's."""
     threads = [t.name for t in threading.enumerate() if t.name.startswith("fastimg-") or "EpochIter" in str(type(t))]
     return threads + [child.name for child in multiprocessing.active_children()]
 
@@ -304,7 +330,7 @@ def open_loader() -> Callable[..., BatchSource]:
 
 
 class Read(NamedTuple):
-    """A batch that outlives its loader's memory."""
+    """A copy of a batch that outlives its loader's memory."""
 
     ids: list[int]
     targets: list[int]
@@ -326,7 +352,7 @@ def read_pixels() -> Callable[[Iterable[Batch]], list[Read]]:
 
 @pytest.fixture
 def plain() -> Callable[[list[Read]], list[tuple[Any, ...]]]:
-    """`plain(batches)`: without the pixels, to be compared."""
+    """`plain(batches)`: the batches without their pixels, for comparison."""
     return lambda batches: [batch[:4] for batch in batches]
 
 
@@ -343,10 +369,10 @@ def difference() -> Callable[[list[Read], list[Read]], float]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
-    """Triton's interpreter in half the time, where it interprets.
+    """Make Triton's interpreter twice as fast, where kernels are interpreted.
 
-    It does not compute each sum and product again with 64 bits, to look for overflows, and it prepares Triton's
-    language once in a launch for the functions of a file, instead of at every call of one.
+    It does not repeat each sum and product with 64 bits to detect overflows, and it prepares Triton's language once per
+    launch for all functions of a file, instead of at every call.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
@@ -373,7 +399,7 @@ def quick_interpreter() -> Iterator[None]:
 
 
 def _takes_loops() -> bool:
-    """Whether Triton's interpreter counts loops with this NumPy: torch 2.11's takes an array of one for a number."""
+    """Whether Triton's interpreter runs loops with this NumPy: torch 2.11's uses a one-element array as a number."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     squeezed = "int(self.handle.data.squeeze())" in inspect.getsource(interpreter)
     return squeezed or np.lib.NumpyVersion(np.__version__) < "2.4.0"
@@ -381,16 +407,16 @@ def _takes_loops() -> bool:
 
 @pytest.fixture
 def interpreted() -> Callable[..., None]:
-    """`interpreted(file, loops=False)`: its `TestInterpreted` passes in a process where Triton interprets kernels.
+    """`interpreted(file, loops=False)`: its `TestInterpreted` passes in a process in which Triton interprets kernels.
 
-    Triton decides that when it is imported. `loops`: the kernels have loops whose end is read from memory.
+    Triton decides that on import. `loops`: the kernels have loops whose bound is read from memory.
     """
 
     def check(file: str, loops: bool = False) -> None:
         if loops and not _takes_loops():
             pytest.skip("this Triton's interpreter needs NumPy < 2.4")
         alone = ("-q", "-n", "0", "-p", "no:cacheprovider", f"{file}::TestInterpreted")
-        older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy, of the same
+        older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy's warning about the same
         command = [sys.executable, "-m", "pytest", *older, *alone]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)

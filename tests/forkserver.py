@@ -1,18 +1,21 @@
-"""Python processes that start in a moment: forked from one process that has imported torch, timm and the program.
+"""Python processes that start quickly: forks of one process that has imported torch, timm and fastimg.
 
-    python forkserver.py ADDRESS             serves until nobody holds it any more; prints a line when it is ready
+    python forkserver.py ADDRESS             serves until its last holder ends; prints a line when ready
     python -IS forkserver.py ADDRESS ...     a client: what `python ...` does, in a fork that has this one's streams,
                                              environment and directory; ends as the fork ends, and takes it along
 
-A fork is a process of its own: it may be killed, signalled, and be a rank of torchrun, which starts ranks by the
-command in PYTHON_EXEC. What reads the environment while it is imported does not see a fork's environment.
+A fork is an ordinary process: it may be killed, signalled, and be a rank of torchrun, which starts ranks by the command
+in PYTHON_EXEC. Modules that read the environment on import do not see a fork's environment. Triton is the exception: a
+fork imports it anew to interpret kernels.
 """
 
 import atexit
 import contextlib
 import gc
+import fcntl
 import importlib
 import json
+import multiprocessing.spawn
 import os
 import runpy
 import selectors
@@ -26,6 +29,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 LENGTH, STATUS = struct.Struct("<q"), struct.Struct("<i")
+MOST = 64  # descriptors that a client may have
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 IMPORTED = (
     "timm",
@@ -61,12 +65,29 @@ def pass_on(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def _inherited(number: int) -> bool:
+    """Whether it is a descriptor that this process was started with, as multiprocessing's are."""
+    with contextlib.suppress(OSError):  # that of the listing
+        return os.get_inheritable(number)
+    return False
+
+
+def end_group(pid: int) -> None:
+    """Kill a fork and what it started; alone where it does not lead a group yet."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+
+
 def run_client(address: str, arguments: Sequence[str]) -> NoReturn:
-    """Let the server start `python arguments`, pass signals on, and end in the same way."""
+    """Ask the server to start `python arguments`, forward signals, and end with the same status."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    asked = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(connection, [LENGTH.pack(len(asked))], [0, 1, 2])
+    numbers = sorted(int(name) for name in os.listdir("/proc/self/fd") if int(name) != connection.fileno())
+    numbers = [number for number in numbers if _inherited(number)]
+    asked = json.dumps([arguments, os.getcwd(), dict(os.environ), numbers]).encode()
+    socket.send_fds(connection, [LENGTH.pack(len(asked))], numbers)
     connection.sendall(asked)
     (pid,) = LENGTH.unpack(receive(connection, LENGTH.size))
     for number in FORWARDED:
@@ -81,7 +102,7 @@ def run_client(address: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def serve(address: str) -> list[str]:
-    """Fork for each client. Returns in the forks, with what they are to run."""
+    """Fork for each client. Returns in the forks, with the arguments to run."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -94,9 +115,9 @@ def serve(address: str) -> list[str]:
         for key, _ in waiting.select():
             if key.fileobj is listener:
                 connection = listener.accept()[0]
-                start, streams, *_ = socket.recv_fds(connection, LENGTH.size, 3)
+                start, streams, *_ = socket.recv_fds(connection, LENGTH.size, MOST)
                 waiting.register(connection, selectors.EVENT_READ)
-                if not streams:  # it only holds the server
+                if not streams:  # it only keeps the server alive
                     holders += 1
                     continue
                 asked = json.loads(receive(connection, *LENGTH.unpack(start)))
@@ -111,15 +132,15 @@ def serve(address: str) -> list[str]:
                 handle = os.pidfd_open(pid)
                 waiting.register(handle, selectors.EVENT_READ)
                 forks[handle] = forks[connection.fileno()] = pid, connection
-            elif key.fd not in forks and key.fd in waiting.get_map():  # a holder is gone
+            elif key.fd not in forks and key.fd in waiting.get_map():  # a holder has ended
                 waiting.unregister(key.fileobj)
                 holders -= 1
                 if not holders:
                     os.unlink(address)
                     os.rmdir(os.path.dirname(address))
                     end(0)
-            elif key.fd in forks and isinstance(key.fileobj, socket.socket):  # a client is gone: its fork goes, too
-                os.kill(forks.pop(key.fd)[0], signal.SIGKILL)
+            elif key.fd in forks and isinstance(key.fileobj, socket.socket):  # a client has ended: end its fork, too
+                end_group(forks.pop(key.fd)[0])
                 waiting.unregister(key.fileobj)
             elif key.fd in forks:  # a fork has ended
                 pid, connection = forks.pop(key.fd)
@@ -132,15 +153,26 @@ def serve(address: str) -> list[str]:
                 connection.close()
 
 
-def become(arguments: list[str], directory: str, environment: dict[str, str], streams: Sequence[int]) -> list[str]:
-    """Take over the client's streams, environment and directory."""
-    os.setsid()
-    for number, stream in enumerate(streams):
+def become(
+    arguments: list[str], directory: str, environment: dict[str, str], numbers: Sequence[int], streams: Sequence[int]
+) -> list[str]:
+    """Take over the client's descriptors, environment and working directory."""
+    if "--multiprocessing-fork" not in arguments:  # its own processes may do so themselves
+        os.setsid()
+    beyond = [fcntl.fcntl(stream, fcntl.F_DUPFD, max(numbers) + 1) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for number, stream in zip(numbers, beyond, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    if "PYTHON_EXEC" in environment:
+        multiprocessing.spawn.set_executable(environment["PYTHON_EXEC"])
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("TRITON_INTERPRET") == "1":  # Triton decides that when it is imported
+        for name in [name for name in sys.modules if f"{name}.".startswith("triton.") and "._C" not in name]:
+            del sys.modules[name]
     import torch
 
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
@@ -148,12 +180,15 @@ def become(arguments: list[str], directory: str, environment: dict[str, str], st
 
 
 def run(arguments: list[str]) -> None:
-    """What `python arguments` runs."""
-    while arguments[0] in ("-u", "-W"):
-        if arguments.pop(0) == "-u":
+    """Run what `python arguments` runs."""
+    while arguments[0][:2] in ("-u", "-B", "-W"):
+        option = arguments.pop(0)
+        if option == "-u":
             sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        elif option == "-B":
+            sys.dont_write_bytecode = True
         else:
-            warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
+            warnings.simplefilter(option[2:] or arguments.pop(0))  # type: ignore[arg-type]
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
         sys.path.insert(0, "")
@@ -169,7 +204,7 @@ def run(arguments: list[str]) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """As the interpreter ends, but without taking apart what was imported, which would copy all of it."""
+    """Exit as the interpreter does, but without clearing imported modules, which would copy all their pages."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -198,7 +233,7 @@ def main(arguments: list[str]) -> NoReturn:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         run_client(sys.argv[1], sys.argv[2:])
-    del sys.path[0]  # beside this file is another folder named fastimg
+    del sys.path[0]  # next to this file is another folder named fastimg
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy every page

@@ -4,7 +4,8 @@ from . import augmentation
 from .commands import Embed, Train
 from .progressive import Progressive
 from .progressive import parse as parse_progressive
-from .training import HF_PREFIX
+from .training import HF_PREFIX, LossKind
+from .training import SCHEDULE_FREE as SCHEDULE_FREE
 
 ARCH = "resnet50"  # where neither a flag nor the weights name another
 EPOCHS = 10  # where neither --epochs nor --duration is given
@@ -39,6 +40,11 @@ def tuned(config: Train) -> bool:
 def head_alone(config: Train) -> bool:
     """Whether nothing but the classifier ever trains."""
     return config.freeze == "backbone" and config.freeze_epochs is None
+
+
+def loss_kind(config: Train) -> LossKind:
+    """The loss, by either of its two flags."""
+    return config.loss or ("bce" if config.bce_loss else "cross-entropy")
 
 
 def progressive(config: Train, epochs: int | None = None) -> Progressive:

@@ -11,11 +11,11 @@ from typing import Any
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
-from . import augmentation, durations
+from . import augmentation, durations, folds
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
+from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, CUDA_GRAPH_MODES, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, Train
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -61,6 +61,13 @@ def _are_shares_above_zero(values: Collection[float]) -> bool:
     return all(map(_is_share_above_zero, values))
 
 
+def _is_pos_weight(text: str) -> bool:
+    try:
+        return text == "balanced" or _is_above_zero(float(text))
+    except ValueError:
+        return False
+
+
 def _loads_with(backend: str) -> Callable[[Any], bool]:
     if backend == "resident":
         return lambda config: bool(getattr(config, "resident", False))
@@ -80,12 +87,32 @@ def _only_head(config: Train) -> bool:
     return head_alone(config) and config.head == "linear"
 
 
+def _weighs_alike(config: Train) -> bool:
+    return config.sampler == "balanced" and config.class_weights in ("balanced", "effective")
+
+
 def _unvalidated(config: Train) -> bool:
     return config.val_fraction == 0
 
 
 def _without_steps(config: Train) -> bool:
     return config.sched != "step"
+
+
+def _schedule_free(config: Train) -> bool:
+    return config.opt in SCHEDULE_FREE
+
+
+def _decays(config: Train) -> str | None:
+    if not _schedule_free(config) or config.sched in (None, "constant"):
+        return None
+    return f"--opt {config.opt} needs no schedule, and is not made for one; leave it out"
+
+
+def _late_average(config: Train) -> str | None:
+    if config.freeze_epochs is None or not _schedule_free(config):
+        return None
+    return f"--opt {config.opt} averages weights from the first step on, and these would come later; choose another"
 
 
 def _order_window(config: Train) -> str | None:
@@ -157,6 +184,16 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _fold(config: Any) -> None:
+    if config.fold is not None:
+        folds.parse(config.fold)
+
+
+def _max_time(config: Any) -> None:
+    if config.max_time is not None:
+        durations.limit(config.max_time, "--max-time")
+
+
 def _save_interval(config: Any) -> None:
     durations.interval(config.save_interval, "--save-interval")
 
@@ -220,8 +257,27 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dtype", head_alone, "--freeze backbone all the time"),
     Needs("cache_dir", lambda c: head_alone(c) or reads_text(c), "--freeze backbone"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
+    Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
+    Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
-    Idle("momentum", lambda c: c.opt != "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
+    Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
+    Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
+    Excludes("fold", "val_fraction"),
+    Excludes("fold", "val_split"),
+    Needs("group", lambda c: c.fold is not None, "--fold"),
+    Needs("stratify", lambda c: c.fold is not None, "--fold"),
+    Excludes("loss", "bce_loss"),
+    Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
+    Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
+    Idle("momentum", lambda c: c.opt == "adamw", lambda c: f"with --opt {c.opt}"),
+    Idle("opt_eps", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("opt_betas", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
+    Idle("lookahead", _schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
+    Idle("model_ema", _schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
+    Idle("min_lr", _schedule_free, lambda c: f"with --opt {c.opt}, whose rate stays constant"),
+    Check("sched", _decays),
+    Check("freeze_epochs", _late_average),
     Idle("decay_epochs", _without_steps, "with any --sched but step"),
     Idle("decay", _without_steps, "with any --sched but step"),
     Idle("decay_rate", _without_steps, "with any --sched but step"),
@@ -287,10 +343,15 @@ _VALUES: tuple[Rule, ...] = (
     Range("checkpoint_hist", _at_least(0), "0 or more"),
     Range("patience", _at_least(1), "1 or more"),
     Range("lr", lambda rate: rate == "auto" or _is_above_zero(rate), "a number above 0, or auto"),
+    Range("opt_eps", _at_least(0), "0 or more"),
+    Range("opt_betas", lambda betas: all(map(_is_share_below_one, betas)), "numbers from 0 up to, not including, 1"),
     Range("weight_decay", lambda decay: decay >= 0, "0 or more"),
     Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
     Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("bce_pos_weight", _is_pos_weight, "a number above 0, or balanced"),
+    Range("focal_gamma", _at_least(0), "0 or more"),
+    Range("logit_adjust", _at_least(0), "0 or more"),
     Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
     Range("crop_pct", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("warmup_epochs", lambda epochs: epochs >= 0, "0 or more"),
@@ -308,6 +369,8 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("fold", _fold),
+    Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),
     Check("duration", _duration("duration", whole=True)),
@@ -315,12 +378,17 @@ _VALUES: tuple[Rule, ...] = (
     Check("progressive", _growing_crops),
 )
 
+_OF_OPTIMISERS = (
+    *("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"),
+    *("opt_kwargs", "opt_eps", "opt_betas", "opt_impl"),
+)
+
 # What a setting above a file or a recipe replaces in it, though both could be given together.
 _PRECEDENCE: tuple[Rule, ...] = (
     Replaces("img_size", ("train_crop_size", "val_crop_size", "val_resize_size", "progressive", "progressive_epochs")),
     # A recipe's arguments are for its model, its rate for its optimiser and batch, its ramp for its epochs.
     Replaces("arch", ("model_kwargs", "norm_lr_scale"), in_recipes=True),
-    Replaces("opt", ("lr", "lr_scale", "lr_base_size", "weight_decay", "norm_lr_scale"), in_recipes=True),
+    Replaces("opt", _OF_OPTIMISERS, in_recipes=True),
     Replaces("lr", ("lr_scale", "lr_base_size"), in_recipes=True),
     Replaces("duration", ("progressive_epochs",), in_recipes=True),
 )
@@ -350,7 +418,11 @@ _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", 
 
 EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
 
-PREDICT: tuple[Rule, ...] = (Range("topk", _at_least(1), "1 or more"), *_READING)
+PREDICT: tuple[Rule, ...] = (
+    Range("topk", _at_least(1), "1 or more"),
+    Range("threshold", _is_share, "a probability from 0 to 1"),
+    *_READING,
+)
 
 EMBED: tuple[Rule, ...] = (
     *_READING,

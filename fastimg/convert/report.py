@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fastimg.convert.sources.samples import Source
+from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
@@ -37,6 +39,8 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
     added: int  # images added by this conversion
     classes: int
     splits: dict[str, int]
+    targets: list[dict[str, Any]] = field(default_factory=list)  # name, kind, number of classes, missing; if declared
+    without_targets: int = 0  # samples that have none of them
     bytes_in: int  # of the images that are stored
     bytes_out: int  # of shards and their indexes
     tiled: int  # without loss
@@ -50,6 +54,7 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
     ignored_names: list[Skipped] = field(default_factory=list)  # at most ten
     ignored_summary: str = ""  # reasons and extensions in words
     uncounted: list[str] = field(default_factory=list)  # sentences on files beside those that a manifest names
+    missing: dict[str, int] | None = None  # of samples with an image and a text: how many lack one
     columns: list[str] = field(default_factory=list)  # sentences on which columns of manifests were used
     seconds: float
     images_per_second: float  # read and checked in this run; what an earlier run finished does not count
@@ -58,7 +63,12 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
         """The report as one json object."""
         named = {"skipped": self.skipped, "ignored_names": self.ignored_names}
         lists = {name: [file._asdict() for file in files] for name, files in named.items()}
-        return json.dumps(asdict(self) | lists, indent=2)
+        flat = asdict(self) | lists
+        if self.missing is None:
+            del flat["missing"]
+        if not self.targets:
+            del flat["targets"], flat["without_targets"]
+        return json.dumps(flat, indent=2)
 
 
 def report_on(
@@ -81,6 +91,8 @@ def report_on(
         added=images - before,
         classes=len(description["classes"]),
         splits={name: split["samples"] for name, split in splits.items()},
+        targets=_targets(description),
+        without_targets=sum(split.get("without_targets", 0) for split in splits.values()),
         bytes_in=sum(split["source_bytes"] for split in splits.values()),
         bytes_out=sum(shard["bytes"] + shard.get("index_bytes", 0) for shard in shards),
         tiled=kinds[TILED],
@@ -94,10 +106,33 @@ def report_on(
         ignored_names=[Skipped(path, reason) for path, reason in ignored.first()],
         ignored_summary=ignored.summary(),
         uncounted=list(source.uncounted),
+        missing=missing_inputs(description),
         columns=list(source.columns),
         seconds=seconds,
         images_per_second=checked / seconds,
     )
+
+
+def _targets(description: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a description says about the targets that it declares."""
+    splits = description["splits"].values()
+    return [
+        {
+            **{key: value for key, value in target.items() if key != "classes"},
+            **({"classes": len(target["classes"])} if "classes" in target else {}),
+            "missing": sum(split["missing"][target["name"]] for split in splits),
+        }
+        for target in description.get("targets", ())
+    ]
+
+
+def target_line(target: Mapping[str, Any]) -> str:
+    """A target in words."""
+    names = {"class": "class", "multilabel": "label"}
+    count = f", {plural(target['classes'], names[target['kind']])}" if "classes" in target else ""
+    field = f"; field {target['field']}" if target.get("field", target["name"]) != target["name"] else ""
+    missing = f"; missing in {target['missing']:,}" if target["missing"] else ""
+    return f"{printable(target['name'])}: {target['kind']}{count}{missing}{field}"
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -111,7 +146,10 @@ def print_report(report: Report, console: Console) -> None:
     rows = [
         ("dataset", f"{report.dst} ({report.format})"),
         (what, f"{report.images:,} of {plural(report.classes, 'class')} ({counts}){added}"),
+        *([("texts", f"beside images; {missing_words(report.missing)}")] if report.missing is not None else []),
         *(("columns", used) for used in report.columns),
+        *(("target", target_line(target)) for target in report.targets),
+        *(("without", f"{plural(count, what[:-1])} with no target") for count in (report.without_targets,) if count),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
     ]
     if report.content == "images":
@@ -130,6 +168,19 @@ def print_report(report: Report, console: Console) -> None:
     print_table(console, table)
     _print_some("skipped", report.skipped, len(report.skipped), console)
     _print_some("ignored", report.ignored_names, report.ignored, console)
+
+
+def missing_inputs(description: Mapping[str, Any]) -> dict[str, int] | None:
+    """How many samples of a dataset lack an image, and how many a text; None if it has no texts beside images."""
+    if not description.get("inputs"):
+        return None
+    counts = [split["missing"] for split in description["splits"].values()]
+    return {name: sum(count[name] for count in counts) for name in ("image", "text")}
+
+
+def missing_words(missing: Mapping[str, int]) -> str:
+    """How many samples lack an image, and how many a text, in words."""
+    return f"{plural(missing['image'], 'sample')} without an image, {missing['text']:,} without a text"
 
 
 def _ignored(report: Report) -> str:

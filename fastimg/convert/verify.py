@@ -16,6 +16,7 @@ from fastimg.config.commands import Verify
 from fastimg.config.rules import refuse_set
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import DataError, Dataset, list_splits, open_dataset
+from fastimg.loaders.captions.captions import Captions, captions_of
 from fastimg.loaders.containers.content import Content, samples_of
 from fastimg.loaders.containers.datasets import foreign_shards, read_description
 from fastimg.loaders.containers.tar import index_path, parse_index, scan
@@ -122,9 +123,12 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
                 say(err, note)
             printed.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
+            faults += _target_faults(dataset, split.get("missing", {}) if isinstance(split, dict) else {})
             if config.deep:
                 images += len(dataset)
                 faults += _sample_faults(dataset, config.max_pixels, err)
+            if (captions := captions_of(config.data, dataset)) is not None:
+                faults += _caption_faults(captions, split.get("missing"), config.deep)
         finally:
             dataset.close()
     return faults, images, content
@@ -180,6 +184,33 @@ def _label_faults(dataset: Dataset, stated: Any) -> Iterator[Fault]:
         yield Fault(
             dataset.name, f"{counts} {samples_of(dataset.content)} of its classes where dataset.json says {stated}"
         )
+
+
+def _caption_faults(captions: Captions, stated: Any, deep: bool) -> Iterator[Fault]:
+    """Texts and images that are there or missing where dataset.json says otherwise; if `deep`, texts not in UTF-8."""
+    counts = {"image": int((~captions.has_image).sum()), "text": int((~captions.has_text).sum())}
+    if stated != counts:
+        yield Fault(captions.name, f"samples lack {counts} where dataset.json says {stated}")
+    scratch = Scratch()
+    for index in np.flatnonzero(captions.has_text).tolist() if deep else ():
+        try:
+            fault = text_fault(captions.read(index, scratch))
+        except DataError as error:
+            fault = str(error)
+        if fault:
+            yield Fault(captions.sample_name(index), f"its text: {fault}")
+
+
+def _target_faults(dataset: Dataset, stated: dict[str, int]) -> Iterator[Fault]:
+    """Targets that are missing in more or fewer samples than `stated` in dataset.json."""
+    for column in dataset.targets:
+        name = column.target.name
+        missing = len(column) - int(np.count_nonzero(column.present))
+        if stated.get(name, missing) != missing:
+            yield Fault(
+                dataset.name,
+                f"{plural(missing, 'sample')} without the target {name!r} where dataset.json says {stated[name]:,}",
+            )
 
 
 def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:

@@ -18,17 +18,30 @@ from fastimg.config.commands import Inspect, Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rule_tables import AUGMENTATION, INSPECT
 from fastimg.config.rules import refuse, refuse_set
+from fastimg.convert.report import missing_words
 from fastimg.data import augmentation
 from fastimg.data.datasets import check_classes, display_name, random_crop
 from fastimg.errors import UsageError, UserError, nearest, printable
 from fastimg.loaders import CenterCrop, DataError, list_splits, open_dataset
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.crop import Crop, shape_of
 from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural, with_flags
 
 from .scan import Duplicates, SplitFacts, duplicates, gather, several
-from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+from .summaries import (
+    Balance,
+    balance,
+    balanced,
+    class_names,
+    plain,
+    print_classes,
+    print_copies,
+    print_some,
+    summarised,
+    target_rows,
+)
 from .texts import TextInspection, inspect_texts
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
@@ -57,6 +70,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     samples: dict[str, int]  # of each split
     splits: dict[str, dict[str, int]]  # split -> class -> images
     unlabelled: int
+    targets: list[dict[str, Any]]  # what samples have for each, if targets were declared
     balance: dict[str, Balance | None]
     bytes: int
     formats: dict[str, int]
@@ -69,6 +83,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     unreadable_names: list[tuple[str, str]]
     duplicates: Duplicates
     pictures: list[str] | None  # None: not requested
+    missing: dict[str, int] | None = None  # of images with texts beside them: samples that lack an input
 
 
 def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | TextInspection:
@@ -101,14 +116,22 @@ def inspect_data(config: Inspect, out: Console, err: Console) -> Inspection | Te
         if not config.no_pictures:
             _make_folder(folder, stack)
         splits = []
+        missing: Counter[str] = Counter()
         for name, dataset in datasets.items():
-            splits.append(gather(name, dataset, workers, config.max_pixels, not config.headers_only, err))
+            facts = gather(name, dataset, workers, config.max_pixels, not config.headers_only, err)
+            if (captions := captions_of(config.data, dataset)) is not None:
+                facts.records["hashed"] &= captions.has_image  # blank images are no copies
+                missing.update(image=int((~captions.has_image).sum()), text=int((~captions.has_text).sum()))
+            splits.append(facts)
         pictures = None
         if not config.no_pictures:
             pictures = _draw(config, folder, shown, crop, kornia, splits[0], err)
-        result = _result(config, splits, pictures)
+        result = replace(_result(config, splits, pictures), missing=dict(missing) or None)
     if config.json:
-        print(json.dumps(plain(result)))
+        fields = plain(result)
+        if result.missing is None:
+            del fields["missing"]
+        print(json.dumps(fields))
     else:
         _print(result, out)
     return result
@@ -214,6 +237,7 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
         samples={facts.split: len(facts.records) for facts in splits},
         splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
         unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
+        targets=summarised(splits),
         balance={split: balance(classes) for split, classes in counted.items()},
         bytes=int(records["bytes"].sum()),
         formats=dict(formats.most_common()),
@@ -245,6 +269,7 @@ def _print(result: Inspection, out: Console) -> None:
         "dataset": result.data,
         "images": f"{result.images:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
         "balance": "\n".join(balanced(split, classes, "image") for split, classes in result.balance.items()),
+        **({"targets": target_rows(result.targets)} if result.targets else {}),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB per image",
         "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
         "width": _from_to(result.width, ",.0f", " pixels"),
@@ -255,6 +280,8 @@ def _print(result: Inspection, out: Console) -> None:
         "leaks": f"{plural(result.duplicates.leaked, 'image')} identical to one in another split",
         "unreadable": plural(result.unreadable, "image") + ("" if result.decoded else " (judged by headers only)"),
     }
+    if result.missing is not None:
+        rows["inputs"] = missing_words(result.missing)
     if result.pictures is not None:
         rows["pictures"] = ", ".join(result.pictures) or "none: no image can be read"
     for name, value in rows.items():

@@ -88,28 +88,29 @@ class Model:
         return torch.zeros(batch, size, dtype=torch.int32)
 
 
+_EXAMPLES = {"--model-kwargs": "pad_type=same", "--opt-kwargs": "nesterov=True"}  # of arguments
 _RUN_CODE = {  # arguments that would let a file execute code
     "checkpoint_path": "older versions of timm execute code in such files; use --weights FILE instead",
     "trust_remote_code": "fastimg does not execute code that comes with a model; choose a model that needs none",
 }
 
 
-def parse_kwargs(pairs: Iterable[str]) -> dict[str, Any]:
-    """Parse `name=value` pairs; values are Python literals, or else strings. Raises UsageError."""
+def parse_kwargs(pairs: Iterable[str], flag: str = "--model-kwargs") -> dict[str, Any]:
+    """Parse `name=value` pairs; values are Python literals, or else strings. Raises UsageError naming `flag`."""
     kwargs = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--model-kwargs {pair}: give name=value, such as pad_type=same")
+            raise UsageError(f"{flag} {pair}: give name=value, such as {_EXAMPLES[flag]}")
         if name in _RUN_CODE:
-            raise UsageError(f"--model-kwargs {pair}: {_RUN_CODE[name]}")
+            raise UsageError(f"{flag} {pair}: {_RUN_CODE[name]}")
         try:
             kwargs[name] = ast.literal_eval(value)
             json.dumps(kwargs[name])  # checkpoints store them as JSON
         except (ValueError, SyntaxError):
             kwargs[name] = value
         except TypeError as error:
-            raise UsageError(f"--model-kwargs {pair}: not a number, string, list or dict; give one of them") from error
+            raise UsageError(f"{flag} {pair}: not a number, string, list or dict; give one of them") from error
     return kwargs
 
 
@@ -474,8 +475,19 @@ def _head_prefixes(model: Model) -> tuple[str, ...]:
 
 
 def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The classes that a weights file written by fastimg states."""
-    return tuple(json.loads(metadata["fastimg"])["classes"]) if "fastimg" in metadata else None
+    """What the outputs stand for, as a weights file written by fastimg states it."""
+    if "fastimg" not in metadata:
+        return None
+    card = json.loads(metadata["fastimg"])
+    targets = card.get("targets", [])
+    if not targets or (len(targets) == 1 and targets[0]["kind"] == "class"):
+        return tuple(card["classes"])
+    return output_names((target["name"], target.get("classes", [])) for target in targets)
+
+
+def output_names(targets: Iterable[tuple[str, Iterable[str]]]) -> tuple[str, ...]:
+    """What the outputs of several targets stand for, by name and classes: `target=class`, or a number's `target`."""
+    return tuple(name for target, classes in targets for name in [f"{target}={each}" for each in classes] or [target])
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:

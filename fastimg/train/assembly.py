@@ -24,12 +24,16 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.sync_norm import share_statistics
 
-from .checkpoints import changed_data
 from .choices import resolution as effective
 from .opening import open_loader
-from .optimisers import Lookahead, build_optimizer
+from .optimisers import catalogue
+from .optimisers.construction import build_optimizer
+from .optimisers.lookahead import Lookahead
+from .optimisers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
+from .tasks.joint import Tasks
+from .tasks.selection import ChosenTargets
 from .wrapping import compiled, wrapped
 
 
@@ -43,6 +47,7 @@ class Blueprint:
     preprocessing: Preprocessing
     precision: Precision
     parts: Parts
+    targets: ChosenTargets
     trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
 
 
@@ -63,7 +68,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     trained = module if blueprint.parts.embedding is None else Head(module, model.classifier[0])
     data = _data(replace(blueprint, model=model), ranks)
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
-    optimisation = _optimisation(blueprint, ranks, trained, batches=len(data.loader))
+    tasks = blueprint.targets.tasks.to(ranks.device)
+    optimisation = _optimisation(blueprint, ranks, trained, tasks, batches=len(data.loader))
     if config.progressive is not None:
         epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
         inputs = replace(inputs, progressive=intent.progressive(config, epochs))
@@ -75,6 +81,7 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         trained=trained,
         precision=blueprint.precision,
         input=inputs,
+        tasks=tasks,
         data=data,
         optimisation=optimisation,
     )
@@ -103,7 +110,8 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     else:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
-    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
+    sampler = config.sampler
+    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling, sampler)
 
     def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:
@@ -114,15 +122,19 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
         loader=loader,
         val_loader=evaluation(parts.val),
         train_eval_loader=evaluation(parts.evaluated),
-        classes=parts.train.dataset.classes,
-        class_counts=changed_data.class_counts(parts.train.dataset),
+        targets=blueprint.targets.train,
+        val_targets=blueprint.targets.val,
+        classes=blueprint.targets.tasks.classes,
+        class_counts=blueprint.targets.class_counts,
         embedding=parts.embedding,
         embedding_note=parts.words,
         trained_on=blueprint.trained_on,
     )
 
 
-def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, batches: int) -> Optimisation:
+def _optimisation(
+    blueprint: Blueprint, ranks: Ranks, trained: nn.Module, tasks: Tasks, *, batches: int
+) -> Optimisation:
     """Made after wrapping, since FSDP replaces the parameters; `batches` is how many an epoch has."""
     config = blueprint.config
     assert config.lr != "auto" and config.weight_decay is not None
@@ -137,15 +149,24 @@ def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, bat
         norm_lr_scale=config.norm_lr_scale or 1.0,
         layer_decay=config.layer_decay,
         frozen_too=config.freeze_epochs is not None,
+        eps=config.opt_eps,
+        betas=config.opt_betas,
+        kwargs=catalogue.parsed(config.opt_kwargs),
     )
+    if tasks.parameters:
+        optimizer.add_param_group({"params": tasks.parameters, "weight_decay": 0.0, "lr_scale": 1.0})
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
-    decay = config.model_ema_decay or DECAY
+    ema: Ema | ScheduleFreeAverage | None = None
+    if config.model_ema:
+        ema = Ema(trained, config.model_ema_decay or DECAY, config.model_ema_steps)
+    elif isinstance(optimizer, ScheduleFree):
+        ema = ScheduleFreeAverage(trained, optimizer)
     schedule = effective.schedule(config, steps_per_epoch, ranks, len(blueprint.parts.train))
     return Optimisation(
         optimizer=optimizer,
         scaler=blueprint.precision.scaler(),
         schedule=schedule,
         steps_per_epoch=steps_per_epoch,
-        ema=Ema(trained, decay, config.model_ema_steps) if config.model_ema else None,
+        ema=ema,
         lookahead=Lookahead(every=config.lookahead, steps=schedule.steps) if config.lookahead else None,
     )

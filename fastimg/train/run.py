@@ -30,10 +30,15 @@ from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
 
+from . import patience
 from .checkpoints import run_directory as rundir
 from .metrics import Meter, Trace
-from .optimisers import Lookahead, Schedule
-from .patience import DEFAULT_METRIC, Best, Metric, Standing
+from .optimisers.lookahead import Lookahead
+from .optimisers.schedule_free import ScheduleFreeAverage
+from .optimisers.schedules import Schedule
+from .patience import Best, Standing
+from .tasks.joint import Tasks
+from .tasks.lookup import TargetLookup
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
 
@@ -45,7 +50,9 @@ class TrainingData:
     loader: BatchSource
     val_loader: BatchSource | None
     train_eval_loader: BatchSource | None  # the training split, cropped like validation
-    classes: tuple[str, ...]
+    targets: TargetLookup
+    val_targets: TargetLookup
+    classes: tuple[str, ...]  # of the first class target
     class_counts: tuple[int, ...]  # samples per class in the training split
     embedding: tuple[int, ...] | None = None  # the shape of an embedding, if training on cached ones
     embedding_note: str | None = None  # about the cached embeddings, for people
@@ -82,7 +89,7 @@ class Optimisation:
     scaler: torch.amp.GradScaler
     schedule: Schedule
     steps_per_epoch: int
-    ema: Ema | None = None
+    ema: Ema | ScheduleFreeAverage | None = None
     lookahead: Lookahead | None = None
 
 
@@ -97,6 +104,7 @@ class Setup:
     trained: nn.Module  # what learns: the model, or on cached embeddings only its classifier
     precision: Precision
     input: ModelInput
+    tasks: Tasks
     data: TrainingData
     optimisation: Optimisation
 
@@ -139,12 +147,17 @@ class Setup:
     @property
     def outputs(self) -> int:
         """Logits per sample."""
-        return self.config.num_classes or len(self.data.classes)
+        return self.tasks.outputs
 
     @property
-    def patience_metric(self) -> Metric:
+    def metric(self) -> str:
+        """The metric that decides which checkpoint is the best."""
+        return patience.deciding(self.config, self.tasks)
+
+    @property
+    def patience_metric(self) -> str:
         """The metric that --patience watches."""
-        return self.config.patience_metric or DEFAULT_METRIC
+        return patience.watched(self.config, self.tasks)
 
     def frozen(self, epoch: int) -> bool:
         """Whether --freeze holds in this epoch, counted from 0."""
@@ -160,7 +173,7 @@ class Setup:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the model has the weights that are validated and saved: the moving average, if there is one."""
+        """Within, the model has the weights that are validated and saved: the average, if there is one."""
         if self.optimisation.ema is None:
             yield
             return
@@ -182,6 +195,7 @@ class Progress:
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     standing: Standing = field(default_factory=Standing)  # the validations so far
+    thresholds: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of labels, from the last validation
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Record on the device whether this step's loss is finite. No sync."""
@@ -198,6 +212,7 @@ class Accounting:
     log: rundir.Log | None = None  # only rank 0 has it
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
+    out_of_time: bool = False  # --max-time ended the run
     warned: bool = False  # that the run waits for its data
 
     def spend(self, began: float) -> float:
@@ -225,7 +240,7 @@ class Run:
             parallel=parallel,
             parameters=learning(setup.trained),
             compilation=compilation,
-            meter=Meter(device),
+            meter=Meter(setup.tasks, device),
             bad_step=torch.full((), math.inf, dtype=torch.float64, device=device),
             writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
             pace=Pace(interval(setup.config.save_interval, "--save-interval")),

@@ -20,6 +20,7 @@ from fastimg.loaders.runtime.scratch import Scratch
 
 from .datasets import Dataset
 from .handles import Handles
+from .targets import TargetColumn
 from .ustar import BLOCK, stated_size
 from .watch import FileWatch, fill
 
@@ -79,6 +80,11 @@ class ArrayDataset:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """Those of the source."""
+        return self.source.targets
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The .npy file's bytes. Raises ShardError if the store has changed."""
@@ -192,6 +198,11 @@ class Views:
 
     def __len__(self) -> int:
         return len(self._current)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """Those of the source."""
+        return self._current.targets
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """See ArrayDataset."""

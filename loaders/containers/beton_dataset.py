@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from .beton import BetonFile
 from .beton_fields import RAW
 from .content import TEXT_FIELDS, Content
 from .readahead import pieces
+from .targets import TargetColumn
 from .watch import FileState, FileWatch
 
 MAX_CLASSES = 1 << 20  # in a file without class names: a larger label is not a class index
@@ -33,6 +35,7 @@ class BetonDataset:
 
     notes: Sequence[str] = ()
     content: Content
+    declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
@@ -75,6 +78,11 @@ class BetonDataset:
     def __len__(self) -> int:
         return len(self.reader)
 
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """See Dataset."""
+        return self.declared or (TargetColumn.of_classes(self.labels, self.classes),)
+
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of a JPEG, a PPM or a text. Raises ShardError if the file has changed."""
         head = b"P6 %d %d 255\n" % (self._widths[index], self._heights[index]) if self._raw[index] else b""
@@ -104,13 +112,19 @@ class BetonDataset:
         """See Dataset."""
         return self._path(index) or str(index)
 
-    def _path(self, index: int) -> str:
-        """The original path from a json field; empty if there is none."""
+    def note(self, index: int) -> dict[str, Any]:
+        """What the json fields say of the sample; empty if there are none."""
+        found: dict[str, Any] = {}
         for name, field in self.reader.fields.items():
             if field.kind == "json":
-                with contextlib.suppress(ShardError, KeyError, TypeError):
-                    return str(self.reader.value(name, index)["path"])
-        return ""
+                with contextlib.suppress(ShardError):
+                    note = self.reader.value(name, index)
+                    found = {**note, **found} if isinstance(note, dict) else found
+        return found
+
+    def _path(self, index: int) -> str:
+        """The original path from a json field; empty if there is none."""
+        return str(self.note(index).get("path", ""))
 
     def files(self) -> Sequence[Path]:
         """The file."""

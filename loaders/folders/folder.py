@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.loaders.containers.content import Content
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -248,6 +249,11 @@ class FilesDataset:
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        """The class, which the folder names."""
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The file's current bytes.

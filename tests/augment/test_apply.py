@@ -1,4 +1,4 @@
-"""Applying a plan: flips are exact, normalisation is torchvision's, and rounded once."""
+"""Applying a plan: flips are exact, and normalisation equals torchvision's and is rounded once."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ POLICIES = [Policy(), Policy(mean=(0.5, 0.1, 0.0), std=(0.5, 1.0, 0.01))]
 
 def images(batch=6, height=5, width=7, seed=0, channels_last=True):
     pixels = np.random.default_rng(seed).integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
-    tensor = torch.from_numpy(pixels).permute(0, 3, 1, 2)  # as the loader hands them out
+    tensor = torch.from_numpy(pixels).permute(0, 3, 1, 2)  # the layout of the loader's batches
     return tensor if channels_last else tensor.contiguous()
 
 
 def every_level():
-    """[3, 3, 16, 16]: every level in every channel, and three images apart by a shift."""
+    """[3, 3, 16, 16]: every level in every channel, in three shifted images."""
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     return torch.cat([torch.cat([levels + 31 * (c + i) for c in range(3)], 1) for i in range(3)])
 
@@ -44,7 +44,7 @@ def test_normalisation_is_rounded_once(policy, dtype):
 
 def test_policies_and_types_are_not_confused():
     batch = every_level()
-    for _ in range(2):  # from the cache the second time
+    for _ in range(2):  # the second call uses the cache
         for policy in POLICIES:
             for dtype in DTYPES:
                 expected = (batch[0, 0, 3, 3].double() / 255 - policy.mean[0]) / policy.std[0]
@@ -53,7 +53,7 @@ def test_policies_and_types_are_not_confused():
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5, 7), (1, 1, 1), (2, 8, 1)])
-def test_flips_are_those_of_the_plan(shape, channels_last):
+def test_flips_follow_the_plan(shape, channels_last):
     batch, policy = images(*shape, channels_last=channels_last), Policy(hflip=0.5, vflip=0.5)
     plain = apply(None, batch, policy)
     for seed in range(5):
@@ -75,7 +75,7 @@ def test_probability_0_and_1():
             assert torch.equal(apply(draw(policy, ids, 1, 1), batch, policy), plain.flip(axes))
 
 
-def test_an_image_comes_out_the_same_in_any_batch():
+def test_an_image_does_not_depend_on_its_batch():
     batch, policy, ids = images(12), Policy(hflip=0.5, vflip=0.5), np.arange(100, 112)
     whole = apply(draw(policy, ids, 3, 1), batch, policy)
     for size in (1, 5):
@@ -84,8 +84,8 @@ def test_an_image_comes_out_the_same_in_any_batch():
             assert torch.equal(part, whole[i : i + size])
 
 
-def test_the_batch_is_left_as_it_was():
-    """Its memory is the loader's."""
+def test_the_batch_is_not_modified():
+    """The memory belongs to the loader."""
     batch, policy = images(), Policy(hflip=1.0, vflip=1.0)
     before = batch.clone()
     got = apply(draw(policy, np.arange(6), 0, 0), batch, policy)
@@ -143,7 +143,7 @@ def test_a_plan_of_another_batch(size):
 @pytest.mark.parametrize("value", [0.0, (1.0, -2.0, 0.5)])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8])
 def test_erasing_comes_after_normalisation(value, dtype):
-    """As torchvision's RandomErasing after Normalize."""
+    """As with torchvision's RandomErasing after Normalize."""
     batch, ids = images(40, 30, 20), np.arange(40)
     policy = Policy(erase=0.5, erase_value=value, hflip=0.5)
     plan = draw(policy, ids, 0, 0)
@@ -165,7 +165,7 @@ def test_uint8_is_not_normalised():
     assert torch.equal(apply(None, batch, Policy(), torch.uint8), batch)
 
 
-def test_types_that_are_not_given():
+def test_unsupported_output_types():
     with pytest.raises(ValueError, match=r"dtype must be one of torch.float32, .*; got torch.float64"):
         apply(None, images(), Policy(), torch.float64)
 

@@ -1,8 +1,7 @@
-"""The compiled path gives the reference's bits: every operation, size, type, layout and number of threads."""
+"""The compiled path equals the reference bit for bit: every operation, size, type, layout and number of threads."""
 
 import os
 import subprocess
-import sys
 import threading
 import tracemalloc
 
@@ -17,6 +16,7 @@ from fastimg.augment.cpu.levels import _smooth
 from fastimg.augment.cpu.results import ResultPool
 from fastimg.augment.ops import smooth
 
+pytestmark = pytest.mark.usefixtures("threads")
 EVERYTHING = Policy(
     hflip=0.5,
     vflip=0.5,
@@ -41,7 +41,7 @@ SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (2, 5), (3, 3), (5, 2), (37, 53), (64, 
 
 
 def images(batch, height, width, seed=0):
-    """Noise, ramps, one colour, and few levels, in turn."""
+    """Noise, ramps, one colour, and few levels, alternating."""
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
     pixels[1::4] = pixels[1::4] // 3 + np.linspace(0, 100, width).astype(np.uint8)[:, None]
@@ -52,7 +52,7 @@ def images(batch, height, width, seed=0):
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_references_bits(policy, size):
+def test_bits_equal_the_reference(policy, size):
     batch = 240 if max(size) < 60 else 80
     source, plan = images(batch, *size), draw(policy, np.arange(batch), 1, 1)
     for dtype in DTYPES:
@@ -87,7 +87,7 @@ def test_any_layout():
 
 
 def test_images_of_changing_size():
-    """Scratch is kept between calls."""
+    """Scratch memory is kept between calls."""
     for size in ((40, 50), (3, 90), (64, 64), (2, 2), (90, 3), (50, 40)):
         source, plan = images(30, *size), draw(EVERYTHING, np.arange(30), 2, 0)
         assert torch.equal(apply(plan, source, EVERYTHING), apply(plan, source, EVERYTHING, backend="reference"))
@@ -120,8 +120,8 @@ def test_in_inference_mode():
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_nothing_but_the_result_is_allocated(policy):
-    """In the steady state: small objects of Python, and what numba notes of each array that it is called with."""
+def test_only_the_result_is_allocated(policy):
+    """In the steady state only small Python objects are allocated, and numba's notes on the arrays passed to it."""
     source, plan = images(64, 96, 96), draw(policy, np.arange(64), 2, 0)
     out = apply(plan, source, policy)
     for _ in range(20):  # until every thread has its scratch
@@ -141,7 +141,7 @@ def test_nothing_but_the_result_is_allocated(policy):
     assert peak < 100_000 < source[0].numel() * 4  # less than one image
 
 
-def test_the_memory_of_a_result_is_taken_again_once_nobody_has_it():
+def test_memory_of_a_released_result_is_reused():
     results, shape = ResultPool(capacity=2), (4, 100, 100, 3)
     first = results.tensor(shape, torch.float32)
     address = first.data_ptr()
@@ -157,18 +157,18 @@ def test_the_memory_of_a_result_is_taken_again_once_nobody_has_it():
     kept = {results.tensor(shape, torch.float32).data_ptr() for _ in range(5)}
     assert len(kept) == 1
     assert results.tensor((4, 90, 100, 3), torch.float32).data_ptr() in kept
-    assert results.tensor((4, 2, 100, 3), torch.float32).data_ptr() not in kept  # a small one would hold a large piece
+    assert results.tensor((4, 2, 100, 3), torch.float32).data_ptr() not in kept  # no large buffer for a small result
     assert results.tensor(shape, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_a_result_stays_as_it_is_while_somebody_has_it():
+def test_memory_of_a_referenced_result_is_not_reused():
     source = images(20, 64, 64)
     plans = [draw(EVERYTHING, np.arange(20), seed, 0) for seed in range(6)]
     held = [apply(plan, source, EVERYTHING) for plan in plans]
     for plan, got in zip(plans, held, strict=True):
         assert torch.equal(got, apply(plan, source, EVERYTHING, backend="reference"))
     weights = torch.ones(3, requires_grad=True)
-    loss = (apply(plans[0], source, EVERYTHING) * weights.view(3, 1, 1)).sum()  # held by autograd alone
+    loss = (apply(plans[0], source, EVERYTHING) * weights.view(3, 1, 1)).sum()  # held only by autograd
     apply(plans[1], source, EVERYTHING)
     loss.backward()
     torch.testing.assert_close(weights.grad, held[0].sum((0, 2, 3)))
@@ -217,5 +217,5 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_has_threads_of_its_own():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
+def test_a_forked_process_has_threads_of_its_own(python):
+    subprocess.run([python, "-W", "ignore", "-c", FORKED], check=True, timeout=120)

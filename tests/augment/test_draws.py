@@ -1,4 +1,4 @@
-"""What is drawn is what the policy says, over a million images, and independent of everything else that is drawn."""
+"""Draws follow the policy over a million images, and are independent of all other draws."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ EVERYTHING = Policy(
 
 
 def tensors(plan):
-    """Every tensor of a plan that is a row per image."""
+    """Every tensor of a plan with one row per image."""
     fields = (plan.hflip, plan.vflip, plan.angle, plan.trivial, plan.ops, plan.magnitudes)
     return [*fields, plan.mixing.share, plan.mixing.cut, plan.mixing.centre]
 
@@ -69,7 +69,7 @@ def test_angles_and_factors_are_uniform(million):
 
 
 def beta_fit(values, alpha):
-    """p value of chi-square; the ends, where small alphas put their mass, are bins and not points."""
+    """p value of chi-square. The ends, where small alphas have their mass, are bins and not points."""
     edges = np.linspace(0.05, 0.95, 19)
     counts = np.histogram(values, [-1, *edges, 2])[0]
     return stats.chisquare(counts, np.diff(stats.beta(alpha, alpha).cdf([0, *edges, 1])) * len(values)).pvalue
@@ -108,7 +108,7 @@ def test_partners_are_neighbours():
         assert torch.equal(torch.cat(parts), whole)
 
 
-def test_the_same_in_any_batch_and_order():
+def test_draws_do_not_depend_on_batch_or_order():
     ids = np.arange(500)
     whole = draw(EVERYTHING, ids, 1, 2)
     order = np.random.default_rng(0).permutation(500)
@@ -121,7 +121,7 @@ def test_the_same_in_any_batch_and_order():
         assert torch.equal(torch.cat(parts), boxes)
 
 
-def test_what_a_policy_leaves_out_changes_nothing_else():
+def test_disabled_stages_do_not_change_the_others():
     """Each stage has its own numbers."""
     ids = np.arange(200)
     everything, trivial = draw(EVERYTHING, ids, 1, 2), draw(Policy(trivial=True, hflip=0.5), ids, 1, 2)
@@ -148,7 +148,7 @@ def test_columns_and_passes():
 
 
 def test_erasing_is_torchvisions():
-    """As often as the policy says; area and ratio in its ranges as far as whole pixels allow; anywhere in the image."""
+    """Frequency as in the policy; area and ratio within their ranges, up to whole pixels; positions anywhere."""
     ids, height, width = MILLION[:200_000], 200, 160
     box = draw(Policy(erase=0.3), ids, 0, 0).sized(height, width).box.numpy()
     erased = box.any(axis=1)
@@ -179,7 +179,7 @@ def test_images_too_large():
     plan = draw(Policy(trivial=True, rotate=180), MILLION[:100_000], 0, 0)
     with pytest.raises(ValueError, match="8193 x 5 pixels are too large to augment; sides may have up to 8192 pixels"):
         plan.sized(5, 8193)
-    for height, width in ((8192, 8192), (8192, 1), (1, 8192)):  # no sum leaves 32 bits
+    for height, width in ((8192, 8192), (8192, 1), (1, 8192)):  # no sum exceeds 32 bits
         affine = plan.sized(height, width).affine.numpy().astype(np.int64)
         for x in (0, width - 1):
             for y in (0, height - 1):
@@ -188,7 +188,7 @@ def test_images_too_large():
 
 
 def test_alternating_mirror_images_change_with_every_epoch():
-    """Each image is seen both ways in two epochs; the first is drawn as without alternation, whatever the batch."""
+    """Each image is seen both ways within two epochs; the first is drawn as without alternation, in any batch."""
     ids = np.arange(4000)
     drawn = [draw(Policy(hflip=0.3), ids, 7, epoch).hflip for epoch in range(3)]
     turns = [draw(Policy(hflip=0.3, hflip_alternates=True), ids, 7, epoch).hflip for epoch in range(5)]
@@ -197,5 +197,5 @@ def test_alternating_mirror_images_change_with_every_epoch():
         assert torch.equal(turns[epoch + 1], ~turns[epoch])
     alone = draw(Policy(hflip=0.3, vflip=0.5, hflip_alternates=True), ids[100:107], 7, 3)
     assert torch.equal(alone.hflip, turns[3][100:107])
-    assert torch.equal(alone.vflip, draw(Policy(vflip=0.5), ids[100:107], 7, 3).vflip)  # it is drawn as ever
+    assert torch.equal(alone.vflip, draw(Policy(vflip=0.5), ids[100:107], 7, 3).vflip)  # drawn as without alternation
     assert not draw(Policy(hflip_alternates=True), ids, 7, 1).hflip.any()

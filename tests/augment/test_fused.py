@@ -1,6 +1,6 @@
-"""The Triton path is the reference, bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
+"""The Triton path equals the reference bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
 
-Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
+Triton decides on import whether to interpret kernels, so `TestInterpreted` runs in its own process.
 """
 
 import collections
@@ -42,7 +42,7 @@ POLICIES = {
 
 
 def images(batch, height, width, seed=0):
-    """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients by turns."""
+    """uint8 [B, 3, H, W], channels-last: noise, few levels, one level, and gradients, alternating."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
     pixels[1::4] = pixels[1::4] % 3 * 50 + 20
@@ -52,7 +52,7 @@ def images(batch, height, width, seed=0):
 
 
 def check(plan, batch, policy=None, dtype=torch.bfloat16, by_table=False):
-    """As a line where the policy's table is one, else by the table; with `by_table` both."""
+    """Normalise by a line if the policy's table is one, else by the table; with `by_table`, both ways."""
     table = normalisation_table(policy or Policy(), dtype).to(batch.device)
     before, expected, line = batch.clone(), augment(plan, batch, table), line_of(policy or Policy(), dtype)
     assert (line is None) == (dtype in (torch.float32, torch.uint8))
@@ -63,14 +63,14 @@ def check(plan, batch, policy=None, dtype=torch.bfloat16, by_table=False):
 
 
 def plan_of_columns(*columns):
-    """A plan that no warp is in: columns of (op, magnitude) per image."""
+    """A plan without warps: columns of (op, magnitude) per image."""
     plan = draw(Policy(hflip=0.5), np.arange(len(columns[0])), 0, 0)
     ops, magnitudes = (torch.tensor([[pair[i] for pair in column] for column in columns]).T for i in (0, 1))
     return dataclasses.replace(plan, ops=ops.to(torch.int32), magnitudes=magnitudes.to(torch.float32))
 
 
 def magnitudes(op):
-    """A few for each operation, the extremes among them."""
+    """A few magnitudes for each operation, including the extremes."""
     if op in (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS):
         return [0.0, 0.01, 0.505, 1.0, 1.33, 1.99, 7.3]
     amounts = {
@@ -131,7 +131,7 @@ class TestInterpreted:
         [(Policy(trivial=True), (0, 6, 15, 23, 30)), (Policy(trivial=True, saturation=(0, 2)), (6, 30))],
     )
     def test_trivial_augment(self, policy, bins):
-        """Each operation at five magnitudes of both signs, and at two behind another operation."""
+        """Each operation at five magnitudes of both signs, and at two magnitudes after another operation."""
         rows = [(o * BINS + b) * 2 + s for o in range(len(TRIVIAL)) for b in bins for s in (0, 1)]
         plan = draw(policy, np.arange(len(rows)), 0, 0)
         ops, amounts = plan.ops.clone(), plan.magnitudes.clone()
@@ -148,7 +148,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize("count", range(5))
     def test_columns_that_no_policy_draws(self, count):
-        """Any operation anywhere: statistics in every column, and sharpness before others."""
+        """Any operation at any place: statistics in every column, and sharpness before others."""
         rng = np.random.default_rng(count)
         columns = [
             [(op, float(rng.choice(magnitudes(op)))) for op in map(Op, rng.integers(0, len(Op), 12))]
@@ -192,7 +192,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("name", ["flips", "rotate", "jitter", "trivial"])
     def test_rows_of_whole_words(self, name, dtype):
-        """Widths that are multiples of 8: values in memory order, mirrored and not; sharpness by columns."""
+        """Widths that are multiples of 8: values in memory order, mirrored or not; sharpness by columns."""
         policy = POLICIES[name]
         for seed, shape in enumerate([(6, 24), (1, 8)]):
             batch = 5 if name == "trivial" else 3
@@ -202,7 +202,7 @@ class TestInterpreted:
     @pytest.mark.parametrize("shape", [(520, 8), (65, 64), (66, 68)])
     @pytest.mark.parametrize("flips", list(itertools.product((False, True), repeat=2)), ids=str)
     def test_each_flip_over_several_programs(self, shape, flips):
-        """The last program's block is not whole."""
+        """The last program's block is not full."""
         assert shape[0] * shape[1] > 8 * fused.THREADS
         plan = draw(Policy(), np.arange(3), 0, 0)
         chosen = (torch.tensor([False, True, True]) & flip for flip in flips)
@@ -212,7 +212,7 @@ class TestInterpreted:
 
     @pytest.mark.parametrize("op", Op)
     def test_an_operation_on_rows_of_whole_words(self, op):
-        """Alone in its column, and as one of many: on images that are flipped and on rotated ones."""
+        """Alone in its column, and among others, on flipped and on rotated images."""
         column = [(op, magnitude) for magnitude in magnitudes(op)[:3:2] for _ in range(2)]
         plan = plan_of_columns(column)
         check(plan, images(len(column), 5, 16))
@@ -237,7 +237,7 @@ class TestInterpreted:
             check(plan, moved.copy_(whole[:2].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), policy)
 
     def test_the_path_of_each_image(self):
-        """Images in memory order beside rotated, coloured, sharpened and erased ones in one batch."""
+        """Images in memory order together with rotated, coloured, sharpened and erased ones in one batch."""
         policy = POLICIES["trivial"]
         plan = draw(policy, np.arange(40), 0, 0)
         words = fused._words(plan, plan.sized(16, 16), [], fused._columns(plan))[:, -1]
@@ -253,14 +253,14 @@ class TestInterpreted:
         for policy in POLICIES.values():
             check(draw(policy, np.arange(0), 0, 0), images(0, 5, 7), policy)
 
-    def test_a_result_that_is_given(self):
+    def test_a_given_result_tensor(self):
         policy, batch = POLICIES["jitter, trivial"], images(4, 13, 9)
         plan, table = draw(policy, np.arange(4), 0, 0), normalisation_table(policy, torch.float16)
         out = torch.empty(4, 13, 9, 3, dtype=torch.float16).permute(0, 3, 1, 2)
         assert fused.fused(plan, batch, table, torch.float16, out) is out
         assert torch.equal(out, augment(plan, batch, table))
 
-    def test_a_result_that_is_given_for_rows_of_whole_words(self):
+    def test_a_given_result_tensor_for_rows_of_whole_words(self):
         policy = Policy(hflip=0.5, vflip=0.5)
         plan, table, batch = (
             draw(policy, np.arange(4), 0, 0),
@@ -274,7 +274,7 @@ class TestInterpreted:
         assert (around[0] == 7.0).all() and (around[5] == 7.0).all()
 
     def test_the_line_is_used(self):
-        """Another line gives other values, so it is not the table that was looked up."""
+        """A different line gives different values, so the table is not used."""
         line, table = LevelLine((1.0, 2.0, 4.0), (0.0, 0.5, -1.0)), normalisation_table(Policy(), torch.float32)
         for shape in ((4, 8), (3, 5)):
             batch = images(2, *shape)
@@ -296,7 +296,7 @@ def test_images_on_the_cpu_are_refused():
 
 @pytest.fixture
 def launches(monkeypatch):
-    """What would be launched, instead of launching: [(kernel, grid, {argument: value})]."""
+    """Records launches instead of launching: [(kernel, grid, {argument: value})]."""
     found = []
     monkeypatch.setattr(fused, "_INTERPRETED", True)
 
@@ -331,7 +331,7 @@ def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0
 
 @pytest.fixture(scope="module")
 def already_compiled():
-    """{kernel, types and constants of its arguments: what Triton made of it}."""
+    """{kernel, types and constants of its arguments: Triton's compiled kernel}."""
     return {}
 
 
@@ -370,14 +370,14 @@ def compiled(launches, already_compiled, tmp_path, monkeypatch):
 
 
 def accesses(ptx, kind):
-    """How many accesses to device memory of each width, such as {'v4.b32': 3}."""
+    """The number of accesses to device memory of each width, such as {'v4.b32': 3}."""
     return collections.Counter(re.findall(rf"\b{kind}\.global(?:\.L\w+)*\.((?:v\d\.)?b\d+)", ptx))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_compile_for_an_h200(compiled, dtype):
-    """Without a device. Nothing is spilled, and no multiplication is fused with an addition but the line's."""
+    """Needs no device. Nothing is spilled, and only the line's multiplication is fused with an addition."""
     names = set()
     shapes = [(224, 224), (37, 53)] if dtype in (torch.bfloat16, torch.float32) else [(224, 224)]
     for name, shape in itertools.product(("evaluation", "flips", "trivial", "jitter, trivial"), shapes):
@@ -405,13 +405,13 @@ def test_kernels_of_named_policies_compile_for_an_h200(compiled, name):
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
-    """No table, no shared memory: 8 bytes read and 16 written at a time, and two values rounded by one instruction."""
+    """No table and no shared memory: reads of 8 bytes, writes of 16, and two values rounded by one instruction."""
     [(_, _, asm)] = compiled(None, dtype, (224, 224))
     ptx = asm["ptx"]
     assert accesses(ptx, "ld") == {"v2.b32": 3} and accesses(ptx, "st") == {"v4.b32": 3}
     assert ptx.count("fma.rn.f32") == 24 and "shared" not in ptx.replace(".extern .shared", "") and "shfl" not in ptx
     assert len(re.findall(rf"cvt\.rn\.{'bf16' if dtype == torch.bfloat16 else 'f16'}x2\.f32", ptx)) == 12
-    [(_, _, asm)] = compiled(POLICIES["flips"], dtype, (224, 224))  # mirrored ones are gathered, and stored alike
+    [(_, _, asm)] = compiled(POLICIES["flips"], dtype, (224, 224))  # mirrored ones: gathered, stored alike
     found = accesses(asm["ptx"], "ld")
     assert found["v2.b32"] == 3 and found["b8"] == 24 and accesses(asm["ptx"], "st") == {"v4.b32": 6}
     for policy in (None, POLICIES["flips"], POLICIES["trivial"]):
@@ -421,7 +421,7 @@ def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-def test_a_table_is_looked_up_where_no_line_gives_its_bits(compiled):
+def test_the_table_is_used_if_no_line_gives_its_bits(compiled):
     for dtype, lines in ((torch.bfloat16, False), (torch.float32, True)):
         [(_, values, asm)] = compiled(None, dtype, (224, 224), lines)
         assert values["ENDING"] == constants.TABLE.value and "fma" not in asm["ptx"]
@@ -430,7 +430,7 @@ def test_a_table_is_looked_up_where_no_line_gives_its_bits(compiled):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="counts launches")
-def test_statistics_are_taken_of_the_images_that_need_them(launches):
+def test_statistics_are_computed_only_for_images_that_need_them(launches):
     blocks = triton.cdiv(224 * 224, fused.COUNTED_BLOCK)
     for name, most in (
         ("flips", 0),
@@ -452,8 +452,8 @@ def test_statistics_are_taken_of_the_images_that_need_them(launches):
 
 @pytest.mark.skipif(INTERPRETED, reason="looks at launches")
 def test_images_that_are_far_apart_are_copied(launches):
-    """Positions within an image are 32 bits; those of images are 64."""
-    memory = torch.empty(2**31 + 64, dtype=torch.uint8)  # of which nothing is touched but three pages
+    """Positions within an image have 32 bits; positions of images have 64."""
+    memory = torch.empty(2**31 + 64, dtype=torch.uint8)  # only three pages of it are touched
     table = normalisation_table(Policy(), torch.float32)
     for apart, strides in ((2**30, (12, 1, 6, 3)), (2**30 - 3, (16, 2**30 - 3, 4, 1))):
         batch = memory.as_strided((2, 3, 2, 2), (16, apart, 4, 1))
@@ -464,8 +464,8 @@ def test_images_that_are_far_apart_are_copied(launches):
 
 @pytest.mark.skipif(INTERPRETED, reason="counts launches")
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_compiles_little(launches, name):
-    """Whatever a batch drew, the kernels are the same ones: nothing compiles in the middle of a run."""
+def test_a_policy_compiles_few_kernels(launches, name):
+    """The kernels do not depend on the draws, so nothing compiles in the middle of a run."""
     found = set()
     for seed, batch in itertools.product(range(20), (1, 16)):
         for kernel, _, values in launch(launches, POLICIES[name], np.arange(batch), shape=(8, 8), seed=seed)[1]:
@@ -474,7 +474,7 @@ def test_a_policy_compiles_little(launches, name):
     assert len(found) <= 6 and len([kernel for kernel, _ in found if kernel == "_pixels"]) == 1
 
 
-def test_that_torchs_debug_mode_is_a_prototype_is_no_error(sync_debug_mode, monkeypatch):
+def test_torchs_warning_about_its_debug_mode_is_ignored(sync_debug_mode, monkeypatch):
     said = []
 
     def choose(mode):
@@ -507,11 +507,11 @@ class TestOnAGPU:
             assert torch.equal(apply(plan, batch, dtype=torch.bfloat16, backend="fused"), expected)
 
     @pytest.mark.parametrize("name", POLICIES)
-    def test_nothing_waits_for_the_device(self, name, sync_debug_mode):
+    def test_no_synchronisation(self, name, sync_debug_mode):
         policy, batch = POLICIES[name], images(32, 224, 224).cuda()
         table = normalisation_table(policy, torch.bfloat16).cuda()
         expected = []
-        for seed in range(3):  # the last in the steady state
+        for seed in range(3):  # the last one in the steady state
             plan = draw(policy, np.arange(32), seed, 0)
             torch.cuda.synchronize()
             with sync_debug_mode("error" if seed == 2 else "default"):

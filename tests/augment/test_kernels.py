@@ -1,4 +1,4 @@
-"""The machine code that benchmarks/kernels.py reads, and the device's own time in benchmarks/augment.py."""
+"""The machine code analysed by benchmarks/kernels.py, and the device time measured by benchmarks/augment.py."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ def kernels(monkeypatch):
     return importlib.import_module("kernels")
 
 
-def test_the_quick_form(tmp_path):
+def test_the_quick_option(tmp_path):
     out = tmp_path / "kernels.jsonl"
     command = [sys.executable, str(BENCHMARKS / "kernels.py"), "--quick", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -36,7 +36,7 @@ def test_the_quick_form(tmp_path):
 
 
 def test_instructions_are_counted_along_paths(kernels):
-    """A branch around a load, then a loop of nine iterations, then an exit; what is behind it is not reached."""
+    """A branch around a load, then a loop of nine iterations, then an exit; code after the exit is not reached."""
     lines = [
         "S2R R0",
         "@P0 BRA 0x40",
@@ -56,7 +56,7 @@ def test_instructions_are_counted_along_paths(kernels):
 
 
 def test_the_device_is_timed_behind_a_wait(monkeypatch):
-    """With a device that only notes what is enqueued."""
+    """With a fake device that only records what is enqueued."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     augment = importlib.import_module("augment")
     noted, late = [], []

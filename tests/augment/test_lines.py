@@ -1,4 +1,4 @@
-"""Normalisation as a line: the table's bits, or none."""
+"""Normalisation as a line: it gives the table's bits, or there is no line."""
 
 from fractions import Fraction
 
@@ -21,7 +21,7 @@ NORMALISATIONS = {
 
 
 def nearest(value: Fraction) -> np.float32:
-    """The float32 nearest to a number, ties to even, by the exact distance to each candidate."""
+    """The float32 nearest to a number, ties to even, found by the exact distance to each candidate."""
     guess = np.float32(float(value))
     candidates = (np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf)))
     return min(candidates, key=lambda c: (abs(Fraction(float(c)) - value), c.view(np.uint32) & 1))
@@ -48,7 +48,7 @@ def test_types_without_a_line():
     assert line_of(Policy(), torch.float32) is None and line_of(Policy(), torch.uint8) is None
 
 
-def test_one_entry_that_differs_is_enough():
+def test_one_differing_entry_is_enough():
     entries = normalisation_table(Policy(), torch.bfloat16)[:256]
     scale, bias = 1 / (255 * 0.229), -0.485 / 0.229
     assert _channel(entries, scale, bias) is not None
@@ -65,7 +65,7 @@ def test_the_sign_of_zero_counts():
     assert _channel(entries, 0.0, 0.0) is None
 
 
-def test_a_neighbour_is_taken_where_the_nearest_numbers_fail():
+def test_a_neighbouring_number_is_used_if_the_nearest_fails():
     scale, bias = np.nextafter(np.float32(0.0171), np.float32(1)), np.float32(-2.0)
     values = evaluate(scale, bias)
     found = _channel(torch.from_numpy(values), 0.0171, -2.0)
@@ -73,8 +73,8 @@ def test_a_neighbour_is_taken_where_the_nearest_numbers_fail():
     assert not np.array_equal(evaluate(np.float32(0.0171), bias), values)
 
 
-def test_a_sum_that_float64_rounds_is_no_line():
-    """It would be rounded twice, and a device rounds once."""
+def test_no_line_if_float64_rounds_the_sum():
+    """It would be rounded twice, while a device rounds once."""
     assert evaluate(np.float32(1.1e-20), np.float32(1.3)) is None
     assert evaluate(np.float32(1.5), np.float32(-2.25)) is not None
     assert line_of(Policy(mean=(1e30, 1e30, 1e30), std=(1.0, 1.0, 1.0)), torch.bfloat16) is None

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each image with its partner, by its own lambda, and targets that follow."""
+"""Mixup and cutmix: each image is mixed with its partner by its own lambda, and so are the targets."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_cutmix():
 
 
 def test_cutmix_boxes_are_torchvisions(monkeypatch):
-    """Given lambda and centre."""
+    """For given lambda and centre."""
     mixing = draw(Policy(cutmix=1.0), np.arange(200), 3, 0).mixing
     theirs, (height, width) = v2.CutMix(num_classes=2), (37, 53)
     image = torch.zeros(1, 3, height, width)
@@ -78,7 +78,7 @@ def test_both_at_once_and_the_last_of_an_odd_batch():
     assert plan.mixing.partner[8] == 7
 
 
-def test_without_mixing_images_stay():
+def test_images_without_mixing_are_unchanged():
     images, targets = batch()
     for plan in (None, draw(Policy(hflip=0.5), np.arange(8), 0, 0)):
         same, soft = mix(plan, images, targets, CLASSES, smoothing=0.2)
@@ -94,7 +94,7 @@ def test_a_batch_of_one_is_mixed_with_itself():
         torch.testing.assert_close(soft, one_hot(targets))
 
 
-def test_nothing_is_taken_from_a_partner_that_does_not_count():
+def test_padding_is_not_mixed_in():
     images, targets = batch()
     images[3] = float("nan")
     weight = torch.ones(8)
@@ -107,7 +107,7 @@ def test_nothing_is_taken_from_a_partner_that_does_not_count():
 
 @pytest.mark.parametrize("policy", [Policy(hflip=0.5, mixup=0.8), Policy(rotate=9, cutmix=1.0), Policy(hflip=0.5)])
 def test_pixels_are_augmented_and_normalised_first(policy):
-    """One call for what `apply` refuses; without mixing it is `apply`."""
+    """One call for plans that `apply` refuses; without mixing it equals `apply`."""
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 20, 30, 3), dtype=np.uint8))
     targets, plan = torch.arange(8) % CLASSES, draw(policy, np.arange(8), 0, 0)
     for dtype in (torch.float32, torch.bfloat16):
@@ -134,7 +134,7 @@ def test_apply_refuses_a_plan_that_mixes(policy):
     assert torch.equal(
         apply(plan.unmixed, pixels, policy), apply(draw(Policy(hflip=policy.hflip), range(4), 0, 0), pixels)
     )
-    assert apply(None, pixels, policy).shape == pixels.shape  # evaluation: the policy's normalisation alone
+    assert apply(None, pixels, policy).shape == pixels.shape  # evaluation: only the policy's normalisation
 
 
 def test_an_empty_batch():
@@ -161,7 +161,7 @@ def test_an_empty_batch():
         ({"smoothing": 1.0}, "smoothing must be at least 0 and below 1"),
     ],
 )
-def test_what_does_not_fit(change, message):
+def test_mismatched_arguments(change, message):
     images, targets = batch()
     with pytest.raises(ValueError, match=message):
         mix(**{"plan": None, "images": images, "targets": targets, "num_classes": CLASSES, **change})
@@ -169,7 +169,7 @@ def test_what_does_not_fit(change, message):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_mixes_alike():
+def test_a_gpu_mixes_the_same():
     images, targets = batch()
     plan = draw(Policy(mixup=1.0, cutmix=1.0), np.arange(8), 0, 0)
     mixed, soft = mix(plan, images.cuda(), targets.cuda(), CLASSES, 0.1, torch.ones(8).cuda())

@@ -1,4 +1,4 @@
-"""Pillow is the judge: torchvision's transforms of Pillow images, and ours, bit for bit."""
+"""Pillow as the reference: torchvision's transforms of Pillow images equal fastimg's bit for bit."""
 
 import math
 
@@ -53,7 +53,7 @@ def rows_of(name):
 
 
 def torchvisions(image, name, at, negative):
-    """What v2.TrivialAugmentWide does to a Pillow image that drew this."""
+    """The result of v2.TrivialAugmentWide on a Pillow image for given draws."""
     space, _ = v2.TrivialAugmentWide._AUGMENTATION_SPACE[name]
     magnitudes = space(BINS, *image.size)
     magnitude = 0.0 if magnitudes is None else float(magnitudes[at]) * (-1 if negative else 1)
@@ -64,7 +64,7 @@ def torchvisions(image, name, at, negative):
 
 
 def ours(plan, pixels, backend="reference"):
-    """uint8 [B, H, W, 3] after the plan."""
+    """uint8 [B, H, W, 3] after applying the plan."""
     batch = torch.from_numpy(pixels).permute(2, 0, 1)[None].expand(len(plan), -1, -1, -1)
     return apply(plan, batch, Policy(), torch.uint8, backend=backend).permute(0, 2, 3, 1).numpy()
 
@@ -90,7 +90,7 @@ def test_every_operation_bin_and_sign(name, size, backend):
 
 @pytest.mark.parametrize("name", ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Sharpness", "Equalize"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (37, 53), (64, 64)], ids=str)
-def test_flips_come_first_and_cost_nothing_of_exactness(name, size):
+def test_flips_come_first_and_are_exact(name, size):
     pixels = picture(*size)
     for hflip, vflip in ((True, False), (False, True), (True, True)):
         rows = rows_of(name)[::5]
@@ -114,7 +114,7 @@ def test_rotation_is_pillows(size):
 
 
 def test_a_rotation_and_a_warp_are_one_resampling():
-    """Of the composed map, not two in a row: it equals Pillow's transform by the product of the matrices."""
+    """The composed map is applied once: it equals Pillow's transform by the product of the matrices."""
     name, (height, width) = "ShearX", (60, 81)
     pixels, angle = picture(height, width), 30.0
     cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
@@ -129,8 +129,8 @@ def test_a_rotation_and_a_warp_are_one_resampling():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (37, 53), (96, 96)], ids=str)
-def test_jitter_is_torchvisions_in_our_order(size):
-    """Flips, brightness, contrast, saturation, then TrivialAugment: factors as they were drawn."""
+def test_jitter_equals_torchvisions_in_a_fixed_order(size):
+    """Flips, brightness, contrast, saturation, then TrivialAugment, with the drawn factors."""
     policy = Policy(hflip=0.5, brightness=(0.3, 1.9), contrast=(0.2, 2.5), saturation=(0.0, 3.0), trivial=True)
     plan = draw(policy, np.arange(60), 1, 0)
     assert plan.ops.shape == (60, 4) and plan.passes == 2

@@ -1,4 +1,4 @@
-"""A plan is drawn per image, by its id: the same whoever asks, and fixed for ever."""
+"""A plan is drawn per image, by its id: independent of the caller, and fixed forever."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_a_known_plan():
 
 
 def test_the_generator_is_the_loaders():
-    """Written down twice, since neither package may import the other."""
+    """The code exists twice, since neither package may import the other."""
     for seed, epoch in ((0, 0), (7, 3), (-1, 2**40), (2**70, 1)):
         chances = uniforms(seed, epoch, IDS, 0xF1, 2)
         plan = draw(BOTH, IDS, seed, epoch)
@@ -54,7 +54,7 @@ def test_epochs_and_seeds_differ():
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_as_often_as_the_policy_says(p):
+def test_frequencies_follow_the_policy(p):
     ids = np.arange(20_000)
     plan = draw(Policy(hflip=p, vflip=1 - p), ids, 4, 0)
     for flips, share in ((plan.hflip, p), (plan.vflip, 1 - p)):
@@ -70,12 +70,12 @@ def test_the_two_flips_are_independent():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_a_rarer_flip_is_a_part_of_a_more_frequent_one():
+def test_flips_of_a_lower_probability_are_a_subset():
     rare, frequent = (draw(Policy(hflip=p), IDS, 0, 0).hflip for p in (0.2, 0.6))
     assert (frequent | ~rare).all() and rare.sum() < frequent.sum()
 
 
-def test_whether_anything_is_flipped():
+def test_whether_any_image_is_flipped():
     assert not draw(Policy(), IDS, 0, 0).flips
     assert draw(Policy(vflip=1.0), IDS[:1], 0, 0).flips and draw(Policy(hflip=1.0), IDS[:1], 0, 0).flips
 

@@ -1,4 +1,4 @@
-"""A policy says what may happen, and refuses what cannot."""
+"""A policy states the possible operations, and refuses impossible values."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from fastimg.augment import Policy, operation
 from fastimg.augment.policy import OPERATIONS
 
 
-def test_it_does_nothing_unless_told():
+def test_the_default_policy_does_nothing():
     policy = Policy()
     assert (policy.hflip, policy.vflip) == (0.0, 0.0)
     assert (policy.mean, policy.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -24,7 +24,7 @@ def test_probabilities(name, p):
 
 
 @pytest.mark.parametrize("std", [(0.2, 0.0, 0.2), (0.2, 0.2, -0.1), (float("nan"), 0.2, 0.2), (0.2, float("nan"), 0.2)])
-def test_a_std_that_is_none(std):
+def test_invalid_standard_deviations(std):
     with pytest.raises(ValueError, match="std must be above 0"):
         Policy(std=std)
 
@@ -67,12 +67,12 @@ def test_it_is_a_value():
         ("mean", (0.5, float("nan"), 0.5), "mean must be finite"),
     ],
 )
-def test_what_cannot_be(field, value, message):
+def test_impossible_values(field, value, message):
     with pytest.raises(ValueError, match=message):
         Policy(**{field: value})
 
 
-def test_names_as_people_write_them():
+def test_spellings_of_names():
     assert {name: operation(name) for name in OPERATIONS} == {name: name for name in OPERATIONS}
     for name, field in (
         *(("h-flip", "hflip"), ("RandomHorizontalFlip", "hflip"), ("TrivialAugmentWide", "trivial")),
@@ -88,6 +88,6 @@ def test_the_nearest_name(name, nearest):
         operation(name)
 
 
-def test_a_name_near_nothing():
+def test_a_name_unlike_any_other():
     with pytest.raises(ValueError, match=r"unknown augmentation 'elastic'; choose from hflip, .*cutmix"):
         operation("elastic")

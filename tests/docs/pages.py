@@ -1,4 +1,4 @@
-"""The pages of docs/ and README as data: their fenced blocks, links, headings; and what running a page takes."""
+"""The pages of docs/ and README as data (fenced blocks, links, headings), and functions to run them."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ _FRAME = str.maketrans("", "", "│┃┏┓┗┛┡┩┌┐└┘├┤┬┴
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, where it stands, and whether it is marked `<!-- not run: WHY -->`."""
+    """A fenced block: its language, text and position, and whether it is marked `<!-- not run: WHY -->`."""
 
     language: str
     text: str
@@ -30,15 +30,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A line that begins with `$`, and the output that the page shows below it."""
+    """A line that begins with `$`, and the output shown below it."""
 
     line: str
     shown: str
-    code: int  # the exit code that a comment `# exit code 2` behind the command announces, else 0
+    code: int  # the exit code in a comment `# exit code 2` after the command, else 0
 
 
 def name_of(page: Path) -> str:
-    """A page's path in the project."""
+    """A page's path relative to the project."""
     return str(page.relative_to(ROOT))
 
 
@@ -52,12 +52,12 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def prose_of(page: Path) -> str:
-    """A page without its fenced blocks."""
+    """A page's text without its fenced blocks."""
     return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def commands_of(block: Block) -> list[Command]:
-    """The commands of a console block with what is shown of their output."""
+    """The commands of a console block and their shown output."""
     parts = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.M)
     assert parts[0].strip() == "", f"line {block.line}: a console block begins with `$ `"
     commands = []
@@ -69,7 +69,7 @@ def commands_of(block: Block) -> list[Command]:
 
 
 def arguments_of(line: str) -> list[str] | None:
-    """The arguments of a `fastimg` command, also one that torchrun starts; None for another program."""
+    """The arguments of a `fastimg` command, also under torchrun; None for another program."""
     words = shlex.split(line, comments=True)
     for starts in (["fastimg"], ["uv", "run", "fastimg"], ["python", "-m", "fastimg"]):
         if words[: len(starts)] == starts:
@@ -80,12 +80,12 @@ def arguments_of(line: str) -> list[str] | None:
 
 
 def words(output: str) -> str:
-    """Output without frames, widths and numbers: what is the same on any machine and data."""
+    """Output without frames, widths and numbers: the part that is the same on any machine."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(?:[.,:]\d+)*", "#", output.translate(_FRAME))).strip()
 
 
 def missing(shown: str, output: str) -> list[str]:
-    """The parts of the shown lines, between `...`, that the output does not have."""
+    """The parts of the shown lines, between `...`, that are missing in the output."""
     have = words(output)
     parts = [words(part) for line in shown.splitlines() for part in line.split("...")]
     return [part for part in parts if part and part not in have]
@@ -93,7 +93,7 @@ def missing(shown: str, output: str) -> list[str]:
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[io.StringIO]:
-    """Work in a folder, and collect what is printed, on a terminal that folds no line."""
+    """Work in a folder and capture the output, on a terminal that does not wrap lines."""
     said, before, columns = io.StringIO(), Path.cwd(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "400"
     os.chdir(folder)
@@ -108,12 +108,12 @@ def inside(folder: Path) -> Iterator[io.StringIO]:
 
 
 def run_page(page: Path, folder: Path) -> None:
-    """Run the blocks of a page in order. Raises AssertionError where a command fails, or says something else."""
+    """Run the blocks of a page in order. Raises AssertionError if a command fails or its output differs."""
     names: dict[str, Any] = {"__name__": "page"}
     printed = ""
     for block in blocks_of(page):
         where = f"{name_of(page)}:{block.line}"
-        if block.language == "text" and printed:  # what the Python block above prints
+        if block.language == "text" and printed:  # the output of the Python block above
             assert missing(block.text, printed) == [], f"{where}\n{printed}"
         printed = ""
         if block.marked:

@@ -1,4 +1,4 @@
-"""README's chart is drawn from the kept records."""
+"""README's chart matches the stored records."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ from .pages import ROOT
 
 
 def test_the_chart_is_current():
-    """Otherwise: `python benchmarks/loaders_chart.py`."""
+    """If it fails: `python benchmarks/loaders_chart.py`."""
     spec = importlib.util.spec_from_file_location("loaders_chart", ROOT / "benchmarks/loaders_chart.py")
     chart = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chart)

@@ -1,4 +1,4 @@
-"""Links of the pages lead somewhere: files, and headings in them."""
+"""Links in the pages point to existing files and headings."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_links(page):
 
 
 def test_every_page_is_linked():
-    """From README, or from a page that it links."""
+    """From README, or from a page that README links to."""
     linked = set()
     for page in PAGES:
         for found in _LINK.findall(prose_of(page)):

@@ -1,4 +1,4 @@
-"""What the pages show is run, on 160 of the embedded digits; numbers of the output may differ, words may not."""
+"""The pages' examples are run on 160 of the embedded digits; numbers in the output may differ, words may not."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ PER_CLASS = 16
 
 
 def parse(arguments):
-    """What the command line makes of them, without a file of settings, which is not there. Raises UsageError."""
+    """Parse a command without its settings file, which does not exist. Raises UsageError."""
     if "--config" in arguments:
         at = arguments.index("--config")
         arguments = arguments[:at] + arguments[at + 2 :]
@@ -30,7 +30,7 @@ def parse(arguments):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick(tmp_path_factory):
-    """Curves are drawn elsewhere: they take longer than the training."""
+    """Do not draw curves, which takes longer than training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastimg.train.reporting.summary.plot_curves", lambda *_: None)
         yield
@@ -38,7 +38,7 @@ def quick(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def after_quickstart(tmp_path_factory):
-    """The folder in which the quickstart was followed: fastimg-demo/images, digits, runs/digits-test_resnet."""
+    """The folder after the quickstart: fastimg-demo/images, digits, runs/digits-test_resnet."""
     folder = tmp_path_factory.mktemp("quickstart")
     digits = load_digits()
     for number in range(10):
@@ -54,10 +54,10 @@ def test_the_quickstart(after_quickstart):
     assert {path.name for path in after_quickstart.iterdir()} >= {"fastimg-demo", "digits", "runs"}
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, of its own reading
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own code
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_a_page(page, after_quickstart, tmp_path):
-    """Every page goes on where the quickstart ends."""
+    """Every page starts where the quickstart ends."""
     folder = tmp_path / "work"
     shutil.copytree(after_quickstart, folder, symlinks=True)
     run_page(page, folder)
@@ -65,7 +65,7 @@ def test_a_page(page, after_quickstart, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_that_are_not_run_can_be_parsed(page):
-    """Every `fastimg` of a console or sh block has flags that exist, and values that they take."""
+    """Every `fastimg` command in a console or sh block has existing flags with valid values."""
     for block in blocks_of(page):
         if block.language not in ("console", "sh"):
             continue
@@ -80,7 +80,7 @@ def test_commands_that_are_not_run_can_be_parsed(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_that_are_not_run_are_python_and_yaml(page, tmp_path):
-    """Python compiles, and YAML is a configuration of `train`."""
+    """Python blocks compile, and YAML blocks are valid configurations of `train`."""
     for block in blocks_of(page):
         if block.language == "python":
             compile(block.text, f"{name_of(page)}:{block.line}", "exec")
@@ -91,14 +91,14 @@ def test_blocks_that_are_not_run_are_python_and_yaml(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_block_says_what_it_is(page):
-    """A fence without a language would be run by nobody and checked by nothing."""
+def test_every_block_has_a_language(page):
+    """A fence without a language is neither run nor checked."""
     assert [block.line for block in blocks_of(page) if not block.language] == []
     assert page.read_text(encoding="utf-8").count("\n```") % 2 == 0
 
 
 def test_flags_in_the_text_exist():
-    """In other words than a command: `--flag` in backticks. Pages that compare with other tools name theirs, too."""
+    """Outside commands: `--flag` in backticks. Pages that compare with other tools may also name those tools' flags."""
     ours = frozenset().union(*(flag_names(command_flags(kind)) for kind in cli._COMMANDS.values()))
     unknown = {
         (name_of(page), flag)
@@ -110,7 +110,7 @@ def test_flags_in_the_text_exist():
     assert unknown == set()
 
 
-# torchrun's, pip's and those of scripts in benchmarks/
+# flags of torchrun, pip and scripts in benchmarks/
 THEIRS = {
     *("--help", "--help-all", "--print-completion"),
     *("--max-restarts", "--numa-binding", "--nproc-per-node", "--version", "--stages", "--gil", "--promise"),

@@ -1,4 +1,4 @@
-"""Each sentence that troubleshooting.md quotes stands in the source."""
+"""Each sentence quoted in troubleshooting.md occurs in the source."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from .pages import ROOT
 
 
 def said_by(path):
-    """The texts of a module, adjacent literals joined; what is filled in is a NUL."""
+    """The string literals of a module, adjacent ones joined; placeholders become a NUL."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -19,12 +19,12 @@ def said_by(path):
 
 @pytest.fixture(scope="module")
 def sentences():
-    """Every text of the three packages."""
+    """All string literals of the three packages."""
     files = [file for top in ("fastimg", "loaders", "augment") for file in (ROOT / top).rglob("*.py")]
     return [text for file in files for text in said_by(file)]
 
 
-def test_quoted_sentences_are_said(sentences):
+def test_quoted_sentences_occur_in_the_source(sentences):
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^\| `([^`]+)`", page, re.M)
     assert len(quoted) > 30

@@ -1,17 +1,16 @@
-"""What the tests of the application share: the command line in this process, and one small trained run."""
+"""Shared by the tests of the application: the command line in this process, and one small trained run."""
 
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fastimg.cli import run
@@ -31,7 +30,7 @@ FAST = ("--arch", "test_resnet", "--img-size", "32", "--batch-size", "8", "--wor
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left on the terminal."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -40,14 +39,14 @@ class Ran:
 
 @pytest.fixture(autouse=True)
 def curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curves are drawn where a test is marked with this name: elsewhere they take longer than the training."""
+    """Draw curves only in tests marked with this name: they take longer than the training."""
     if not request.node.get_closest_marker("curves"):
         monkeypatch.setattr("fastimg.train.reporting.summary.plot_curves", lambda *_: None)
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """`cli("train", folder, ...)`: run a command in this process, on a terminal that folds no line."""
+    """`cli("train", folder, ...)`: run a command in this process, on a terminal that does not wrap lines."""
     monkeypatch.setenv("COLUMNS", "400")
 
     def call(*arguments: object) -> Ran:
@@ -61,7 +60,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def two_ranks(tmp_path: Path, python: str) -> Callable[..., Ran]:
-    """`two_ranks(arguments, ...)`: commands one after the other, by two ranks that torchrun starts once."""
+    """`two_ranks(arguments, ...)`: run commands one after the other on two ranks, which torchrun starts once."""
 
     def launch(*commands: Sequence[object]) -> Ran:
         script = tmp_path / "two_ranks.py"
@@ -79,7 +78,7 @@ def two_ranks(tmp_path: Path, python: str) -> Callable[..., Ran]:
 
 @pytest.fixture
 def slower() -> Callable[..., Callable[..., Any]]:
-    """`slower(method, seconds)`: `method`, which sleeps first."""
+    """`slower(method, seconds)`: `method` with a sleep before it."""
 
     def slow(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -92,26 +91,14 @@ def slower() -> Callable[..., Callable[..., Any]]:
 
 
 @pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread computes: several would wait for each other on a machine that has other work, and what is slow in a
-    test is to be slow by far."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "set_num_threads", lambda count: None)
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
 def fast() -> tuple[str, ...]:
-    """Flags of a training that takes a moment."""
+    """Flags for a training that takes a moment."""
     return (*FAST, "--epochs", "1")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A folder with train/ and val/ of three colours, its shards, and a run on it. Not to be changed: copy it."""
+    """A folder with train/ and val/ of three colours, its shards, and a run on it. Do not change it: copy it."""
 
     images: Path
     shards: Path
@@ -120,7 +107,7 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """24 images to train on, 12 to validate, one run of two epochs."""
+    """24 images for training, 12 for validation, and one run of two epochs."""
     root = tmp_path_factory.mktemp("trained")
     drawn = np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 4)):

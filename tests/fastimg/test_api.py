@@ -1,4 +1,4 @@
-"""The commands as functions: the same settings, runs and refusals, and nothing that a library should not do."""
+"""The commands as functions: the same settings, runs and errors, and no side effects unfit for a library."""
 
 import ast
 import dataclasses
@@ -24,6 +24,7 @@ from fastimg.config import recipes, yaml_file
 from fastimg.config.commands import Convert, Predict, Train
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError
+from fastimg.loaders.runtime.cpus import available_cpus
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"train": Train, "convert": Convert, "predict": Predict}
@@ -55,7 +56,7 @@ def test_the_parameters_are_the_fields(name):
 
 
 def test_none_means_left_out():
-    """So no field may have None among its values and something else as its default."""
+    """So no field may have None among its values and another default."""
     for kind in FUNCTIONS.values():
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
@@ -63,7 +64,7 @@ def test_none_means_left_out():
 
 
 def test_type_checkers_see_the_same_signatures():
-    """`uv run scripts/signatures.py` writes the file anew."""
+    """`uv run scripts/signatures.py` writes the file again."""
     expected = runpy.run_path(str(ROOT / "scripts/signatures.py"))["stub"]()
     assert ast.dump(ast.parse((ROOT / "fastimg/__init__.pyi").read_text())) == ast.dump(ast.parse(expected))
 
@@ -79,7 +80,7 @@ def test_help_is_a_page(name):
     assert flags.isdisjoint(named) and max(map(len, page.splitlines())) <= 120
 
 
-# Each order of importing, in a process that has imported nothing
+# Each order of imports, in a process that has imported nothing
 ORDERS = (
     "import fastimg; f = fastimg.train; import fastimg.train.checkpoints.model_files as m",
     "import fastimg.train.checkpoints.model_files as m; import fastimg; f = fastimg.train",
@@ -102,18 +103,20 @@ def test_the_function_and_its_package_in_any_order(order):
     assert (ran.returncode, ran.stdout.split("] ")[-1].strip()) == (0, "False"), ran.stderr
 
 
-def test_it_is_a_function_that_other_processes_can_be_sent():
+def test_it_can_be_pickled():
     assert pickle.loads(pickle.dumps(fastimg.train)) is fastimg.train and inspect.isfunction(fastimg.train)
 
 
 # What they do
 
 
-def test_a_run_is_that_of_the_command(trained, tmp_path, capsys):
-    """Bit for bit, in a thread, where no handler of signals can be set; and nobody notices."""
+def test_a_run_is_that_of_the_command(trained, tmp_path, capsys, monkeypatch):
+    """Bit for bit, in a thread, where no signal handlers can be set, and without a warning."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     torch.manual_seed(5)
-    state, threads, filters = torch.get_rng_state(), torch.get_num_threads(), list(warnings.filters)
+    state, filters, threads = torch.get_rng_state(), list(warnings.filters), []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     results = []
     options = {**FAST, "epochs": 2, "lr": 3e-3, "no_aug": True, "output": tmp_path, "name": "run"}
     thread = threading.Thread(target=lambda: results.append(fastimg.train(str(trained.images), **options)))
@@ -121,7 +124,7 @@ def test_a_run_is_that_of_the_command(trained, tmp_path, capsys):
     thread.join()
     (result,) = results
     assert (capsys.readouterr().out, capsys.readouterr().err) == ("", "")
-    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state) and threads == [available_cpus(), 7]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert list(warnings.filters) == filters
 
@@ -141,7 +144,7 @@ def test_progress_prints_what_the_command_prints(trained, capsys):
 
 @pytest.fixture
 def configured(monkeypatch):
-    """`configured(**settings)`: the configuration that `train` runs."""
+    """`configured(**settings)`: the configuration that `train` runs with."""
     seen = []
     monkeypatch.setattr("fastimg.train.loop.train", lambda config, console, signals: seen.append(config))
 
@@ -170,7 +173,7 @@ def test_values_may_be_what_yaml_has(configured, tmp_path):
     assert configured(augmentation=["hflip"]).augmentation == ["hflip"]
 
 
-def test_what_is_given_lies_over_a_file_over_a_recipe(configured, tmp_path):
+def test_arguments_override_files_which_override_recipes(configured, tmp_path):
     name = next(iter(recipes.RECIPES))
     assert configured(recipe=name) == yaml_file.combined({"recipe": name})
     (tmp_path / "config.yaml").write_text("epochs: 7\nseed: 3\n")

@@ -1,4 +1,4 @@
-"""The house: who may import whom, the links, and what stands at the top."""
+"""The architecture: imports between packages, links, and the top level of each package."""
 
 import ast
 import os
@@ -20,11 +20,11 @@ TOP = {
 
 @pytest.mark.parametrize("name", ["loaders", "augment"])
 def test_links_are_relative(name):
-    """An absolute one would point into the author's machine."""
+    """An absolute link would point into the author's machine."""
     assert os.readlink(ROOT / "fastimg" / name) == f"../{name}"
 
 
-def test_what_stands_at_the_top():
+def test_the_top_level():
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout: nobody knows what belongs to it")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -49,7 +49,7 @@ PACKAGES = sorted(path.parent for path in MODULES if path.name == "__init__.py" 
 
 @pytest.mark.parametrize("path", MODULES, ids=names_of)
 def test_every_module_says_what_it_is_for(path):
-    """And none is named after nothing."""
+    """And no package has a meaningless name."""
     assert path.stem not in ("utils", "helpers", "common", "misc", "manager")
     assert path.parent / path.name == ROOT / "fastimg/__init__.py" or path.read_text(encoding="utf-8").startswith('"""')
 
@@ -61,7 +61,7 @@ def test_every_package_says_what_it_takes_gives_and_must_not_know(package):
     assert len(list(package.glob("*.py"))) <= 15  # fourteen modules, and this one
 
 
-def test_the_house_has_few_rooms():
+def test_packages_are_few_and_small():
     rooms = {path.name for path in (ROOT / "fastimg").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms == {
         *("config", "system", "data", "models", "train", "embeddings", "convert", "predict", "inspect", "bench"),
@@ -72,7 +72,7 @@ def test_the_house_has_few_rooms():
 
 
 def test_public_class_names_are_unique():
-    """A reader who meets a class knows which one it is."""
+    """So that a class name identifies the class."""
     homes = {}
     for path in MODULES:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -82,7 +82,7 @@ def test_public_class_names_are_unique():
 
 
 def test_functions_fit_on_a_page():
-    """At most 80 lines; compiled kernels may have more, as a call costs them."""
+    """At most 80 lines; compiled kernels may have more, since calls are expensive there."""
     long = {}
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What a person may give that is wrong: a sentence with the name and the remedy, an exit code, nothing left behind."""
+"""Invalid input: a sentence with the name and the remedy, an exit code, and nothing left behind."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from fastimg.train import loop as training
 from fastimg.train.checkpoints.format import MODEL, load_model, load_training
 from fastimg.wording import with_flags
 
-# As fastimg.loaders.decode has it: pytest makes filters of its own, by which the warning would be an error.
+# As in fastimg.loaders.decode: pytest replaces the filters, which would turn the warning into an error.
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 
 
@@ -34,7 +34,7 @@ def everything(folder):
 
 @pytest.fixture
 def refuses(cli, tmp_path):
-    """`refuses(code, texts, command...)`: it ends with `code`, says all `texts`, and leaves everything as it was."""
+    """`refuses(code, texts, command...)`: it ends with `code`, prints all `texts`, and changes nothing on disk."""
 
     def check(code, texts, *arguments):
         before = everything(tmp_path)
@@ -78,7 +78,7 @@ READERS = ("convert", "train", "eval")
 
 
 def bomb(width=10_000, height=10_000):
-    """A PNG of so many pixels by its header, and next to none in it."""
+    """A PNG whose header claims this many pixels, with almost no data."""
 
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -107,12 +107,12 @@ def test_an_empty_class(command, commands, folder, refuses):
 
 
 @pytest.mark.parametrize("command", READERS)
-def test_a_class_that_only_validation_has(command, commands, folder, refuses):
+def test_a_class_only_in_the_validation_split(command, commands, folder, refuses):
     shutil.copytree(folder / "val" / "red", folder / "val" / "pink")
     refuses(1, [folder / "val" / "pink", "no class 'pink'", "add it there or remove"], *commands[command](folder))
 
 
-def test_one_class_is_not_trained_on(folder, commands, refuses, cli, tmp_path):
+def test_training_on_a_single_class_is_refused(folder, commands, refuses, cli, tmp_path):
     for name in ("train/red", "train/green", "val/red", "val/green"):
         shutil.rmtree(folder / name)
     told = ["every image of the training split is of one class, 'blue'", "add images of another class"]
@@ -124,7 +124,7 @@ def test_one_class_is_not_trained_on(folder, commands, refuses, cli, tmp_path):
     refuses(1, told, *commands["train"](tmp_path / "new/out"))
 
 
-def test_several_classes_of_which_one_has_images(tmp_path, encode, commands, refuses, cli):
+def test_several_classes_but_images_of_only_one(tmp_path, encode, commands, refuses, cli):
     names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
     table = pa.table({"image": [encode(seed=i) for i in range(8)], "label": [1] * 8})
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), tmp_path / "set.parquet")
@@ -133,7 +133,7 @@ def test_several_classes_of_which_one_has_images(tmp_path, encode, commands, ref
 
 
 def damage(folder, split):
-    """One unreadable, one truncated, one empty image and a bomb in a split; their names."""
+    """One unreadable, one truncated, one empty image and a decompression bomb in a split; returns their names."""
     whole = (folder / split / "red" / "0.jpg").read_bytes()
     contents = {
         "text.jpg": b"no image",
@@ -202,7 +202,7 @@ def test_a_damaged_validation_image_is_refused_on_demand(folder, commands, cli):
 
 
 @pytest.mark.parametrize("command", ["convert", "train", "eval"])
-def test_no_image_at_all_can_be_decoded(command, folder, commands, refuses):
+def test_no_decodable_image(command, folder, commands, refuses):
     for file in folder.rglob("*.*"):
         file.write_bytes(b"none")
     ran = refuses(1, [folder], *commands[command](folder))
@@ -217,7 +217,7 @@ def test_max_pixels_is_held(command, folder, commands, refuses):
     refuses(2, ["--max-pixels", "1 or more"], *commands[command](folder), "--max-pixels", "0")
 
 
-def test_shards_are_held_to_max_pixels_too(shards, commands, refuses):
+def test_max_pixels_applies_to_shards_too(shards, commands, refuses):
     refuses(1, [shards, "more than --max-pixels 1000"], *commands["train"](shards), "--max-pixels", "1000")
 
 
@@ -244,7 +244,7 @@ def alter(file):
         ("00000.idx", lambda file: file.unlink(), "missing"),
     ],
 )
-def test_shards_that_are_not_whole(command, name, change, reason, shards, commands, refuses):
+def test_incomplete_shards(command, name, change, reason, shards, commands, refuses):
     file = shards / f"{'train' if command == 'train' else 'val'}-{name}"
     change(file)
     refuses(1, [file, reason, "copy it again, or convert again"], *commands[command](shards))
@@ -252,7 +252,7 @@ def test_shards_that_are_not_whole(command, name, change, reason, shards, comman
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"format": "other"}', ""])
 @pytest.mark.parametrize("command", ["train", "eval"])
-def test_a_description_that_is_none(command, content, shards, commands, refuses):
+def test_an_invalid_dataset_json(command, content, shards, commands, refuses):
     (shards / "dataset.json").write_text(content)
     refuses(1, [shards / "dataset.json", "convert again"], *commands[command](shards))
 
@@ -281,13 +281,13 @@ def test_a_manifest_row_without_its_file(folder, tmp_path, commands, refuses, cl
     assert ran.code == 0 and "data/gone.jpg: no such file" in ran.out
 
 
-def test_a_destination_that_is_there(trained, folder, shards, refuses):
+def test_an_existing_destination(trained, folder, shards, refuses):
     refuses(1, [shards, "already holds a dataset", "--overwrite"], "convert", folder, shards)
 
 
 @pytest.mark.parametrize("cut", ["shrunk", "altered"])
 def test_a_shard_that_changes_under_a_running_training(cut, shards, commands, cli, tmp_path, monkeypatch):
-    """Never a SIGBUS: the run ends with the shard's name, and its last checkpoint can be used."""
+    """Never a SIGBUS: the run ends with the shard's name, and its last checkpoint is usable."""
     end_of_epoch = training._end_of_epoch
 
     def change(run, display):
@@ -306,7 +306,7 @@ def test_a_shard_that_changes_under_a_running_training(cut, shards, commands, cl
 
 def test_more_ranks_than_samples(folder, commands, refuses, monkeypatch):
     class Alone(Ranks):
-        """One of a hundred, who waits for nobody."""
+        """One of a hundred ranks, which waits for nobody."""
 
         def barrier(self):
             pass
@@ -354,19 +354,19 @@ def test_an_unknown_architecture(arch, texts, trained, tmp_path, refuses):
         ("layers={1,2}", "not a number, string, list or dict"),
     ],
 )
-def test_model_arguments_that_are_none(given, text, trained, tmp_path, fast, refuses):
+def test_invalid_model_arguments(given, text, trained, tmp_path, fast, refuses):
     arguments = ("train", trained.images, *fast, "--model-kwargs", given, "-o", tmp_path / "runs")
     refuses(2, ["--model-kwargs", text], *arguments)
 
 
-def test_a_size_that_the_model_cannot_take(trained, tmp_path, refuses):
+def test_a_size_that_the_model_does_not_support(trained, tmp_path, refuses):
     arguments = ("train", trained.images, "--arch", "test_vit", "--img-size", "33", "-o", tmp_path / "runs")
     ran = refuses(2, [], *arguments)
     assert "--img-size 33" in ran.err or "--val-crop-size 33" in ran.err
 
 
 def test_pretrained_without_network(trained, tmp_path, fast, monkeypatch, cli):
-    """The hub is asked once; its own retries would take a minute."""
+    """The hub is queried once; its own retries would take a minute."""
     import socket
 
     import huggingface_hub
@@ -423,7 +423,7 @@ def test_weights_without_names(content, trained, tmp_path, fast, refuses):
     refuses(1, texts, "train", trained.images, *fast, "--weights", file, "-o", tmp_path / "runs")
 
 
-def test_weights_that_are_not_there(trained, tmp_path, fast, refuses):
+def test_missing_weights(trained, tmp_path, fast, refuses):
     (tmp_path / "empty").mkdir()
     for name, reason in (("no.pt", "no such file"), ("empty", "a folder without model.safetensors")):
         file = tmp_path / name
@@ -432,7 +432,7 @@ def test_weights_that_are_not_there(trained, tmp_path, fast, refuses):
 
 
 class Evil:
-    """Would write a file where it is loaded."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, file):
         self.file = file
@@ -441,7 +441,7 @@ class Evil:
         return open, (str(self.file), "w")
 
 
-def test_weights_that_are_a_text_say_so(trained, tmp_path, fast, refuses):
+def test_weights_that_are_a_text_file(trained, tmp_path, fast, refuses):
     file = tmp_path / "notes.pt"
     file.write_text("hello\n")
     texts = [file, "not written by torch.save"]
@@ -457,7 +457,7 @@ def test_a_pickle_is_never_executed(trained, tmp_path, fast, refuses):
 
 
 def saved_pickles(folder):
-    """Files that torch.load(weights_only=True) refuses, each with advice of its own."""
+    """Files that torch.load(weights_only=True) refuses with different advice."""
     with tarfile.open(folder / "old.pth", "w") as tar:
         tar.addfile(tarfile.TarInfo("storages"))
     torch.save({"state_dict": {"fc.weight": torch.zeros(1)}, "args": argparse.Namespace()}, folder / "wrapped.pth")
@@ -476,7 +476,7 @@ def saved_pickles(folder):
 UNSAFE = re.compile("weights_only|likely succeed|safe_globals|trust|allowlist", re.IGNORECASE)
 
 
-def test_no_message_advises_to_run_what_a_file_holds(trained, tmp_path):
+def test_no_message_advises_to_execute_a_files_code(trained, tmp_path):
     for name, reason in saved_pickles(tmp_path).items():
         file = tmp_path / name
         with pytest.raises(UserError) as read:
@@ -505,12 +505,12 @@ def test_no_message_advises_to_run_what_a_file_holds(trained, tmp_path):
         ("", "ValueError"),
     ],
 )
-def test_the_reason_of_a_library(text, said):
+def test_a_librarys_reason_is_shown(text, said):
     reason = reason_of(ValueError(text))
     assert said in reason and not UNSAFE.search(reason) and "\n" not in reason
 
 
-def test_sets_of_torchvision_hand_on_no_such_advice(tmp_path):
+def test_no_such_advice_for_torchvision_datasets(tmp_path):
     error = RuntimeError("Weights only load failed. Re-running `torch.load` with `weights_only` set to `False`")
     said = str(imagesets._failure("torchvision:MNIST", error, tmp_path))
     assert "torchvision cannot load it (torch.load finds no plain tensors in it)" in said
@@ -526,7 +526,7 @@ def test_arguments_that_let_a_file_run_code_are_refused(pair, said, trained, fas
 
 
 @pytest.mark.parametrize("command", ["eval", "predict"])
-def test_what_is_no_checkpoint(command, trained, tmp_path, weights, refuses):
+def test_files_that_are_not_checkpoints(command, trained, tmp_path, weights, refuses):
     data = trained.images if command == "eval" else trained.images / "val" / "red" / "0.jpg"
     refuses(1, [tmp_path / "no", "give a run directory"], command, tmp_path / "no", data)
     refuses(1, [tmp_path, "no checkpoint in it"], command, tmp_path, data)
@@ -564,7 +564,7 @@ def test_flags_of_eval_and_predict(command, flags, trained, commands, refuses):
     refuses(2, [flags[0]], *commands[command](data), *flags)
 
 
-def test_a_split_that_is_not_there(trained, commands, refuses):
+def test_a_missing_split(trained, commands, refuses):
     refuses(
         1,
         [trained.images, "no split 'tset'", "it has train, val"],
@@ -581,7 +581,7 @@ def test_a_plot_that_cannot_be_written(trained, tmp_path, refuses):
     refuses(1, ["--plot", "no/a.png"], "eval", trained.run, trained.images, "--plot", tmp_path / "no" / "a.png")
 
 
-def test_an_index_that_does_not_fit_somebody_elses_tar_is_told(trained, tmp_path, cli, fast):
+def test_an_index_that_does_not_match_a_foreign_tar_is_reported(trained, tmp_path, cli, fast):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for file in trained.shards.glob("*.tar"):
@@ -595,7 +595,7 @@ def test_an_index_that_does_not_fit_somebody_elses_tar_is_told(trained, tmp_path
     assert ran.code == 0 and "val-00000.idx does not fit val-00000.tar" in ran.err
 
 
-def test_shards_beside_class_folders_are_no_dataset(trained, tmp_path, refuses):
+def test_shards_next_to_class_folders_are_not_a_dataset(trained, tmp_path, refuses):
     both = shutil.copytree(trained.images / "train", tmp_path / "both")
     shutil.copy(next(trained.shards.glob("train*.tar")), both)
     refuses(1, (both, "holds both subfolders of images and shards", "move one of them away"), "train", both)

@@ -1,4 +1,4 @@
-"""The command line: help, exit codes, and text that is printed as it is."""
+"""The command line: help, exit codes, and text that is printed unchanged."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def test_help_names_every_flag(command, cli):
 
 
 def test_help_fits_the_terminal(cli, monkeypatch):
-    """And descriptions break where it ends, not where the source's lines do."""
+    """Descriptions wrap at the terminal's width, not where the source's lines do."""
     text = "Default: the dataset in the current directory, or else the embedded digits."
     for columns, whole in ((80, False), (140, False), (200, True)):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -68,7 +68,7 @@ def test_every_flag_has_one_section(command):
 
 
 @pytest.mark.parametrize("command", sections.FIRST)
-def test_help_begins_with_what_people_need_first(command, cli):
+def test_help_begins_with_the_most_important_flags(command, cli):
     short, whole = cli(command, "--help").out, cli(command, "--help-all").out
     assert len(short.splitlines()) < len(whole.splitlines())
     first, all_ = (set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) for text in (short, whole))
@@ -105,7 +105,7 @@ def test_completion(shell, word, cli):
 
 
 def test_completion_in_bash():
-    """What bash offers for a word that was begun."""
+    """Bash's completions for the beginning of a word."""
     script = subprocess.run(
         [sys.executable, "-m", "fastimg", "--print-completion", "bash"], capture_output=True, text=True, check=True
     ).stdout
@@ -117,7 +117,7 @@ def test_completion_in_bash():
     assert ran.stdout.split() == ["--label-smoothing"], ran.stderr
 
 
-def test_completion_for_no_such_shell(cli):
+def test_completion_for_an_unknown_shell(cli):
     ran = cli("--print-completion", "fsh")
     assert ran.code == 2 and "give bash, zsh, fish; did you mean" in ran.err
 
@@ -129,7 +129,7 @@ def test_every_command_is_listed(cli):
     assert command_line._COMMANDS == COMMANDS
 
 
-def test_nothing_given_is_help_and_a_usage_error(cli):
+def test_no_arguments_print_help_with_a_usage_error(cli):
     ran = cli()
     assert ran.code == 2 and "commands:" in ran.out
     assert "start here:" in ran.out and ran.out.index("fastimg demo") < ran.out.index("commands:")
@@ -199,12 +199,12 @@ def test_the_known_flags_are_those_of_the_help(command, cli):
         ("train x --no-such-flag", "train has no flag --no-such-flag; `fastimg train --help` lists its flags"),
     ],
 )
-def test_what_an_unknown_flag_was_meant_to_be(arguments, words, cli):
+def test_suggestions_for_unknown_flags(arguments, words, cli):
     ran = cli(*arguments.split())
     assert ran.code == 2 and words in ran.err and ran.err.count("\n") == 1, ran.err
 
 
-def test_every_name_of_another_tool_means_a_flag_that_there_is():
+def test_names_of_other_tools_map_to_existing_flags():
     names = {flag.removeprefix("--") for kind in COMMANDS.values() for flag in flags.flags_of(kind)}
     assert set(flags._ELSEWHERE) <= names
     theirs = [name for names in flags._ELSEWHERE.values() for name in names]
@@ -214,7 +214,7 @@ def test_every_name_of_another_tool_means_a_flag_that_there_is():
 @pytest.mark.parametrize(
     "arguments", ["data -b8 -j2 -oruns", "data --batch_size 8 -j 2 --output runs", "data -b=8 -j=2"]
 )
-def test_flags_may_be_written_in_other_ways(arguments):
+def test_spellings_of_flags(arguments):
     parsed = command_line._parse("train", arguments.split())
     assert (parsed.batch_size, parsed.workers, str(parsed.output)) == (8, "2", "runs")
 
@@ -233,7 +233,7 @@ def test_flags_may_be_written_in_other_ways(arguments):
         ("data --resume=auto", None, "auto"),
     ],
 )
-def test_flags_that_may_stand_alone(arguments, compiled, resume):
+def test_flags_with_an_optional_value(arguments, compiled, resume):
     parsed = command_line._parse("train", arguments.split())
     assert (parsed.compile, parsed.resume, str(parsed.data)) == (compiled, resume, "data")
 
@@ -242,7 +242,7 @@ def test_flags_that_may_stand_alone(arguments, compiled, resume):
     ("word", "hint"),
     [("my/data", "where DATA follows, write --compile=default"), ("max-autotun", "did you mean max-autotune")],
 )
-def test_a_mode_of_compilation_that_is_not_there(word, hint, cli):
+def test_an_unknown_compile_mode(word, hint, cli):
     ran = cli("train", "--compile", word)
     assert ran.code == 2 and f"--compile {word}: give default, reduce-overhead" in ran.err and hint in ran.err
 
@@ -257,7 +257,7 @@ def test_a_mode_of_compilation_that_is_not_there(word, hint, cli):
     ],
 )
 def test_a_choice_that_is_not_there(arguments, message, cli):
-    """None, which stands for a flag that was left out, is not offered."""
+    """None, which stands for an omitted flag, is not offered."""
     ran = cli(*arguments.split())
     assert ran.code == 2 and message in ran.err and ran.err.count("\n") == 1
 
@@ -282,7 +282,7 @@ def test_values_of_the_wrong_kind(flags, cli):
         ("train x -x5", "unrecognized arguments: -x5"),
     ],
 )
-def test_values_that_are_missing_or_wrong(arguments, message, cli):
+def test_missing_or_wrong_values(arguments, message, cli):
     ran = cli(*arguments.split())
     assert ran.code == 2 and message in ran.err and ran.err.count("\n") == 1, ran.err
 
@@ -292,7 +292,7 @@ def test_negative_numbers_are_values():
     assert (parsed.lr, parsed.rotate, parsed.brightness) == (-1e-3, -5.0, (-1.0, 1.0))
 
 
-def test_a_fault_of_ours_keeps_its_traceback(cli, monkeypatch):
+def test_an_internal_error_keeps_its_traceback(cli, monkeypatch):
     def broken(arguments, console):
         raise KeyError("something of ours")
 
@@ -310,7 +310,7 @@ def test_ctrl_c_before_training(cli, monkeypatch):
     assert (ran.code, ran.err) == (130, "fastimg: interrupted\n")
 
 
-def test_a_rank_says_who_it_is(cli, monkeypatch):
+def test_messages_of_ranks_name_the_rank(cli, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     assert cli("xyz").err.startswith("fastimg: rank 3: error: ")
 
@@ -327,7 +327,7 @@ def odd(trained, tmp_path, monkeypatch):
     return root.relative_to(tmp_path)
 
 
-def test_names_that_look_like_markup_are_printed_as_they_are(odd, fast, cli):
+def test_names_that_look_like_markup_are_printed_unchanged(odd, fast, cli):
     (odd / "train" / "two words" / "[link]y.jpg").write_bytes(b"none")
     ran = cli("train", odd, *fast, "--name", "[b]run")
     assert ran.code == 0, ran.err
@@ -352,7 +352,7 @@ def test_names_that_look_like_markup_are_printed_as_they_are(odd, fast, cli):
 
 
 def test_runs_in_a_folder_with_brackets_are_numbered(odd, fast, cli):
-    """A glob of the name would find none of them, and the second would write over the first."""
+    """Interpreted as a glob, the name would match none of them, and the second output would overwrite the first."""
     data = odd.rename("[a]data")
     assert [cli("train", data, *fast).code for _ in range(2)] == [0, 0]
     assert sorted(os.listdir("runs")) == ["[a]data-test_resnet", "[a]data-test_resnet-2"]
@@ -382,7 +382,7 @@ def test_file_names_that_are_not_utf8(trained, tmp_path, cli):
         (["run", "file", "--topk", "3", "--", "--text", "--text"], (), ("file", "--text", "--text")),
     ],
 )
-def test_a_list_that_is_given_in_parts(arguments, texts, sources):
+def test_a_list_given_in_parts(arguments, texts, sources):
     parsed = command_line._parse("predict", arguments)
     assert (str(parsed.checkpoint), parsed.text) == ("run", texts)
     assert tuple(map(str, parsed.sources)) == sources

@@ -1,11 +1,12 @@
-"""The demo, in short: it runs through, and only ever replaces what a demo made."""
+"""The demo in short form: it completes, and replaces only the folder of an earlier demo."""
 
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from fastimg import cli
+from fastimg import cli, demo
+from fastimg.errors import UserError
 
 
 def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,10 +18,26 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (folder / "shards/dataset.json").exists()
     with Image.open(folder / "predictions.png") as sheet:
         assert sheet.size[0] > 300
-    assert cli.run(["demo", "--output", str(folder), "--epochs", "1"]) == 0  # an earlier demo is replaced
 
 
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_demo_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by one that soon ends."""
+
+    def end(images: Path) -> None:
+        raise UserError("no images today")
+
+    monkeypatch.setattr(demo, "write_digits", end)
+    folder = tmp_path / "demo"
+    assert cli.run(["demo", "--output", str(folder)]) == 1
+    begun = sorted(folder.iterdir())
+    assert len(begun) == 1  # which tells that this is a demo's
+    (folder / "shards").mkdir()
+    (folder / "shards/dataset.json").write_text("{}")
+    assert cli.run(["demo", "--output", str(folder)]) == 1
+    assert sorted(folder.iterdir()) == begun
+
+
+def test_a_foreign_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     assert cli.run(["demo", "--output", str(tmp_path / "mine")]) == 2

@@ -1,4 +1,4 @@
-"""Everything that a command writes can be read by whom the umask lets: a cluster's colleagues, another user's job."""
+"""Files that commands write are readable as the umask allows: by a cluster's colleagues, or another user's job."""
 
 import os
 import stat
@@ -20,7 +20,7 @@ def with_umask() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.curves
-@pytest.mark.parametrize(("mask", "last"), [(0o022, None), (0o027, 4)])  # the second: what several people share
+@pytest.mark.parametrize(("mask", "last"), [(0o022, None), (0o027, 4)])  # the second: shared by a group
 def test_files_and_folders_follow_the_umask(
     mask: int,
     last: int | None,

@@ -1,4 +1,4 @@
-"""Commands that make no tensors, and refusals, import neither torch nor anything else that takes seconds."""
+"""Commands that need no tensors, and early errors, import neither torch nor other slow modules."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 SLOW_MODULES = ("torch", "torchvision", "timm", "sklearn", "matplotlib", "transformers", "onnx", "kornia")
 
-# Runs commands one after the other, and prints for each: its exit code, and the slow modules that it imported.
+# Runs commands one after the other, and prints the exit code of each and the slow modules that it imported.
 SCRIPT = """
 import contextlib, io, json, sys
 from fastimg import cli

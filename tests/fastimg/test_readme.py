@@ -1,4 +1,4 @@
-"""What README shows is run, on small data."""
+"""README's examples are run on small data."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ OWN_LOOP = README.parent / "docs/own-loop.md"
 
 
 def test_it_is_short():
-    """People decide in the first minutes."""
+    """The quickstart has to be short."""
     assert len(README.read_text().splitlines()) <= 150
 
 
@@ -30,7 +30,7 @@ def test_the_loop_is_ten_lines(snippet):
 
 @pytest.mark.parametrize("mixing", [False, True])
 def test_the_loop_trains(snippet, image_folder, mixing):
-    if mixing:  # the one statement that docs/own-loop.md gives for it
+    if mixing:  # the single statement that docs/own-loop.md gives for it
         (call,) = re.findall(r"^ +(images, targets = mix\(.*?^ +\))", OWN_LOOP.read_text(), re.DOTALL | re.MULTILINE)
         line = " ".join(call.split())
         plain = "images = apply(draw(policy, batch.ids, seed=0, epoch=epoch), batch.inputs)"
@@ -56,7 +56,7 @@ def test_the_loop_trains(snippet, image_folder, mixing):
     exec(compile(snippet, "README.md", "exec"), names)
     loader = names["loader"]
     assert loader.epoch == 2 and loader.unreadable == {} and len(losses) == 3 * len(loader) == 15
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])  # three colours are learnt
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])  # the three colours are learnt
     loader.close()
 
 

@@ -1,4 +1,4 @@
-"""The versions that were tested, kept in pyproject.toml: all of them, names and versions only, within its ranges."""
+"""The tested versions in pyproject.toml: complete, names and versions only, and within its ranges."""
 
 import re
 import runpy
@@ -30,7 +30,7 @@ def test_names_and_versions_alone():
 
 
 def test_they_are_within_the_ranges():
-    """Those of the project, of its development tools, of what is compared with and of what builds the pages."""
+    """Packages of the project, its development tools, the peers and the documentation tools."""
     kept = defaultdict(list)
     for pin in map(Requirement, KEPT):
         kept[pin.name] += [specifier.version for specifier in pin.specifier]
@@ -44,7 +44,7 @@ def test_they_are_within_the_ranges():
 
 @pytest.mark.skipif(shutil.which("uv") is None or not (ROOT / "uv.lock").exists(), reason="no uv.lock, or no uv")
 def test_they_are_what_is_installed(script):
-    """`uv run scripts/pins.py` writes them anew, `scripts/upgrade` looks for newer ones."""
+    """`uv run scripts/pins.py` writes them again, `scripts/upgrade` looks for newer ones."""
     exported = subprocess.run(script["EXPORT"].split(), cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert script["pins"](exported) == KEPT
 

@@ -1,4 +1,4 @@
-"""How counts and long names are written."""
+"""Wording of counts and long names."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import fastimg
 from fastimg.loaders import wording as of_loaders
 from fastimg.wording import agreeing, plural, several, shortened
 
-# A count right before the plural of a noun: `{len(classes)} classes` would print "1 classes".
+# A count directly before a plural noun: `{len(classes)} classes` would print "1 classes".
 NOUNS = (
     *("array", "batch", "block", "box", "class", "classifier", "copy", "core", "epoch", "error", "fault", "field"),
     *(
@@ -31,7 +31,7 @@ NOUNS = (
     *("slot", "step", "tensor", "text", "thread", "time", "token", "view"),
 )
 WORDS = "|".join(several(noun) for noun in NOUNS)
-# Constants above one, numbers that are checked not to be one, and what is no number.
+# Constants above one, numbers that are known not to be one, and placeholders that are not numbers.
 NOT_ONE = {
     *("BLOCK images", "AHEAD batches", "config.freeze blocks", "most steps", "len(shards) files", "n samples"),
     *("self.dtype.name arrays", "kind fields", "len(input) samples", "there epochs"),
@@ -84,7 +84,7 @@ def test_what_is_cut_says_so():
 def test_no_count_is_printed_before_a_plural():
     root = Path(fastimg.__file__).parent
     found = []
-    # Two of the packages are links, into which rglob does not go.
+    # Two of the packages are links, which rglob does not follow.
     files = sorted({*root.rglob("*.py"), *(root / "loaders").rglob("*.py"), *(root / "augment").rglob("*.py")})
     assert len(files) > 100
     for file in files:

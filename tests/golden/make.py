@@ -1,7 +1,7 @@
-"""Make the golden files anew: `python tests/golden/make.py`.
+"""Make the golden files again: `python tests/golden/make.py`.
 
-Their bytes are what earlier versions wrote. A difference in them is a change of format, which belongs in CHANGELOG.md,
-and which readers must go on understanding.
+They contain the bytes that earlier versions wrote. If they differ, the format has changed: describe the change in
+CHANGELOG.md, and keep readers able to read the old format.
 """
 
 import gzip
@@ -22,11 +22,12 @@ from safetensors.torch import load_file, save_file
 from fastimg.cli import run
 
 HERE = Path(__file__).parent
+TARGETS = ("tide", "depth:number", "seen:multilabel")  # columns of targets.csv
 SAMPLES = {"ebb/0.jpg": 0, "ebb/1.png": 1, "flow/2.jpg": 2, "flow/3.jpg": 3}
 
 
 def make_images(folder: Path) -> None:
-    """Two classes, three JPEGs and a PNG. JPEGs differ between encoders, so the files are kept, too."""
+    """Write two classes with three JPEGs and a PNG. JPEGs differ between encoders, so these files are kept, too."""
     for name, number in SAMPLES.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +47,13 @@ def convert(images: Path, shards: Path, betons: Path) -> None:
         assert run(["convert", str(images), str(target), "--format", container]) == 0
 
 
+def convert_targets(shards: Path, betons: Path) -> None:
+    """The same images with a class, a number and labels, some of them missing, in both containers."""
+    targets = [part for target in TARGETS for part in ("--target", target)]
+    for folder, container in ((shards, "tar"), (betons, "beton")):
+        assert run(["convert", str(HERE / "targets.csv"), str(folder), "--format", container, *targets]) == 0
+
+
 def train(data: Path, output: Path, *flags: str) -> int:
     """A run of four steps, named `run`, that keeps the checkpoint of its first epoch. Returns the exit code."""
     model = ("--arch", "test_convnext", "--img-size", "32", "--no-amp", "--model-ema")
@@ -54,7 +62,7 @@ def train(data: Path, output: Path, *flags: str) -> int:
 
 
 def pack_run(folder: Path, packed: Path) -> None:
-    """A run's first checkpoint and its config, every weight and moment made 0, so that little is left to keep."""
+    """A run's first checkpoint and its config, with all weights and moments zero, so that the archive is small."""
     checkpoint = min((folder / "checkpoints").iterdir())
     weights = checkpoint / "model.safetensors"
     card = metadata_of(weights)
@@ -72,7 +80,7 @@ def pack_run(folder: Path, packed: Path) -> None:
 
 
 def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without owner and time."""
+    """Remove owner and time."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member
@@ -85,7 +93,7 @@ def metadata_of(weights: Path) -> dict[str, str]:
 
 
 def zeroed(value: object) -> object:
-    """The same structure, with zeros in its tensors that have a dimension."""
+    """The same structure with zeros in every tensor that has a dimension."""
     if isinstance(value, torch.Tensor):
         return torch.zeros_like(value) if value.ndim else value
     if isinstance(value, dict):
@@ -103,6 +111,11 @@ def make_all(scratch: Path) -> None:
     convert(HERE / "images", HERE / "shards", scratch / "betons")
     packed = gzip.compress((scratch / "betons" / "train.beton").read_bytes(), mtime=0)  # mostly zeros: FFCV's pages
     (HERE / "train.beton.gz").write_bytes(packed)
+    shutil.rmtree(HERE / "targets", ignore_errors=True)
+    convert_targets(HERE / "targets", scratch / "targets")
+    packed = gzip.compress((scratch / "targets" / "train.beton").read_bytes(), mtime=0)
+    (HERE / "targets.beton.gz").write_bytes(packed)
+    shutil.copyfile(scratch / "targets" / "dataset.json", HERE / "targets.beton.json")
     assert train(Path(os.path.relpath(HERE / "shards")), scratch) == 0
     pack_run(scratch / "run", HERE / "run.tar.gz")
 

@@ -1,4 +1,4 @@
-"""A checkpoint that an earlier version wrote: this one writes the same structure, evaluates it and goes on from it."""
+"""An earlier version's checkpoint: this version writes the same structure, evaluates it and resumes from it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from .make import HERE, metadata_of, train
 
 @pytest.fixture
 def kept(tmp_path):
-    """The golden run, of which one epoch of two is done."""
+    """The golden run, after one of two epochs."""
     folder = tmp_path / "run"
     with tarfile.open(HERE / "run.tar.gz") as packed:
         packed.extractall(folder, filter="data")
@@ -26,7 +26,7 @@ def kept(tmp_path):
 
 
 def structure(value):
-    """Types all the way down; of tensors, their type and shape."""
+    """Nested types; for tensors, their type and shape."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape)
     if isinstance(value, dict):
@@ -37,7 +37,7 @@ def structure(value):
 
 
 def written(checkpoint):
-    """What there is in a checkpoint, without its numbers."""
+    """The structure of a checkpoint, without its values."""
     weights = checkpoint / "model.safetensors"
     with safe_open(weights, framework="pt") as handle:
         tensors = {name: structure(handle.get_tensor(name)) for name in handle.keys()}  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""Small data and small decoders for loaders, and batches as values."""
+"""Small datasets and decoders for loaders, and batches as values."""
 
 import gc
 import os
@@ -14,13 +14,14 @@ import pytest
 from fastimg.loaders import Batch, FilesDataset, Loader, LoaderConfig
 from fastimg.loaders.batch import Field
 from fastimg.loaders.containers.datasets import Dataset
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.decoder import Decoder, Row
 from fastimg.loaders.random import uniforms
 from fastimg.loaders.runtime.scratch import Scratch
 
 
 class Numbers:
-    """A dataset whose sample i holds the number i."""
+    """A dataset whose sample i contains the number i."""
 
     classes: tuple[str, ...] = ()
 
@@ -30,6 +31,10 @@ class Numbers:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def targets(self) -> tuple[TargetColumn, ...]:
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         view = scratch.encoded(8)
@@ -72,7 +77,7 @@ class Faulty(Stamp):
 
 
 class Frozen(NamedTuple):
-    """A batch as bytes and lists, which outlive it."""
+    """A batch as bytes and lists, independent of the loader's memory."""
 
     ids: list[int]
     targets: list[int]
@@ -83,19 +88,19 @@ class Frozen(NamedTuple):
 
 @pytest.fixture
 def numbers() -> type[Numbers]:
-    """`numbers(n)`: a dataset of so many."""
+    """`numbers(n)`: a dataset of n samples."""
     return Numbers
 
 
 @pytest.fixture
 def stamp() -> type[Stamp]:
-    """A decoder of `numbers`, to be built upon."""
+    """A decoder of `numbers`, to be subclassed."""
     return Stamp
 
 
 @pytest.fixture
 def faulty() -> type[Faulty]:
-    """`faulty(error, *numbers)`: a decoder that raises it on these."""
+    """`faulty(error, *numbers)`: a decoder that raises the error on these numbers."""
     return Faulty
 
 
@@ -112,7 +117,7 @@ def files(tmp_path: Path, encode: Callable[..., bytes]) -> FilesDataset:
 
 @pytest.fixture
 def spoil() -> Callable[..., Path]:
-    """`spoil(files, index, content)`: no image any more. Its path."""
+    """`spoil(files, index, content)`: make a file invalid. Returns its path."""
 
     def write(files: FilesDataset, index: int, content: bytes = b"\xff\xd8 not really") -> Path:
         path = Path(files.sample_name(index))
@@ -142,7 +147,7 @@ def build() -> Callable[..., Loader]:
 
 @pytest.fixture
 def frozen() -> Callable[[Batch], Frozen]:
-    """`frozen(batch)`: a value."""
+    """`frozen(batch)`: the batch as a value."""
     return frozen_batch
 
 
@@ -154,7 +159,7 @@ def read() -> Callable[[Iterable[Batch]], list[Frozen]]:
 
 @pytest.fixture
 def run() -> Callable[..., list[Frozen]]:
-    """`run(dataset, decoder, epochs, **options)`: all batches of a loader that is closed then."""
+    """`run(dataset, decoder, epochs, **options)`: all batches of a loader, which is closed afterwards."""
 
     def read_all(dataset: Dataset, decoder: Decoder | None = None, epochs: int = 1, **options: Any) -> list[Frozen]:
         loader = build_loader(dataset, decoder, **options)
@@ -168,13 +173,13 @@ def run() -> Callable[..., list[Frozen]]:
 
 @pytest.fixture
 def real() -> Callable[[list[Frozen]], list[int]]:
-    """`real(batches)`: ids of weight 1, in order."""
+    """`real(batches)`: the ids of weight 1, in order."""
     return lambda batches: [i for batch in batches for i, w in zip(batch.ids, batch.weight, strict=True) if w]
 
 
 @pytest.fixture
 def pixels_by_id() -> Callable[[list[Frozen]], dict[int, bytes]]:
-    """`pixels_by_id(batches)`: of the samples of weight 1, each of which comes once."""
+    """`pixels_by_id(batches)`: pixels of the samples of weight 1, each of which occurs once."""
 
     def collect(batches: list[Frozen]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
@@ -191,7 +196,7 @@ def pixels_by_id() -> Callable[[list[Frozen]], dict[int, bytes]]:
 
 @pytest.fixture
 def threads() -> Callable[[], list[str]]:
-    """`threads()`: names of the loaders' threads."""
+    """`threads()`: names of the running loader threads."""
     return lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("fastimg-loader")]
 
 
@@ -207,7 +212,7 @@ def list_open_files() -> list[str]:
 
 @pytest.fixture
 def open_files() -> Callable[[], list[str]]:
-    """`open_files()`: paths of the open descriptors, those of pytest and of this listing left out."""
+    """`open_files()`: paths of the open descriptors, except those of pytest and of this listing."""
     return list_open_files
 
 

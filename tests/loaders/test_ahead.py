@@ -1,4 +1,4 @@
-"""What is done ahead of its time, and not on the consumer's thread: requests to read, and the next epoch's order."""
+"""Work done ahead on other threads than the consumer's: read-ahead requests, and the next epoch's order."""
 
 import gc
 import threading
@@ -16,13 +16,13 @@ from fastimg.loaders.order import epoch_order
 
 @pytest.fixture
 def asking(numbers):
-    """`asking(n)`: numbers that keep what was requested, and by which thread."""
+    """`asking(n)`: numbers that record the requests and their threads."""
 
     class Asking(numbers):
         def __init__(self, n):
             super().__init__(n)
             self.asked = []
-            self.read_before = []  # samples that were read before anybody had asked for them
+            self.read_before = []  # samples that were read before they were requested
             self._known = set()
 
         def will_need(self, indices):
@@ -37,18 +37,18 @@ def asking(numbers):
     return Asking
 
 
-def test_threads_of_the_loader_ask_for_what_is_read_ahead(asking, build, read):
+def test_threads_of_the_loader_request_read_ahead(asking, build, read):
     data = asking(50)
     loader = build(data, workers=1, seed=3)
     ids = [id for batch in read(loader) for id in batch.ids][:50]
     loader.close()
     assert {name.rpartition("-")[0] for name, _ in data.asked} == {"fastimg-loader"}
-    assert [id for _, asked in data.asked for id in asked][:50] == ids  # the most urgent ones first
-    assert data.read_before == []  # one thread asks before it reads
+    assert [id for _, asked in data.asked for id in asked][:50] == ids  # the most urgent first
+    assert data.read_before == []  # one thread requests before it reads
 
 
 def test_a_thread_asks_while_it_is_busy_with_an_earlier_batch(asking, stamp, build):
-    """By the time that a batch's own turn comes, it was asked for long ago."""
+    """A batch is requested long before its own turn."""
     data, asked_at, handed, all_handed = asking(40), {}, [], threading.Event()
 
     class Watching(stamp):
@@ -75,7 +75,7 @@ def test_a_thread_asks_while_it_is_busy_with_an_earlier_batch(asking, stamp, bui
     assert asked_at[4] >= 20 and asked_at[39] == 40
 
 
-def test_what_goes_wrong_there_reaches_the_consumer(asking, build, read):
+def test_errors_reach_the_consumer(asking, build, read):
     class Gone(asking):
         def will_need(self, indices):
             raise module.DataError("gone")
@@ -99,7 +99,7 @@ def test_slots_of_each_device(numbers, build):
 
 @pytest.fixture
 def orders(monkeypatch):
-    """The epochs whose orders were computed, with the thread that did."""
+    """The epochs whose orders were computed, and the thread that did it."""
     made = []
 
     def noting(n, seed, epoch, *rest):
@@ -111,11 +111,11 @@ def orders(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"order": "random"}, {"order": "quasi-random", "block": 4, "window": 20}])
-def test_the_next_order_is_there_when_the_epoch_begins(options, numbers, build, read, orders, monkeypatch):
+def test_the_next_order_is_ready_when_the_epoch_begins(options, numbers, build, read, orders, monkeypatch):
     plain = build(numbers(50), **options)
     expected = [read(plain) for _ in range(3)]
     plain.close()
-    assert [epoch for epoch, _ in orders] == [0, 1, 2]  # so few samples are not worth a thread
+    assert [epoch for epoch, _ in orders] == [0, 1, 2]  # too few samples for a thread
     orders.clear()
     monkeypatch.setattr(module, "_PREPARED", 1)
     loader = build(numbers(50), **options)
@@ -126,7 +126,7 @@ def test_the_next_order_is_there_when_the_epoch_begins(options, numbers, build, 
 
 
 def test_another_epoch_has_its_own_order(numbers, build, read, orders, monkeypatch):
-    """The prepared one is dropped where the consumer goes on elsewhere."""
+    """The prepared order is dropped if the consumer continues elsewhere."""
     monkeypatch.setattr(module, "_PREPARED", 1)
     loader, plain = build(numbers(50)), build(numbers(50))
     first = read(loader)
@@ -138,13 +138,13 @@ def test_another_epoch_has_its_own_order(numbers, build, read, orders, monkeypat
     next(batches)
     state = loader.state_dict()
     rest = [batch.ids.tolist() for batch in batches]
-    loader.load_state_dict(state)  # the middle of an epoch whose successor is prepared
+    loader.load_state_dict(state)  # in the middle of an epoch whose successor is prepared
     assert [batch.ids.tolist() for batch in loader] == rest and rest != [batch.ids for batch in first][1:]
     for each in (loader, plain):
         each.close()
 
 
-def test_an_error_of_the_thread_is_met_again_by_the_consumer(numbers, build, read, monkeypatch):
+def test_an_error_of_the_thread_is_raised_in_the_consumer(numbers, build, read, monkeypatch):
     monkeypatch.setattr(module, "_PREPARED", 1)
     loader = build(numbers(50))
     read(loader)

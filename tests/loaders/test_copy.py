@@ -1,4 +1,4 @@
-"""Batches that stay valid with copy=True, and what is said to those who keep batches without it."""
+"""Batches that stay valid with copy=True, and the error for keeping batches without it."""
 
 from itertools import chain, pairwise
 
@@ -39,15 +39,15 @@ def test_copies_are_channels_last_too(files, build):
     assert batch.inputs.stride() == strides and batch.inputs.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_list_of_batches_is_refused_by_name(loader):
+def test_a_list_of_batches_is_refused(loader):
     with pytest.raises(RuntimeError, match=r"4 batches of a Loader are held, .* use copy=True"):
         list(loader)
-    assert len([batch.ids for batch in loader]) == 10  # ids are the batch's own; and the loader goes on
+    assert len([batch.ids for batch in loader]) == 10  # the ids belong to the batch; and the loader continues
 
 
 @pytest.mark.parametrize("prefetch", [2, 3])
 def test_the_shortest_list_with_memory_that_was_reused(numbers, stamp, prefetch):
-    """It is found when the iteration ends."""
+    """It is detected when the iteration ends."""
     loader = Loader(numbers(prefetch + 1), stamp(), batch_size=1, workers=1, prefetch=prefetch)
     with loader, pytest.raises(RuntimeError, match="copy=True"):
         list(loader)
@@ -69,7 +69,7 @@ def test_loops_that_keep_no_more_than_the_first_or_the_last_are_not_refused(load
     assert shown is not first is not before
 
 
-def test_what_only_a_cycle_holds_is_not_refused(loader):
+def test_batches_in_reference_cycles_are_not_refused(loader):
     for batch in loader:
         cycle = [batch]
         cycle.append(cycle)

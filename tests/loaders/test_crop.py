@@ -1,4 +1,4 @@
-"""Crop windows, judged by torchvision."""
+"""Crop windows, compared with torchvision."""
 
 import math
 
@@ -76,14 +76,14 @@ def test_random_boxes_are_distributed_as_torchvisions(width, height, options):
     ("width", "height"), [(10, 1000), (1000, 10), (1, 500), (501, 1), (3, 1000), (333, 7), (2, 100)]
 )
 def test_the_fallback_is_torchvisions(width, height):
-    options = {"scale": (0.9, 1.0)}  # nothing of that area fits
+    options = {"scale": (0.9, 1.0)}  # no box of that area fits
     (theirs,) = their_boxes(v2.RandomResizedCrop(32, **options), width, height, 1).tolist()
     ours = our_boxes(RandomResizedCrop(size=32, **options), width, height, 5).tolist()
     assert ours == [theirs] * 5
 
 
 def test_the_first_try_that_fits_is_taken():
-    """Draws in their places: (area, aspect) per try, then x, y."""
+    """Draws in their order: (area, aspect) per attempt, then x, y."""
     crop = RandomResizedCrop(size=8, scale=(0.0, 1.0), ratio=(0.5, 2.0))
     draws = [0.999, 0.999, 0.25, 0.5] + [0.0] * 16 + [0.5, 0.999]
     assert crop.window(100, 100, draws) == Window((25, 50, 50, 50), (8, 8), (0, 0))
@@ -108,17 +108,17 @@ def test_centre_windows_are_torchvisions(size, resize):
             assert window.at == (first % resized.shape[2], first // resized.shape[2]), (width, height)
 
 
-def test_a_centre_crop_that_cannot_be():
+def test_an_invalid_centre_crop():
     with pytest.raises(ValueError, match="a crop of 33 does not fit an image resized to 32"):
         CenterCrop(size=33, resize=32)
 
 
-# Rectangles: sizes are (height, width), as torchvision has them
+# Rectangles: sizes are (height, width), as in torchvision
 
 
 @pytest.mark.parametrize(("size", "resize"), [((32, 48), 48), ((48, 32), 55), ((7, 31), (8, 36)), ((1, 9), (10, 9))])
 def test_centre_windows_of_rectangles_are_torchvisions(size, resize):
-    """A side is torchvision's Resize; of a pair, the shorter side follows from what the image must cover."""
+    """A single size means torchvision's Resize; for a pair, the shorter side follows from covering the crop."""
     crop, least = CenterCrop(size=size, resize=resize), (resize, resize) if isinstance(resize, int) else resize
     for width in SIDES:
         for height in SIDES:
@@ -130,7 +130,7 @@ def test_centre_windows_of_rectangles_are_torchvisions(size, resize):
             if isinstance(resize, int):
                 resized = v2.functional.resize(blank, [resize], v2.InterpolationMode.NEAREST)
                 assert (h, w) == tuple(resized.shape[1:])
-            assert h >= least[0] and w >= least[1]  # covered, and as small as the aspect ratio lets it be
+            assert h >= least[0] and w >= least[1]  # covered, and as small as the aspect ratio allows
             assert (w, h) in ((least[1], int(least[1] * height / width)), (int(least[0] * width / height), least[0]))
             places = torch.arange(w * h).view(1, h, w)
             first = int(v2.functional.center_crop(places, list(size))[0, 0, 0])
@@ -143,13 +143,13 @@ def test_random_boxes_do_not_depend_on_the_rectangle():
         assert window.box == square.box and (window.size, window.at) == ((48, 32), (0, 0))
 
 
-def test_squares_are_told_by_their_side():
+def test_squares_are_given_by_their_side():
     assert RandomResizedCrop(size=(32, 32)) == RandomResizedCrop(size=np.int64(32)) == RandomResizedCrop(size=32)
     assert CenterCrop(size=(32, 32), resize=[37, 37]) == CenterCrop(size=32, resize=37)
 
 
 @pytest.mark.parametrize("size", [0, -1, (32,), (32, 48, 3), (32, 0), 32.5, "32", None])
-def test_sizes_that_cannot_be(size):
+def test_invalid_sizes(size):
     for make in (RandomResizedCrop, lambda size: CenterCrop(size=size, resize=64)):
         with pytest.raises(ValueError, match=r"size .*: give the side of a square in pixels, or \(height, width\)"):
             make(size=size)
@@ -184,7 +184,7 @@ def cut_by_us(crop, pixels, numbers, shape):
     [(32, 32, (32, 32), 4), (40, 64, (32, 32), 31), (33, 20, (16, 24), 5), (9, 7, (16, 16), 0), (90, 20, (8, 8), 3)],
 )
 def test_padded_crops_are_torchvisions(width, height, size, padding, interpolation):
-    """Its Resize, its reflecting Pad and its crop, at the place that is drawn; some of them without any padding."""
+    """torchvision's Resize, reflecting Pad and crop at the drawn position; some of them without padding."""
     pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
     image = torch.from_numpy(pixels).permute(2, 0, 1)
     crop = RandomCrop(size=size, padding=padding, interpolation=interpolation)
@@ -211,7 +211,7 @@ def test_padded_crops_are_drawn_evenly():
     assert not reaches_out(Window((0, 0, 32, 32), (34, 32), (2, 0)), 32, 32)
 
 
-def test_paddings_that_cannot_be():
+def test_invalid_paddings():
     for padding in (-1, 24, 32):
         with pytest.raises(ValueError, match=f"a padding of {padding} pixels: a crop of 24 x 32 has room for 0 to 23"):
             RandomCrop(size=(24, 32), padding=padding)

@@ -1,7 +1,7 @@
-"""The CUDA rings against a device that is as late as it may be: streams that run when they like, in any order.
+"""The CUDA rings with a device that is as late as possible: streams run at any time and in any order.
 
-Streams and events are simulated on the CPU. What is enqueued happens at random moments, after what its stream waits
-for and no sooner; so a wait that is missing is a batch with wrong bytes in some of the schedules.
+Streams and events are simulated on the CPU. Enqueued work runs at random moments, but only after the events that its
+stream waits for. A missing wait therefore gives wrong bytes in some of the schedules.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ ROWS = 3
 
 
 def images(size):
-    """The layout of batches of pictures of `size` pixels."""
+    """The layout of batches of images of `size` pixels."""
     return SlotLayout((Field("inputs", (size, size, 3), np.dtype(np.uint8)), *LABEL_FIELDS), ROWS)
 
 
 def cuts(size):
-    """That of a decoder on the device."""
+    """The layout of a decoder on the device."""
     fields = (Field("inputs", (size, size, 3), np.dtype(np.uint8)), Field("place", (4,), np.dtype(np.int64)))
     own = (Field("table", (8 * size,), np.dtype(np.int32)), Field("cut", (), np.dtype(object), blank=None))
     return SlotLayout((*fields, *own, *LABEL_FIELDS), ROWS)
 
 
-SIZE = 10  # the largest: its pixels and labels lie in other places than those of smaller ones
+SIZE = 10  # the largest: its pixels and labels are at other offsets than those of smaller ones
 LAYOUT = images(SIZE)
 
 
@@ -47,7 +47,7 @@ class Stream:
         self.work, self.done = [], 0
 
     def wait_event(self, event):
-        self.work.append(event.mark)  # as it is recorded now
+        self.work.append(event.mark)  # the event as recorded now
 
     def wait_stream(self, other):
         self.work.append((other, len(other.work)))
@@ -57,7 +57,7 @@ class Stream:
             assert DEVICE.run(), "deadlock: what the host waits for cannot happen"
 
     def step(self):
-        """Do the next thing, if it may be done. Whether it was."""
+        """Run the next item if it may run. Returns whether it ran."""
         if self.done == len(self.work):
             return False
         item = self.work[self.done]
@@ -72,7 +72,7 @@ class Stream:
 
 
 class Event:
-    """A place in a stream's work; one that was never recorded has happened."""
+    """A position in a stream's work; an event that was never recorded has happened."""
 
     def __init__(self, enable_timing=False):
         self.mark, self.timing = (None, 0), enable_timing
@@ -91,11 +91,11 @@ class Event:
 
     def elapsed_time(self, other):
         assert self.timing and other.timing and self.query() and other.query() and self.mark[0] is other.mark[0]
-        return other.mark[1] - self.mark[1]  # a millisecond for each thing that was done between the two
+        return other.mark[1] - self.mark[1]  # one millisecond for each item that ran between the two
 
 
 class Buffer:
-    """Memory of the device: a copy into it happens when its stream comes to it."""
+    """Memory of the device: a copy into it runs when its stream reaches it."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -131,11 +131,11 @@ class Device:
         self.current = before
 
     def run(self):
-        """One thing, of a stream that can; whether there was one."""
+        """Run one item of any stream that can. Returns whether there was one."""
         return any(stream.step() for stream in self.draw.sample(self.streams, len(self.streams)))
 
     def pass_time(self):
-        """Some of what may happen meanwhile, now and then nothing for long."""
+        """Run some of the pending work, sometimes none for a while."""
         for _ in range(self.draw.choice((0, 0, 0, 1, 3, 20))):
             self.run()
 
@@ -160,10 +160,10 @@ def device(monkeypatch):
 
 
 class Codec:
-    """Decodes at once, into memory that is used again, whatever its stream still has to do: as hardware engines do."""
+    """Decodes immediately into reused memory, regardless of pending work of its stream, as hardware engines do."""
 
     def __init__(self):
-        self.memory = [*[0] * ROWS, 255]  # the last for places that nobody wrote
+        self.memory = [*[0] * ROWS, 255]  # the last value stands for places that were never written
 
     def decode(self, parsed, stream):
         self.memory[: len(parsed)] = parsed
@@ -171,7 +171,7 @@ class Codec:
 
 
 class Decoding(RaggedRing):
-    """A ragged ring on the simulated device; its thread's work is done by the caller."""
+    """A ragged ring on the simulated device; the caller does the work of its thread."""
 
     def __init__(self, codec):
         super().__init__(cuts(SIZE), torch.device("cpu"), ragged_ring.Codec(codec, None))
@@ -188,7 +188,7 @@ class Decoding(RaggedRing):
 
 
 def train(ring, slots, steps, first, seen, stop_early):
-    """An epoch of `steps`, whose kernels read each batch when the device comes to it. Slots are filled ahead."""
+    """An epoch of `steps`, whose kernels read each batch when the device reaches it. Slots are filled ahead."""
 
     def dispatch(step):
         slot = slots[step % len(slots)]
@@ -204,7 +204,7 @@ def train(ring, slots, steps, first, seen, stop_early):
         DEVICE.current.work.append(lambda read=read, wanted=first + step: seen.append((wanted, levels(read))))
         DEVICE.pass_time()
         if stop_early and step == steps // 2:
-            break  # the batch is never given back
+            break  # the batch is never released
         ring.reclaim()
         if step + len(slots) < steps:
             dispatch(step + len(slots))
@@ -219,13 +219,13 @@ def set_size(ring, slots, layout):
 
 
 def levels(tensors):
-    """All values that occur; what was never written may be any."""
+    """All values that occur; memory that was never written may have any value."""
     known = (tensor.double().nan_to_num(-1).clamp(-1, 999) for tensor in tensors)
     return sorted({int(level) for tensor in known for level in tensor.unique()})
 
 
 def fill(slot, number):
-    slot.buffer.fill_(number ^ 0x55)  # what lies beside the fields shall not be read
+    slot.buffer.fill_(number ^ 0x55)  # bytes between the fields must not be read
     slot.arrays["weight"][...] = number
     if "place" in slot.arrays:
         for cut in slot.arrays["cut"][:, None]:
@@ -250,8 +250,8 @@ def test_every_kernel_reads_its_own_batch(device, stop_early):
 
 @pytest.mark.parametrize("forgotten", ["_settle", "wait for consumed", "wait for copied"])
 def test_what_is_left_out_is_noticed(device, monkeypatch, forgotten):
-    """The simulation finds the faults that it is there for."""
-    if forgotten == "_settle":  # what a release of an abandoned batch does
+    """The simulation detects the faults that it is made for."""
+    if forgotten == "_settle":  # what the release of an abandoned batch does
         monkeypatch.setattr(CudaRing, "release", lambda self: None)
     else:
         real, side = Stream.wait_event, forgotten == "wait for consumed"
@@ -306,7 +306,7 @@ def test_every_kernel_reads_what_was_decoded_for_it(decoding, stop_early):
 
 @pytest.mark.parametrize("forgotten", ["finish", "release"])
 def test_decoding_too_early_is_noticed(decoding, monkeypatch, forgotten):
-    if forgotten == "finish":  # the codec then writes what the batch before is still read from
+    if forgotten == "finish":  # the codec then overwrites memory from which the previous batch is still read
         monkeypatch.setattr(ragged_ring.SideStream, "finish", lambda self: None)
     else:
         monkeypatch.setattr(RaggedRing, "release", lambda self: None)

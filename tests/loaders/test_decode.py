@@ -1,4 +1,4 @@
-"""Decoding, judged by Pillow: ImageOps.exif_transpose, then convert("RGB")."""
+"""Decoding, compared with Pillow: ImageOps.exif_transpose, then convert("RGB")."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 45, 27
 
 
 def photograph(width=WIDTH, height=HEIGHT, seed=0):
-    """Smooth colours and some noise: no symmetry that could hide a wrong orientation."""
+    """Smooth colours with some noise: no symmetry that could hide a wrong orientation."""
     y, x = np.mgrid[:height, :width]
     waves = np.stack([128 + 100 * np.sin(x / 7 + y / 11 + c) for c in range(3)], axis=2)
     noise = np.random.default_rng(seed).normal(0, 8, waves.shape)
@@ -43,7 +43,7 @@ def exif(orientation):
 
 def by_pillow(data):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a palette's transparency
+        warnings.simplefilter("ignore")  # for a palette's transparency
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
@@ -101,13 +101,13 @@ def test_small_and_odd_sizes(size):
         same(save(photograph(*size), kind))
 
 
-def test_a_cmyk_jpeg_is_pillows():
+def test_a_cmyk_jpeg_is_decoded_by_pillow():
     data = save(photograph().convert("CMYK"), "JPEG")
     assert not read_header(data).turbo
     same(data)
 
 
-def test_a_jpeg_that_libjpeg_warns_about_is_pillows_to_judge():
+def test_pillow_decides_about_jpegs_with_libjpeg_warnings():
     whole = save(photograph(), "JPEG")
     odd = whole[:2] + b"\xff\xe4\x00\x02" + b"\0\0\0" + whole[2:]  # extraneous bytes between markers
     for data in (whole + b"trailing", whole[:-2] + b"\0\0" + whole[-2:], odd):
@@ -231,7 +231,7 @@ def test_exif_of_either_byte_order_with_a_thumbnail(order, kind):
         *(tiff_block("<", 3, orientation) for orientation in (0, 9, 65535)),
     ],
 )
-def test_broken_exif_is_no_reason_to_lose_an_image(block):
+def test_an_image_with_broken_exif_is_kept(block):
     plain = save(photograph(), "JPEG")
     app1 = b"Exif\0\0" + block
     data = plain[:2] + b"\xff\xe1" + struct.pack(">H", len(app1) + 2) + app1 + plain[2:]
@@ -242,7 +242,7 @@ def test_broken_exif_is_no_reason_to_lose_an_image(block):
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP"])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
 @pytest.mark.filterwarnings("ignore:.*:UserWarning:PIL")  # TIFF warns before it fails
-def test_what_is_truncated_is_refused(kind, share):
+def test_truncated_images_are_refused(kind, share):
     data = save(photograph(), kind)
     with pytest.raises(ImageError):
         decode(data[: max(3, int(len(data) * share))])
@@ -263,7 +263,7 @@ def test_a_progressive_jpeg_without_its_last_scans_is_refused():
         (b"\xff\xd8\xff\xe0\0\x10JFIF", "not an image|Truncated|truncated|cannot"),
     ],
 )
-def test_what_is_no_image(data, message):
+def test_files_that_are_not_images(data, message):
     for read in (read_header, decode):
         with pytest.raises(ImageError, match=message):
             read(data)
@@ -298,7 +298,7 @@ def test_a_bomb_is_refused_from_its_header(kind, side):
     data = claim(kind, side)
     row = {"inputs": np.zeros((8, 8, 3), np.uint8)}
     decoder = ImageDecoder(CenterCrop(size=8, resize=8))
-    decoder.fill_row(memoryview(save(photograph(), kind)), (), row, Scratch())  # what is imported once is not counted
+    decoder.fill_row(memoryview(save(photograph(), kind)), (), row, Scratch())  # imports are not counted
     tracemalloc.start()
     try:
         for refuse in (lambda: read_header(data), lambda: decoder.fill_row(memoryview(data), (), row, Scratch())):
@@ -310,7 +310,7 @@ def test_a_bomb_is_refused_from_its_header(kind, side):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_max_pixels_is_the_users_to_choose(kind):
+def test_the_user_chooses_max_pixels(kind):
     data = save(photograph(), kind)
     assert read_header(data, WIDTH * HEIGHT).size == (WIDTH, HEIGHT)
     with pytest.raises(ImageError, match=f"{WIDTH} x {HEIGHT} pixels are more than max_pixels={WIDTH * HEIGHT - 1}"):
@@ -326,13 +326,13 @@ def test_a_strip_that_would_be_resized_to_gigabytes_is_refused(size):
     ImageDecoder(RandomResizedCrop(size=224)).fill_row(memoryview(data), [0.5] * 22, row, Scratch())
 
 
-def test_a_header_that_the_pixels_belie():
+def test_a_header_that_contradicts_the_pixels():
     data = save(photograph(), "PNG")
     with pytest.raises(ImageError, match=f"the header says 20 x 10 pixels, there are {WIDTH} x {HEIGHT}"):
         decode(data, read_header(save(photograph(20, 10), "PNG")))
 
 
-def test_scratch_that_was_used_before_gives_the_same_pixels():
+def test_reused_scratch_gives_the_same_pixels():
     scratch = Scratch()
     images = [save(photograph(*size, seed=i), "JPEG") for i, size in enumerate([(64, 64), (9, 200), (1, 1), (200, 90)])]
     for data in images + images[::-1]:
@@ -363,7 +363,7 @@ FUZZED = {
 
 
 @pytest.mark.parametrize("name", FUZZED)
-@pytest.mark.filterwarnings("ignore")  # Pillow's plugins warn of what they then survive or refuse
+@pytest.mark.filterwarnings("ignore")  # Pillow's plugins warn about damage before they accept or refuse it
 def test_damage_gives_pixels_or_an_image_error(name):
     whole = FUZZED[name]()
     rng = np.random.default_rng(sum(name.encode()))
@@ -397,7 +397,7 @@ def test_damage_gives_pixels_or_an_image_error(name):
     np.testing.assert_array_equal(decode(whole, None, scratch), by_pillow(whole))
 
 
-def test_heic_is_decoded_where_its_plugin_is_installed(heic, heif_plugin):
+def test_heic_is_decoded_if_its_plugin_is_installed(heic, heif_plugin):
     for damaged in (heic()[:30], heic()):
         with pytest.raises(ImageError, match=r"^HEIC, readable after `pip install pillow-heif`$"):
             read_header(damaged)

@@ -1,4 +1,4 @@
-"""Random access inside an image: the pixels of a box are those of the whole, however little is decoded."""
+"""Random access within an image: the pixels of a box equal those of the whole image, however little is decoded."""
 
 import io
 
@@ -43,7 +43,7 @@ def test_a_box_of_a_tiled_jpeg_has_the_pixels_of_the_whole(orientation: int) -> 
         np.testing.assert_array_equal(pixels[top : top + h, left : left + w], whole[y : y + h, x : x + w])
 
 
-def test_only_the_tiles_that_are_touched_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_overlapping_tiles_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = photograph(640, 480)
     sizes = []
     real = simplejpeg.decode_jpeg
@@ -70,7 +70,7 @@ def test_a_jpeg_without_tiles_is_decoded_whole() -> None:
     assert box == (10, 10, 5, 5)
 
 
-def test_tiles_that_are_missing_are_the_images_fault() -> None:
+def test_missing_tiles_are_an_image_error() -> None:
     data = photograph(320, 240)
     cut = data[: len(data) // 2]
     header = read_header(cut)

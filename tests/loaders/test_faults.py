@@ -1,4 +1,4 @@
-"""What goes wrong in a sample, in a decoder and in a thread: it is left out and named, or ends the run in words."""
+"""Faults in a sample, a decoder or a thread: the sample is left out and named, or the run ends with a message."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left", "files_given_ba
 # Samples
 
 
-def test_images_that_cannot_be_decoded_weigh_nothing(files, pixels_by_id, run, spoil, build, read, real):
+def test_undecodable_images_have_weight_0(files, pixels_by_id, run, spoil, build, read, real):
     good = pixels_by_id(run(files, TRAINING, batch_size=5, epochs=1))
     spoil(files, 4)
     spoil(files, 11, b"")
@@ -52,25 +52,25 @@ def test_a_half_filled_row_is_zeroed(build, numbers, faulty, read):
     assert loader.unreadable == {5: "half done"}
 
 
-def test_an_undecodable_image_fails_a_strict_run_by_name(files, spoil, build, read, real):
+def test_a_strict_run_names_the_undecodable_image(files, spoil, build, read, real):
     path = spoil(files, 4)
     loader = build(files, TRAINING, on_error="fail")
     with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use on_error=skip") as caught:
         read(loader)
     assert isinstance(caught.value.__cause__, ImageError) and loader.unreadable == {}
     spoil(files, 4, Path(files.sample_name(0)).read_bytes())
-    assert sorted(real(read(loader))) == list(range(N))  # repaired: the loader is none the worse
+    assert sorted(real(read(loader))) == list(range(N))  # repaired: the loader still works
     loader.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_a_fault_in_a_worker_ends_the_run_by_name(workers, build, numbers, faulty, read, threads):
+def test_a_fault_in_a_worker_ends_the_run_and_names_the_sample(workers, build, numbers, faulty, read, threads):
     loader = build(numbers(50), faulty(KeyError("oops"), 31), workers=workers)
     for _ in range(2):
         with pytest.raises(WorkerError, match=r"^a loader thread failed on numbers/31: KeyError\('oops'\)") as caught:
             read(loader)
         assert isinstance(caught.value.__cause__, KeyError)
-    assert len(threads()) == workers  # the fault is the sample's: the threads live, until
+    assert len(threads()) == workers  # only the sample is faulty: the threads live, until
     loader.close()
     assert threads() == []
 
@@ -83,7 +83,7 @@ def test_faults_on_every_sample(build, numbers, faulty, read):
     loader.close()
 
 
-def test_what_is_no_exception_reaches_the_consumer_too(build, numbers, faulty, read):
+def test_base_exceptions_reach_the_consumer_too(build, numbers, faulty, read):
     loader = build(numbers(50), faulty(SystemExit(3), 31))
     with pytest.raises(SystemExit):
         read(loader)
@@ -95,7 +95,7 @@ def test_a_failed_loader_is_not_kept_alive_by_its_error(build, numbers, faulty, 
     with contextlib.suppress(WorkerError):
         read(loader)
     gone = weakref.ref(loader)
-    gc.disable()  # no cycle holds it
+    gc.disable()  # no reference cycle keeps it
     try:
         del loader
         assert gone() is None and threads() == []
@@ -116,7 +116,7 @@ def test_a_file_that_disappears_while_the_loader_runs(files, build):
 # Threads
 
 
-def test_memory_that_a_sample_cannot_get_is_told_by_its_name(stamp, build, numbers, read):
+def test_a_sample_that_runs_out_of_memory_is_named(stamp, build, numbers, read):
     class Greedy(stamp):
         def fill_row(self, data, draws, row, scratch):
             if data[0] == 7:
@@ -137,7 +137,7 @@ def check_that_it_ends_and_begins_anew(read, real, threads):
                 read(loader)
         assert isinstance(caught.value.__cause__, cause)
         assert sorted(real(read(loader))) == list(range(len(loader.dataset)))
-        assert len(threads()) == loader.workers  # all anew, none of the old
+        assert len(threads()) == loader.workers  # all new threads, none of the old
         loader.close()
 
     return check
@@ -182,7 +182,7 @@ def test_no_memory_for_a_threads_scratch(monkeypatch, check_that_it_ends_and_beg
     check_that_it_ends_and_begins_anew(build(numbers(50)), "^a loader thread died: MemoryError", MemoryError)
 
 
-def test_no_more_threads_are_to_be_had(monkeypatch, build, numbers, read, threads, real):
+def test_threads_that_cannot_be_started(monkeypatch, build, numbers, read, threads, real):
     whole, started = threading.Thread.start, []
 
     def start(self):
@@ -202,7 +202,7 @@ def test_no_more_threads_are_to_be_had(monkeypatch, build, numbers, read, thread
 
 
 @pytest.mark.parametrize("method", ["will_need", "draw"])
-def test_an_error_in_the_midst_of_handing_out_work(method, stamp, numbers, build, read, real):
+def test_an_error_while_dispatching_work(method, stamp, numbers, build, read, real):
     class Failing(stamp, numbers):
         calls, bad = 0, True
 

@@ -1,9 +1,9 @@
-"""Mutated files of every kind are right or refused: no exception but DataError, no crash, no hang, bounded memory.
+"""Mutated files of every kind are read correctly or refused: only DataError, no crash, no hang, bounded memory.
 
 python tests/loaders/test_fuzz.py KIND FIRST LAST [SEED]        cases FIRST to LAST - 1 of jpeg, tar, idx or beton
 
-Each case follows from its kind, number and seed alone. They run in a process of their own, under a limit of memory and
-an alarm for each case; what stood in a failed one is kept.
+Each case is determined by its kind, number and seed. Cases run in a separate process with a memory limit and an alarm
+for each case; the file of a failed case is kept.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ import simplejpeg
 from PIL import Image
 
 COUNTS = {"jpeg": 4000, "tar": 2000, "idx": 2000, "beton": 2000}
-SECONDS = 20  # of a case; the slowest takes a few hundredths
-MEMORY = 256 << 20  # that a case may ask for, on top of what the process has when it begins
+SECONDS = 20  # for one case; the slowest takes a few hundredths
+MEMORY = 256 << 20  # limit of a case's memory, in addition to the process's memory at its start
 MAX_PIXELS = 1 << 18
 
 EXTREMES = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
@@ -36,7 +36,7 @@ EXTREMES = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def mutated(data, others, draw, fields):
-    """Some changes at random places or, as often, at those that `fields` knows."""
+    """Some changes, half of them at random places and half at those in `fields`."""
     data = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         if len(data) < 8:
@@ -49,7 +49,7 @@ def mutated(data, others, draw, fields):
 
 
 def scatter(data, other, draw):
-    """Bits, bytes and chunks, anywhere."""
+    """Changes of bits, bytes and chunks at any place."""
     at = draw.randrange(len(data))
     length = draw.choice((1, 2, 4, 16, 64, 512))
     match draw.randrange(9):
@@ -67,19 +67,19 @@ def scatter(data, other, draw):
             data[at:at] = data[at : at + length]
         case 6:
             data[at : at + length] = bytes(len(data[at : at + length]))
-        case 7:  # the end of another
+        case 7:  # the end of another file
             data[at:] = other[draw.randrange(len(other)) :]
         case 8 if draw.random() < 0.3:
             del data[at:]
 
 
 def near(value, draw):
-    """Another value for a field: an extreme, or one beside the true one."""
+    """Another value for a field: an extreme, or a neighbour of the true one."""
     return draw.choice((*EXTREMES, value - 1, value + 1, value * 2, value // 2, draw.randrange(256)))
 
 
 def jpeg_segments(data):
-    """(begin, end) of the segments up to the scan."""
+    """(begin, end) of the segments before the scan."""
     at, found = 2, []
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xD9:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -91,7 +91,7 @@ def jpeg_segments(data):
 
 
 def jpeg_fields(data, draw):
-    """Lengths, sizes, factors, table counts, intervals and markers, where they stand."""
+    """Places of lengths, sizes, factors, table counts, intervals and markers."""
     segments = jpeg_segments(data)
     if not segments:
         return data
@@ -123,7 +123,7 @@ def jpeg_fields(data, draw):
 
 
 def tar_fields(data, draw):
-    """A field of a header, and its checksum with it, or else blocks."""
+    """Change a field of a header together with its checksum, or else blocks."""
     headers = [at for at in range(0, len(data) - 511, 512) if data[at + 257 : at + 262] == b"ustar"]
     if not headers:
         return data
@@ -190,7 +190,7 @@ def idx_fields(data, draw):
 
 
 def beton_fields(data, draw):
-    """A number in the header, in a descriptor, in the metadata or in the table."""
+    """A number in the header, a descriptor, the metadata or the table."""
     table = int.from_bytes(data[16:24], "little")
     fields = int.from_bytes(data[2:4], "little")
     metadata = 24 + 1041 * fields
@@ -211,7 +211,7 @@ def beton_fields(data, draw):
 
 
 def refused(function, *arguments):
-    """What it gives; None where it raises what a person may read."""
+    """The result; None if it raises an error meant for users."""
     from fastimg.loaders.errors import DataError
 
     try:
@@ -222,7 +222,7 @@ def refused(function, *arguments):
 
 
 def strictly(data):
-    """libjpeg-turbo's pixels, None where it warns; Pillow's where TurboJPEG does not take the subsampling."""
+    """libjpeg-turbo's pixels, None if it warns; Pillow's if TurboJPEG does not support the subsampling."""
     try:
         return simplejpeg.decode_jpeg(data, "RGB", strict=True)
     except ValueError as error:
@@ -260,7 +260,7 @@ def jpegs():
 
 
 class Jpegs:
-    """Tiled to the same pixels; a crop is cut out of the whole; whatever is decoded has its header's size."""
+    """Tiled to the same pixels; a crop equals that of the whole; every decoded image has its header's size."""
 
     def __init__(self, folder):
         from fastimg.loaders.jpeg.rewriting import tiles
@@ -329,7 +329,7 @@ def tars():
 
 
 def opened(folder):
-    """Every sample of a dataset as (name, label, bytes); None where it is refused; and the notes."""
+    """Every sample of a dataset as (name, label, bytes), None if it is refused; and the remarks."""
     from fastimg.loaders.containers.datasets import open_dataset
     from fastimg.loaders.runtime.scratch import Scratch
 
@@ -350,7 +350,7 @@ def opened(folder):
 
 
 def judged(tar):
-    """Names and contents that tarfile finds, and whether it read to the end: it stops where a user's id is odd."""
+    """Names and contents as tarfile reads them, and whether it reached the end: it stops at unusual user ids."""
     found, data, at = [], tar.read_bytes(), 0
     with contextlib.suppress(tarfile.ReadError), tarfile.open(tar, "r:") as archive:
         for info in archive:
@@ -364,7 +364,7 @@ def judged(tar):
 
 
 class Tars:
-    """What is taken is what tarfile finds, and each sample's bytes are those at its place."""
+    """An accepted tar has the members that tarfile finds, and each sample has the bytes at its offset."""
 
     def __init__(self, folder):
         self.tar = folder / "train-0.tar"
@@ -388,7 +388,7 @@ class Tars:
         theirs, whole = judged(self.tar)
         assert len(theirs) == len(members) or (len(theirs) < len(members) and not whole)
         for member, (name, content) in zip(members, theirs, strict=False):
-            assert name.endswith(member.name)  # tarfile joins prefixes before ustar too
+            assert name.endswith(member.name)  # tarfile joins prefixes in older formats than ustar, too
             assert data[member.offset : member.offset + member.size] == content
         if found is not None:
             for sample, (_, _, image) in zip(samples, found, strict=True):
@@ -399,7 +399,7 @@ class Tars:
 
 
 class Indexes:
-    """A foreign tar is read right whatever its index says; of a shard of ours every change is found."""
+    """A foreign tar is read correctly whatever its index says; in fastimg's shards every change is detected."""
 
     def __init__(self, folder):
         from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS
@@ -430,7 +430,7 @@ class Indexes:
         return mutated(self.index, [self.index, self.text], draw, idx_fields)
 
     def values(self, data, draw):
-        """A value somewhere in dataset.json."""
+        """Change a value in dataset.json."""
         try:
             at = described = json.loads(data)
         except ValueError:
@@ -470,7 +470,7 @@ class Indexes:
 
 
 class Betons:
-    """Every value that is given has the shape that its field has."""
+    """Every value has the shape of its field."""
 
     def __init__(self, folder):
         from fastimg.loaders.containers.beton import BetonWriter
@@ -526,13 +526,11 @@ KINDS = {"jpeg": Jpegs, "tar": Tars, "idx": Indexes, "beton": Betons}
 
 
 def run(kind, first, last, seed, folder):
-    """Run cases; the number of the one that runs stands in `folder`/case, what it is in `folder`/failed.<kind>."""
+    """Run cases; the current case's number is in `folder`/case, the file of a failed one in `folder`/failed.<kind>."""
     import fastimg.loaders.containers.compact_index
 
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    fastimg.loaders.containers.compact_index.replace_file = lambda path, content: (
-        None
-    )  # nothing is kept from case to case
+    fastimg.loaders.containers.compact_index.replace_file = lambda path, content: None  # nothing is kept between cases
     place = folder / kind
     place.mkdir(exist_ok=True)
     cases = KINDS[kind](place)
@@ -559,7 +557,7 @@ def run(kind, first, last, seed, folder):
 
 
 @pytest.mark.parametrize("kind", COUNTS)
-def test_right_or_refused(kind, tmp_path):
+def test_read_correctly_or_refused(kind, tmp_path):
     command = [sys.executable, __file__, kind, "0", str(COUNTS[kind]), "0", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     case = (tmp_path / "case").read_text() if (tmp_path / "case").exists() else "none"

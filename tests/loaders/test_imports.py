@@ -1,9 +1,9 @@
-"""What is not imported: text datasets, and a loader over them, do without the JPEG decoder and its compiler."""
+"""Lazy imports: text datasets, and a loader over them, do not import the JPEG decoder and its compiler."""
 
 import subprocess
 import sys
 
-# Without fastimg.loaders' own names, which are all that it has.
+# Without the names of fastimg.loaders itself, as it has no others.
 CODE = """
 import sys, types
 import fastimg

@@ -32,7 +32,7 @@ TRAINING = ImageDecoder(RandomResizedCrop(size=16))
 pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
 
-# What a batch holds
+# Contents of a batch
 
 
 def test_a_batch(files, build):
@@ -55,13 +55,13 @@ def test_every_sample_is_read_once(options, run, numbers, real):
         assert targets == [10 * i for i in ids]
 
 
-def test_pixels_are_of_the_sample_that_the_id_names(run, numbers):
+def test_pixels_belong_to_the_id(run, numbers):
     for ids, _, _, _, inputs in run(numbers(300), batch_size=32, workers=5):
         pixels = np.frombuffer(inputs, np.uint8).reshape(32, 2, 3)
         assert (pixels[:, 0, 0] + 256 * pixels[:, 0, 1].astype(int)).tolist() == ids
 
 
-def test_labels_that_are_unknown(files, run):
+def test_unknown_labels(files, run):
     files.labels[:] = -1
     assert {t for batch in run(files, TRAINING) for t in batch[1]} == {-1}
 
@@ -78,7 +78,7 @@ def test_a_part_of_a_dataset(run, numbers, real):
 def test_sequential_order_is_padded_with_zeros_of_weight_0(files, build, read, real):
     decoder = ImageDecoder(CenterCrop(size=16, resize=16))
     loader = build(files, decoder, batch_size=9, prefetch=2, order="sequential")
-    for _ in range(2):  # the slot of the last batch held the first: its pixels must go
+    for _ in range(2):  # the slot of the last batch held the first one: its pixels must not remain
         batches = read(loader)
         assert real(batches) == list(range(N)) and len(batches) == 3
         assert batches[-1][2] == [1.0] * 5 + [0.0] * 4 and batches[-1][3] == 5
@@ -87,7 +87,7 @@ def test_sequential_order_is_padded_with_zeros_of_weight_0(files, build, read, r
     loader.close()
 
 
-def test_a_rank_that_has_padding_alone(run, numbers):
+def test_a_rank_with_only_padding(run, numbers):
     batches = run(numbers(5), batch_size=4, order="sequential", rank=1, world_size=3)
     assert [(weight, samples, set(inputs)) for _, _, weight, samples, inputs in batches] == [
         ([1.0, 0.0, 0.0, 0.0], 1, {4, 0} | {int(uniforms(0, 0, np.array([4]), 1, 1)[0, 0] * 256)})
@@ -96,18 +96,18 @@ def test_a_rank_that_has_padding_alone(run, numbers):
     assert [(weight, samples, set(inputs)) for _, _, weight, samples, inputs in batches] == [([0.0] * 4, 0, {0})]
 
 
-def test_random_padding_is_of_real_images(run, numbers):
+def test_random_padding_repeats_real_images(run, numbers):
     *_, last = run(numbers(N), batch_size=5)
     assert last[2] == [1.0, 1.0, 1.0, 0.0, 0.0] and last[3] == 3
     pixels = np.frombuffer(last[4], np.uint8).reshape(5, 2, 3)
     assert pixels[:, 0, 0].tolist() == last[0]
 
 
-# Fields of a decoder of one's own
+# Fields of a custom decoder
 
 
 class Boxes(ImageDecoder):
-    """The example of `Decoder`: beside the pixels, the box of each crop."""
+    """The example in `Decoder`: in addition to the pixels, the box of each crop."""
 
     @property
     def fields(self):
@@ -120,7 +120,7 @@ class Boxes(ImageDecoder):
 
 @pytest.fixture
 def tiled_files(tmp_path, encode):
-    """Tiled JPEGs, which are decoded several in one call, and a file that is not an image."""
+    """Tiled JPEGs, several of which are decoded per call, and a file that is not an image."""
     for i in range(9):
         content = tile(encode((10 * i, 90, 50), (90 + i, 80 - i), seed=i, kind="JPEG")).jpeg
         (tmp_path / f"{i}.jpg").write_bytes(b"nothing" if i == 4 else content)
@@ -139,7 +139,7 @@ def test_further_fields_are_in_the_batch(kind, workers, request, build, read):
                 assert list(batch.fields) == ["box"] and batch.fields["box"].dtype == torch.int64
                 draws = TRAINING.draw(0, epoch, batch.ids.numpy()).tolist()
                 for row, index in enumerate(batch.ids.tolist()):
-                    box = [-1] * 4  # padding, and what cannot be decoded
+                    box = [-1] * 4  # padding, and undecodable images
                     if batch.weight[row]:
                         box = list(crop.window(*read_header(data.read(index, Scratch())).size, draws[row]).box)
                     assert batch.fields["box"][row].tolist() == box
@@ -147,7 +147,7 @@ def test_further_fields_are_in_the_batch(kind, workers, request, build, read):
 
 
 class Twice(Decoder):
-    """A decoder with a `fill` of its own, which hears of every chunk, and a field of shape ()."""
+    """A decoder with its own `fill`, which sees every chunk, and a field of shape ()."""
 
     fields = (
         Field("inputs", (1, 1, 3), np.dtype(np.uint8), blank=9),
@@ -182,7 +182,7 @@ def test_a_decoder_that_fills_whole_chunks(numbers, build):
 
 
 def test_tiled_jpegs_are_decoded_several_in_one_call_unless_a_subclass_fills_rows_itself(tiled_files, monkeypatch):
-    """Its `fill_row` would not see them."""
+    """Its `fill_row` would not be called for them."""
     rows = {"inputs": np.zeros((8, 16, 16, 3), np.uint8), "box": np.zeros((8, 4), np.int64)}
     ids = [0, 1, 2, 3, 5, 6, 7, 8]
     draws = TRAINING.draw(0, 0, np.array(ids))
@@ -206,7 +206,7 @@ def test_a_decoder_is_derived_from_decoder(numbers):
         Loader(numbers(N), type("Ellipsis", (), {})(), LoaderConfig(batch_size=4))
 
 
-def test_objects_need_a_ring_of_their_own(numbers, stamp, build):
+def test_object_fields_need_a_custom_ring(numbers, stamp, build):
     decoder = stamp()
     decoder.fields = (*stamp.fields, Field("note", (), np.dtype(object), blank=None))
     with pytest.raises(ValueError, match="the field 'note' is of type object"):
@@ -227,7 +227,7 @@ def test_a_decoder_without_inputs(numbers, stamp):
 @pytest.mark.parametrize("kind", ["files", "tiled_files"])
 @pytest.mark.parametrize("height, width", [(32, 48), (48, 32), (5, 33)])
 def test_rectangles_are_torchvisions(kind, height, width, interpolation, request, build):
-    """Every image, by its own box in training and by its window in evaluation."""
+    """Every image, with its own box in training and its window in evaluation."""
     data, mode = request.getfixturevalue(kind), v2.InterpolationMode(interpolation)
     random = RandomResizedCrop(size=(height, width), interpolation=interpolation)
     centre = CenterCrop(size=(height, width), resize=(height + 6, width + 9), interpolation=interpolation)
@@ -292,7 +292,7 @@ def test_ranks_take_equal_steps_and_share_the_samples(run, numbers, real):
 @pytest.mark.parametrize(
     "options", [{"batch_size": 0}, {"batch_size": -1}, {"prefetch": 1}, {"prefetch": 0}, {"workers": 0}]
 )
-def test_settings_that_cannot_be(options):
+def test_invalid_settings(options):
     with pytest.raises(ValueError, match="batch_size and workers must be 1 or more, prefetch 2 or more"):
         LoaderConfig(**({"batch_size": 4} | options))
 
@@ -307,12 +307,12 @@ def test_more_ranks_than_samples(build, numbers):
             build(numbers(0), order=order)
 
 
-def test_devices_that_it_does_not_feed(numbers, stamp):
+def test_unsupported_devices(numbers, stamp):
     with pytest.raises(ValueError, match="device meta: the loader supports only cpu and cuda"):
         Loader(numbers(N), stamp(), LoaderConfig(batch_size=4), "meta")
 
 
-def test_workers_are_as_many_as_the_cores(monkeypatch, numbers, stamp, threads, read):
+def test_there_is_one_worker_per_core(monkeypatch, numbers, stamp, threads, read):
     monkeypatch.setattr(loader_module, "available_cpus", lambda: 3)
     loader = Loader(numbers(N), stamp(), LoaderConfig(batch_size=4))
     assert loader.workers == 3 and threads() == []  # none before the first batch
@@ -328,14 +328,14 @@ def test_a_config_is_a_value():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_on_a_gpu_are_those_on_the_host(files, run, frozen):
+def test_batches_on_a_gpu_equal_those_on_the_host(files, run, frozen):
     expected = run(files, TRAINING, epochs=3)
     loader = Loader(files, TRAINING, LoaderConfig(batch_size=4, workers=2, prefetch=2), "cuda")
     got = []
     for _ in range(3):
         for batch in loader:
             assert batch.inputs.is_cuda and batch.targets.is_cuda and batch.weight.is_cuda and not batch.ids.is_cuda
-            torch.cuda._sleep(5_000_000)  # the consumer lags behind the copies
+            torch.cuda._sleep(5_000_000)  # the consumer is slower than the copies
             got.append(
                 dataclasses.replace(batch, **{n: getattr(batch, n).clone() for n in ("inputs", "targets", "weight")})
             )

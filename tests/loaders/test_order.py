@@ -31,7 +31,7 @@ def test_sequential_is_the_datasets_order():
     assert epoch_order(7, 3, 5, "sequential").tolist() == list(range(7))
 
 
-def test_every_sample_is_as_often_in_every_place():
+def test_every_sample_is_equally_often_at_every_place():
     orders = np.array([epoch_order(5, 0, epoch, "random") for epoch in range(4000)])
     for place in orders.T:
         assert stats.chisquare(np.bincount(place, minlength=5)).pvalue > 1e-3
@@ -40,7 +40,7 @@ def test_every_sample_is_as_often_in_every_place():
 @given(
     n=st.integers(1, 300), batch=st.integers(1, 40), world=st.integers(1, 9), start=st.floats(0, 1, exclude_max=True)
 )
-def test_ranks_share_what_is_left_of_an_epoch(n, batch, world, start):
+def test_ranks_share_the_rest_of_an_epoch(n, batch, world, start):
     begin = int(start * n)
     ranks = [Slices(n, begin, batch, rank, world) for rank in range(world)]
     (steps,) = {s.steps for s in ranks}
@@ -51,13 +51,13 @@ def test_ranks_share_what_is_left_of_an_epoch(n, batch, world, start):
             positions, weight = s.positions(step)
             assert positions.shape == weight.shape == (batch,)
             assert (positions.dtype, weight.dtype) == (np.int64, np.float32) and set(weight.tolist()) <= {0.0, 1.0}
-            assert positions.min() >= 0 and positions.max() < n  # padding too is a sample
+            assert positions.min() >= 0 and positions.max() < n  # padding is a sample, too
             seen += positions[weight == 1].tolist()
-    assert seen == list(range(begin, n))  # in order: a global batch is a run of positions
+    assert seen == list(range(begin, n))  # sequential: a global batch is a run of positions
 
 
 @given(n=st.integers(1, 100), batch=st.integers(1, 9), worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)))
-def test_an_epoch_goes_on_with_another_number_of_ranks(n, batch, worlds):
+def test_an_epoch_resumes_with_another_number_of_ranks(n, batch, worlds):
     before, after = worlds
     taken = min(n, batch * before)  # after one step
     first = [p for r in range(before) for p, w in zip(*Slices(n, 0, batch, r, before).positions(0), strict=True) if w]
@@ -74,7 +74,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(n, batch, worlds):
 def test_padding_wraps_round_with_weight_0():
     positions, weight = Slices(5, 0, 4, 0, 1).positions(1)
     assert positions.tolist() == [4, 0, 1, 2] and weight.tolist() == [1, 0, 0, 0]
-    positions, weight = Slices(2, 0, 3, 1, 2).positions(0)  # a rank of padding alone, past the end more than once
+    positions, weight = Slices(2, 0, 3, 1, 2).positions(0)  # a rank with only padding, more than once past the end
     assert positions.tolist() == [1, 0, 1] and weight.tolist() == [0, 0, 0]
 
 
@@ -128,11 +128,11 @@ def test_the_window_of_a_large_dataset_is_used_and_never_exceeded():
 
 
 def test_blocks_come_in_any_sequence_and_samples_in_any_place_of_them():
-    """With a window of one block: every block is as often at every place; within it, every sample."""
+    """With a window of one block, every block is equally often at every place, and within it every sample."""
     orders = np.array([epoch_order(20, 0, epoch, "quasi-random", 4, 1) for epoch in range(3000)])
     for place in range(5):
         blocks = orders[:, 4 * place : 4 * place + 4] // 4
-        assert (blocks == blocks[:, :1]).all()  # whole blocks: the window moves no sample out of its own
+        assert (blocks == blocks[:, :1]).all()  # whole blocks: the window moves no sample out of its block
         assert stats.chisquare(np.bincount(blocks[:, 0], minlength=5)).pvalue > 1e-3
     for place in range(4):
         assert stats.chisquare(np.bincount(orders[:, place] % 4, minlength=4)).pvalue > 1e-3
@@ -142,7 +142,7 @@ def test_a_window_of_twice_the_data_is_random():
     orders = np.array([epoch_order(6, 0, epoch, "quasi-random", 2, 12) for epoch in range(4000)])
     for place in orders.T:
         assert stats.chisquare(np.bincount(place, minlength=6)).pvalue > 1e-3
-    together = (orders[:, 0] // 2 == orders[:, 1] // 2).mean()  # neighbours in the data are neighbours by chance alone
+    together = (orders[:, 0] // 2 == orders[:, 1] // 2).mean()  # neighbours in the data are neighbours only by chance
     assert stats.binomtest(round(together * 4000), 4000, 1 / 5).pvalue > 1e-3
 
 
@@ -160,23 +160,23 @@ def classes_in_a_batch(order, classes, batch):
 
 @pytest.mark.parametrize(("classes", "batch"), [(10, 64), (100, 64), (100, 256), (1000, 256)])
 def test_batches_of_class_sorted_data_are_mixed_nearly_as_at_random(classes, batch):
-    """The measure: distinct classes of a batch, and its classes' entropy, against those of `random`."""
+    """The measure: distinct classes of a batch and the entropy of its classes, compared with those of `random`."""
     n = 300_000
     ours, our_bits = classes_in_a_batch(epoch_order(n, 0, 0, "quasi-random"), classes, batch)
     best, best_bits = classes_in_a_batch(epoch_order(n, 0, 0, "random"), classes, batch)
     assert ours.mean() > 0.88 * best.mean() and our_bits.mean() > 0.96 * best_bits.mean()
     assert ours.min() > 0.75 * best.min()  # at the ends of an epoch, too
-    stored, bits = classes_in_a_batch(np.arange(n), classes, batch)  # what there is to lose
+    stored, bits = classes_in_a_batch(np.arange(n), classes, batch)  # the possible loss
     assert stored.mean() < 2 and bits.mean() < 1
 
 
-def test_a_million_samples_take_no_time_and_eight_bytes_each():
+def test_a_million_samples_are_fast_and_take_eight_bytes_each():
     for policy in ("random", "quasi-random"):
         tracemalloc.start()
         order = epoch_order(1_000_000, 0, 0, policy)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert order.nbytes == 8_000_000 and peak < 13_000_000  # the rest does not grow with n, but for the blocks
+        assert order.nbytes == 8_000_000 and peak < 13_000_000  # the rest does not grow with n, except for the blocks
         began = time.perf_counter()
         epoch_order(1_000_000, 0, 1, policy)
         assert time.perf_counter() - began < 1  # 15 ms on an idle core
@@ -192,7 +192,7 @@ def test_too_many_samples_for_a_key():
 
 @st.composite
 def interrupted(draw):
-    """(n, ids of the subset or None, seed, policy and its shape, [(batch, ranks, steps)]): an epoch in several goes."""
+    """(n, ids of the subset or None, seed, policy and its shape, [(batch, ranks, steps)]): an epoch in parts."""
     n = draw(st.integers(1, 400))
     policy = draw(st.sampled_from(["random", "quasi-random", "sequential"]))
     goes = draw(st.lists(st.tuples(st.integers(1, 17), st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=4))
@@ -218,11 +218,11 @@ def test_an_epoch_that_is_resumed_by_other_ranks_has_every_sample_once(case):
         position = min(position + steps * batch * world, n)
     assert (
         position == n and seen == order.tolist()
-    )  # none twice, none missing, and in the order of one who never stopped
+    )  # no duplicates, none missing, and in the order of an uninterrupted run
 
 
 @given(n=st.integers(1, 300), batch=st.integers(1, 20), world=st.integers(1, 5), start=st.floats(0, 1), data=st.data())
-def test_a_span_is_its_batches_without_padding(n, batch, world, start, data):
+def test_a_span_equals_its_batches_without_padding(n, batch, world, start, data):
     slices = Slices(n, int(start * n), batch, data.draw(st.integers(0, world - 1)), world)
     first = data.draw(st.integers(0, slices.steps))
     stop = data.draw(st.integers(first, slices.steps))

@@ -1,4 +1,4 @@
-"""What the two packages promise to others."""
+"""The public interface of the two packages."""
 
 from importlib import resources
 
@@ -18,7 +18,7 @@ def test_the_loaders_names():
             "RandomCrop",
             "RandomResizedCrop",
         ),
-        *("ShardError", "WorkerError"),
+        *("Sampling", "ShardError", "WorkerError"),
         *("list_splits", "open_dataset"),
     ]
 
@@ -27,18 +27,18 @@ def test_the_augment_names():
     assert fastimg.augment.__all__ == ["Plan", "Policy", "apply", "draw", "mix", "operation"]
 
 
-def test_every_name_is_there():
+def test_every_name_exists():
     for package in (fastimg.loaders, fastimg.augment):
         assert all(hasattr(package, name) for name in package.__all__)
 
 
 def test_type_checkers_read_the_annotations():
-    """PEP 561: without the marker they pass over an installed package."""
+    """PEP 561: without the marker, type checkers ignore an installed package."""
     assert (resources.files("fastimg") / "py.typed").is_file()
 
 
 def test_errors_are_caught_as_data_errors():
-    """A caller that catches DataError hears of shards and images; a fault of ours is no DataError."""
+    """A caller that catches DataError gets errors of shards and images; an internal error is not a DataError."""
     loaders = fastimg.loaders
     assert issubclass(loaders.ShardError, loaders.DataError) and issubclass(loaders.ImageError, loaders.DataError)
     assert not issubclass(loaders.WorkerError, loaders.DataError)

@@ -1,4 +1,4 @@
-"""Loaders of every order: none twice, none missing, whoever goes on; blocks are fetched before they are read."""
+"""Loaders with every order: no duplicates on resuming, and blocks are fetched before they are read."""
 
 from collections import OrderedDict
 
@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from fastimg.loaders import DataError, Loader, LoaderConfig
 from fastimg.loaders.batch import Field
+from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.decoder import Decoder
 
 ORDERS = ("random", "quasi-random", "sequential")
 
 
 class Numbers:
-    """Sample i is the number i. What is fetched and read is kept."""
+    """Sample i is the number i. Records fetches and reads."""
 
     classes = ()
     notes = ()
@@ -27,6 +28,10 @@ class Numbers:
 
     def __len__(self):
         return len(self.labels)
+
+    @property
+    def targets(self):
+        return (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index, scratch):
         self.calls.append(("read", index))
@@ -65,7 +70,7 @@ def real(batch):
 
 
 def take(loader, steps):
-    """(ids of so many batches, the state behind them)."""
+    """(ids of this many batches, the state after them)."""
     batches, found = iter(loader), []
     for _ in range(steps):
         found += real(next(batches))
@@ -83,7 +88,7 @@ def take(loader, steps):
     goes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)), min_size=2, max_size=3),
     data=st.data(),
 )
-def test_an_epoch_in_several_goes_by_other_ranks_and_workers(n, order, part, goes, data):
+def test_an_epoch_in_several_parts_by_other_ranks_and_workers(n, order, part, goes, data):
     ids = np.random.default_rng(n).permutation(n)[: n - n // 3] if part else None
     expected = list(range(n)) if ids is None else sorted(ids.tolist())
     seen, state = [], None
@@ -106,7 +111,7 @@ def test_an_epoch_in_several_goes_by_other_ranks_and_workers(n, order, part, goe
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_going_on_equals_never_having_stopped(order):
+def test_resuming_equals_an_uninterrupted_run(order):
     whole = build(50, order=order, workers=3)
     expected = [real(batch) for _ in range(2) for batch in whole]
     whole.close()
@@ -136,27 +141,27 @@ def test_a_state_of_another_order_is_refused():
     for options in ({"block": 5}, {"window": 41}):
         with pytest.raises(ValueError, match="the state was made with order quasi-random"):
             build(20, order="quasi-random", **options).load_state_dict(state)
-    build(20, block=5).load_state_dict(build(20).state_dict())  # which random has no use for
+    build(20, block=5).load_state_dict(build(20).state_dict())  # random does not use it
 
 
 @pytest.mark.parametrize("shape", [{"block": 0}, {"block": 41}, {"block": 0, "window": 0}])
-def test_blocks_and_windows_that_cannot_be(shape):
+def test_invalid_blocks_and_windows(shape):
     with pytest.raises(ValueError, match="block must be 1 or more, and window no smaller"):
         build(20, **shape)
 
 
-def test_blocks_of_a_part_go_by_the_stored_order():
+def test_blocks_of_a_subset_follow_the_stored_order():
     part = np.random.default_rng(0).permutation(400)[:200]
     loader = build(400, part, order="quasi-random", block=20, window=20, batch_size=20)
     spans = [max(ids) - min(ids) for ids in map(real, loader)]
     loader.close()
-    assert np.median(spans) < 200  # of 400: batches of the window's two blocks, which lie together
+    assert np.median(spans) < 200  # of 400: batches of the window's two blocks, which are adjacent
     mixed = build(400, np.sort(part)[::-1], order="quasi-random", block=20, window=20, batch_size=20)
     assert [max(ids) - min(ids) for ids in map(real, mixed)] == spans
     mixed.close()
 
 
-def test_what_is_read_was_asked_for_before_and_once():
+def test_samples_are_requested_once_before_they_are_read():
     dataset = Numbers(2000)
     config = LoaderConfig(batch_size=16, order="quasi-random", block=8, window=256, workers=2)
     loader = Loader(dataset, Stamp(), config)
@@ -171,11 +176,11 @@ def test_what_is_read_was_asked_for_before_and_once():
             repeated += len(asked.intersection(what))
             asked.update(what)
     assert asked == set(range(2000))
-    assert repeated <= 256  # in the first batches, which ask for their own samples and then for blocks
+    assert repeated <= 256  # in the first batches, which request their own samples and then blocks
 
 
 @pytest.mark.parametrize("order", ["random", "sequential"])
-def test_other_orders_ask_for_each_batch(order):
+def test_other_orders_request_each_batch(order):
     dataset = Numbers(10)
     loader = Loader(dataset, Stamp(), LoaderConfig(batch_size=4, order=order, workers=1))
     ids = [batch.ids[: 4 if order == "random" else batch.samples].tolist() for batch in loader]
@@ -184,7 +189,7 @@ def test_other_orders_ask_for_each_batch(order):
 
 
 def test_an_epoch_reads_each_block_about_once_with_a_small_cache():
-    """What the loader asks for and reads, against a cache of one and a half windows, which drops the oldest first."""
+    """The loader's requests and reads, with a cache of one and a half windows that drops the oldest first."""
     n, window = 8000, 800
     fetched = {}
     for order in ("quasi-random", "random"):
@@ -205,7 +210,7 @@ def test_an_epoch_reads_each_block_about_once_with_a_small_cache():
     assert fetched["quasi-random"] < 1.03 * n / 10 and fetched["random"] > 8 * n / 10
 
 
-def test_padding_is_of_samples_or_of_zeros_as_told():
+def test_padding_with_samples_or_zeros():
     for order, padding, real_pixels in (
         ("random", None, True),
         ("random", "zeros", False),

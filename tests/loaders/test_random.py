@@ -1,4 +1,4 @@
-"""The counter-based generator: its streams are fixed for ever, uniform, and independent over every part of the key."""
+"""The counter-based generator: its streams are fixed forever, uniform, and independent over every part of the key."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_known_answers():
     ]
 
 
-def test_an_id_has_its_numbers_whoever_else_asks():
+def test_numbers_of_an_id_do_not_depend_on_other_ids():
     table = uniforms(1, 2, IDS[:50], 3, 22)
     assert table.shape == (50, 22) and table.dtype == np.float64
     assert (uniforms(1, 2, np.array([31, 7]), 3, 22) == table[[31, 7]]).all()
@@ -85,6 +85,6 @@ def test_independent_over_the_key(pair):
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(N)
 
 
-def test_no_hash_is_seen_twice():
+def test_hashes_are_unique():
     seen = np.concatenate([hashes(seed, epoch, IDS, stage) for seed in (0, 1) for epoch in (0, 1) for stage in (0, 1)])
     assert len(np.unique(seen)) == 8 * N

@@ -1,4 +1,4 @@
-"""The resampler is torchvision's antialiased resize on uint8, bit for bit."""
+"""The resampler equals torchvision's antialiased resize on uint8 bit for bit."""
 
 import io
 
@@ -22,7 +22,7 @@ def noise(height, width, seed=0):
 
 
 def by_torchvision(pixels, window, interpolation, side):
-    """Crop the box, resize it whole, cut the window: contiguous [3, H, W] throughout."""
+    """Crop the box, resize it, cut the window: contiguous [3, H, W] throughout."""
     x, y, w, h = window.box
     image = torch.from_numpy(pixels[y : y + h, x : x + w].copy()).permute(2, 0, 1).contiguous()
     resized = v2.functional.resize(image, [window.size[1], window.size[0]], MODES[interpolation], antialias=True)
@@ -54,13 +54,13 @@ def check(pixels, window, interpolation, side):
     ],
 )
 def test_random_windows(interpolation, height, width, box):
-    for side in (33, 8, 2):  # torchvision fails an assertion of torch's at 1 x 1
+    for side in (33, 8, 2):  # torchvision fails an assertion in torch at 1 x 1
         check(noise(height, width), Window(box, (side, side), (0, 0)), interpolation, side)
 
 
 @pytest.mark.parametrize("interpolation", MODES)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_views_of_turned_images(interpolation, orientation):
+def test_views_of_rotated_images(interpolation, orientation):
     pixels = upright(noise(41, 30), orientation)
     height, width, _ = pixels.shape
     check(pixels, Window((2, 3, width - 5, height - 4), (17, 17), (0, 0)), interpolation, 17)
@@ -74,7 +74,7 @@ def test_centre_windows(interpolation, height, width):
         check(noise(height, width), CenterCrop(size=size, resize=resize).window(width, height, ()), interpolation, size)
 
 
-def test_pixels_that_may_not_be_written_to():
+def test_read_only_pixels():
     pixels = noise(40, 50)
     pixels.flags.writeable = False
     before = pixels.copy()

@@ -1,4 +1,4 @@
-"""Going on where a loader stood, with any number of threads and ranks."""
+"""Resuming at a loader's state, with any number of threads and ranks."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_resuming_equals_never_having_stopped(files, workers, run, build, frozen, read):
+def test_resuming_equals_an_uninterrupted_run(files, workers, run, build, frozen, read):
     expected = run(files, TRAINING, epochs=3)
     steps = 6
     for stop in (1, 5, 6, 7, 12):

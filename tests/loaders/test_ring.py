@@ -1,4 +1,4 @@
-"""Slots: fields in one flat buffer, seen by NumPy and torch, on the host and on a GPU."""
+"""Slots: fields in one flat buffer, viewed by NumPy and torch, on the host and on a GPU."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def fill(slot, seed):
     return {name: array.copy() for name, array in slot.arrays.items()}
 
 
-def test_fields_are_aligned_and_apart():
+def test_fields_are_aligned_and_disjoint():
     layout = SlotLayout(FIELDS, BATCH)
     end = 0
     for field in FIELDS:
@@ -46,13 +46,13 @@ def test_arrays_and_tensors_are_views_of_one_buffer():
         assert tensors[name].data_ptr() == slot.buffer.data_ptr() + at == slot.arrays[name].ctypes.data
         assert slot.arrays[name].shape == shape and slot.arrays[name].dtype == dtype
         assert tensors[name].numpy().dtype == dtype
-        np.testing.assert_array_equal(tensors[name].numpy(), content[name])  # no field writes over another
+        np.testing.assert_array_equal(tensors[name].numpy(), content[name])  # no field overlaps another
     tensors["tokens"][3, 1, 2] = -5
     assert slot.arrays["tokens"][3, 1, 2] == -5
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.int8, np.int16, np.int32, np.float16, np.float64])
-def test_types_that_a_field_can_have(kind):
+def test_types_of_fields(kind):
     layout = SlotLayout((Field("inputs", (3,), np.dtype(np.uint8)), Field("more", (2,), np.dtype(kind))), BATCH)
     slot = Slot(layout, pinned=False)
     slot.arrays["more"][2] = [0, 1]
@@ -68,12 +68,12 @@ def test_types_that_a_field_can_have(kind):
         (Field("more", (), np.dtype("U5")), "'more' is of type <U5; a batch can hold bool"),
     ],
 )
-def test_fields_that_cannot_be(field, words):
+def test_invalid_fields(field, words):
     with pytest.raises(ValueError, match=words):
         SlotLayout((Field("inputs", (3,), np.dtype(np.uint8)), field, *LABEL_FIELDS), BATCH)
 
 
-def test_the_host_ring_hands_over_the_slot_itself():
+def test_the_host_ring_returns_the_slot_itself():
     layout = SlotLayout(FIELDS, BATCH)
     ring, slot = HostRing(layout), Slot(layout, pinned=False)
     tensors = ring.hand_over(slot)
@@ -84,7 +84,7 @@ def test_the_host_ring_hands_over_the_slot_itself():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_cuda_ring_hands_over_copies_that_outlive_the_slot():
-    """A slot is refilled as soon as it is reclaimed, while slow kernels still read the batches before."""
+    """A slot is refilled as soon as it is reclaimed, while slow kernels still read the previous batches."""
     layout, device = SlotLayout(FIELDS, BATCH), torch.device("cuda")
     ring, slots = CudaRing(layout, device), [Slot(layout, pinned=True) for _ in range(2)]
     assert all(slot.buffer.is_pinned() for slot in slots)

@@ -1,4 +1,4 @@
-"""Large datasets open at once, and long runs hold what they held after the first epochs."""
+"""Large datasets open quickly, and memory, threads and files stay constant after the first epochs."""
 
 import gc
 import hashlib
@@ -24,7 +24,7 @@ ORDERS = ("random", "quasi-random", "sequential")
 
 
 def shards(folder, image, samples):
-    """A converted dataset of `samples` in 8 shards: each index names the 5 images of one tar again and again."""
+    """A converted dataset of `samples` in 8 shards: each index names the 5 images of one tar repeatedly."""
     folder.mkdir()
     first = folder / "train-00000.tar"
     with ShardWriter(first) as writer:
@@ -68,7 +68,7 @@ def first_batch(path, order="random", part=False):
 
 
 def lines_executed(call):
-    """How many lines of Python this thread runs; a loop counts each time round, a comprehension's too."""
+    """The number of lines of Python that this thread runs; loops count every iteration, as do comprehensions."""
     count = 0
 
     def trace(frame, event, argument):
@@ -100,10 +100,10 @@ def test_no_python_loop_over_samples_before_the_first_batch(tmp_path, encode, co
     for order in ORDERS:
         for part in (False, True):
             lines = [lines_executed(partial(first_batch, path, order, part)) for path in paths.values()]
-            assert lines[1] - lines[0] < 500, (order, part, lines)  # of 38,000 samples more
+            assert lines[1] - lines[0] < 500, (order, part, lines)  # for 38,000 additional samples
 
 
-def test_opening_a_large_dataset_takes_a_moment(tmp_path, encode):
+def test_opening_a_large_dataset_is_fast(tmp_path, encode):
     folder = shards(tmp_path / "shards", encode(), 80_000)
     began = time.perf_counter()
     open_dataset(folder).close()
@@ -134,7 +134,7 @@ def resident():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 @pytest.mark.parametrize("order", ORDERS)
-def test_twenty_epochs_hold_what_three_did(images, order):
+def test_twenty_epochs_use_no_more_than_three(images, order):
     dataset = open_dataset(images)
     loader = Loader(
         dataset, ImageDecoder(RandomResizedCrop(size=64)), LoaderConfig(batch_size=8, order=order, workers=2)
@@ -153,7 +153,7 @@ def test_twenty_epochs_hold_what_three_did(images, order):
 
 
 def test_twenty_epochs_leave_no_object(images):
-    """Nor memory of more than 512 bytes; what is smaller may be tuples that the interpreter keeps, 2000 of a size."""
+    """Nor blocks of more than 512 bytes; smaller ones may be tuples that the interpreter keeps, 2000 of each size."""
     dataset = open_dataset(images)
     loader = Loader(dataset, DECODER, LoaderConfig(batch_size=8, workers=2))
     objects, large = [], []
@@ -170,11 +170,11 @@ def test_twenty_epochs_leave_no_object(images):
         tracemalloc.stop()
         loader.close()
         dataset.close()
-    assert abs(objects[1] - objects[0]) < 15  # not one an epoch
+    assert abs(objects[1] - objects[0]) < 15  # not one per epoch
     assert large[1] - large[0] < 15 * 512
 
 
-def test_a_loader_that_is_made_again_and_again_leaves_nothing(images):
+def test_repeatedly_made_loaders_leave_nothing(images):
     def once():
         dataset = open_dataset(images)
         loader = Loader(dataset, ImageDecoder(CenterCrop(size=64, resize=64)), LoaderConfig(batch_size=8, workers=2))
@@ -192,4 +192,4 @@ def test_a_loader_that_is_made_again_and_again_leaves_nothing(images):
     gc.collect()
     after = threading.active_count(), len(os.listdir("/proc/self/fd")), resident()
     assert after[:2] == before[:2]
-    assert after[2] - before[2] < 4_000_000  # 20 loaders have slots of 6 MB and scratch of as much
+    assert after[2] - before[2] < 4_000_000  # 20 loaders have slots of 6 MB and the same amount of scratch

@@ -1,4 +1,4 @@
-"""A loader changes the size of its pictures: same boxes, memory and workers, and the bits of a loader of that size."""
+"""A loader changes its image size: the same boxes, memory and workers, and the bits of a loader made with that size."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ def encoded(seed, size, kind="JPEG"):
 
 @pytest.fixture
 def files(tmp_path):
-    """Tiled JPEGs, plain ones, PNGs, and one that is broken."""
+    """Tiled JPEGs, ordinary ones, PNGs, and a broken one."""
     for i in range(N):
         content = encoded(i, (90 + 20 * i, 300 - 15 * i), "PNG" if i % 5 == 4 else "JPEG")
         content = tile(content).jpeg if i % 5 < 3 else content
@@ -42,7 +42,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def read_alone(open_loader, read):
-    """An epoch of a loader that was made for the crop."""
+    """An epoch of a loader made with the crop."""
 
     def run(dataset, crop, epoch, backend="native", **options):
         with contextlib.closing(open_loader(backend, dataset, crop, **options)) as loader:
@@ -80,7 +80,7 @@ def idents():
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("crop", [RANDOM, CENTRE], ids=["random", "centre"])
-def test_batches_are_those_of_a_loader_of_that_size(files, crop, workers, open_loader, read, read_alone):
+def test_batches_equal_those_of_a_loader_with_that_size(files, crop, workers, open_loader, read, read_alone):
     loader = open_loader("native", files, crop, workers=workers)
     threads, before = None, [slot.buffer.data_ptr() for slot in loader._slots]
     memory = loader.slot_bytes
@@ -108,7 +108,7 @@ def test_dct_scaling_follows_the_size(files, read):
             assert (got == read(alone)) == equal
 
 
-def test_a_size_that_is_set_in_the_midst_of_an_epoch_is_the_next_ones(files, open_loader, read_alone, frozen, read):
+def test_a_size_set_during_an_epoch_applies_to_the_next(files, open_loader, read_alone, frozen, read):
     loader, alone = (
         open_loader("native", files, RANDOM),
         [read_alone(files, sized(RANDOM, size), epoch) for epoch, size in ((0, 48), (1, 20))],
@@ -121,7 +121,7 @@ def test_a_size_that_is_set_in_the_midst_of_an_epoch_is_the_next_ones(files, ope
     loader.close()
 
 
-def test_a_size_that_is_set_after_an_epoch_was_left(files, open_loader, frozen, read_alone, read):
+def test_a_size_set_after_an_abandoned_epoch(files, open_loader, frozen, read_alone, read):
     loader = open_loader("native", files, RANDOM)
     for epoch, size in enumerate((20, LARGE, 20, LARGE)):
         loader.set_size(size)
@@ -139,7 +139,7 @@ def test_a_size_that_is_set_after_an_epoch_was_left(files, open_loader, frozen, 
 
 
 @pytest.mark.parametrize("backend", ["native", "torch", "synthetic"])
-def test_sizes_that_cannot_be(files, backend, open_loader):
+def test_invalid_sizes(files, backend, open_loader):
     with contextlib.closing(open_loader(backend, files, RANDOM)) as loader:
         loader.set_size(20)
         for size in (LARGE + 1, 0, -3):
@@ -151,7 +151,7 @@ def test_sizes_that_cannot_be(files, backend, open_loader):
 
 
 class Corner:
-    """A crop of one's own."""
+    """A custom crop."""
 
     size, interpolation, draws = 8, "bilinear", 0
 
@@ -168,7 +168,7 @@ class Black(Decoder):
         row["inputs"][...] = 0
 
 
-def test_crops_and_decoders_of_ones_own_have_one_size(files, open_loader, read):
+def test_custom_crops_and_decoders_have_a_fixed_size(files, open_loader, read):
     for backend in ("native", "torch"):
         with contextlib.closing(open_loader(backend, files, Corner())) as loader:
             loader.set_size(8)
@@ -182,7 +182,7 @@ def test_crops_and_decoders_of_ones_own_have_one_size(files, open_loader, read):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_a_state_knows_nothing_of_sizes(files, backend, open_loader, frozen, read, read_alone):
+def test_states_do_not_contain_sizes(files, backend, open_loader, frozen, read, read_alone):
     states, got = [], []
     for size in (LARGE, 20):
         with contextlib.closing(open_loader(backend, files, RANDOM)) as loader:
@@ -201,7 +201,7 @@ def test_a_state_knows_nothing_of_sizes(files, backend, open_loader, frozen, rea
 # The others
 
 
-def test_torchs_processes_stay(files, open_loader, read, read_alone):
+def test_torchs_processes_are_kept(files, open_loader, read, read_alone):
     processes = None
     with contextlib.closing(open_loader("torch", files, RANDOM)) as loader:
         for epoch, size in enumerate((LARGE, 16, LARGE)):

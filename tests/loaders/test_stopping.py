@@ -1,4 +1,4 @@
-"""Consumers that stop, begin anew, are interrupted, close, forget or fork: nobody hangs, and no thread is left."""
+"""Consumers that stop, start again, are interrupted, close, drop or fork the loader: no hang, and no thread is left."""
 
 import gc
 import os
@@ -39,7 +39,7 @@ def test_a_consumer_that_stops_early_and_begins_again(run, numbers, build, froze
 @pytest.fixture
 def slow(stamp):
     class Slow(stamp):
-        """Counts the rows that are being filled, and takes its time."""
+        """Counts the rows being filled, and is slow."""
 
         def __init__(self):
             self.lock, self.inside, self.calls = threading.Lock(), 0, 0
@@ -62,7 +62,7 @@ def test_no_thread_touches_the_slots_after_an_early_stop(slow, build, numbers):
     for _ in loader:
         break
     calls, held = decoder.calls, [slot.buffer.clone() for slot in loader._slots]
-    assert decoder.inside == 0 and calls < 160  # what was still in the queue is dropped
+    assert decoder.inside == 0 and calls < 160  # queued work is dropped
     time.sleep(0.02)
     assert decoder.calls == calls
     assert all(torch.equal(a, slot.buffer) for a, slot in zip(held, loader._slots, strict=True))
@@ -104,7 +104,7 @@ def test_an_interruption_while_waiting(monkeypatch, slow, build, numbers, read, 
 
 
 def test_a_signal_while_a_worker_is_stuck(stamp, build, numbers, read):
-    """Ctrl-C is heard by a consumer that waits for a batch that does not come."""
+    """Ctrl-C interrupts a consumer that waits for a batch that never comes."""
     release = threading.Event()
 
     class Stuck(stamp):
@@ -157,7 +157,7 @@ def test_interleaved_iterations_never_mix_their_batches(build, numbers, frozen, 
     loader.close()
 
 
-def test_closing_ends_an_iteration_and_iterating_begins_anew(run, numbers, build, frozen, threads, read):
+def test_closing_ends_an_iteration_and_iterating_starts_again(run, numbers, build, frozen, threads, read):
     expected = run(numbers(N), epochs=2)
     loader = build(numbers(N))
     batches = iter(loader)
@@ -193,7 +193,7 @@ def test_closing_from_another_thread_wakes_a_consumer_that_waits(stamp, build, n
     closer.join()
 
 
-def test_a_forgotten_loader_leaves_no_thread(build, numbers, read, threads):
+def test_an_unreferenced_loader_leaves_no_thread(build, numbers, read, threads):
     loader = build(numbers(N))
     read(loader)
     assert len(threads()) == 2
@@ -203,7 +203,7 @@ def test_a_forgotten_loader_leaves_no_thread(build, numbers, read, threads):
     assert gone() is None and threads() == []
 
 
-def test_a_loader_forgotten_in_the_middle_of_an_epoch(build, numbers, slow, threads):
+def test_a_loader_dropped_within_an_epoch(build, numbers, slow, threads):
     batches = iter(build(numbers(400), slow(), batch_size=40))
     next(batches)
     del batches
@@ -212,7 +212,7 @@ def test_a_loader_forgotten_in_the_middle_of_an_epoch(build, numbers, slow, thre
 
 
 def test_a_closed_loader_holds_no_dataset(numbers, build, read):
-    """Every close lets go of the threads and of what they read from."""
+    """Every close releases the threads and their dataset."""
     dataset = numbers(N)
     gone = weakref.ref(dataset)
     loader = build(dataset)
@@ -239,10 +239,10 @@ def test_nothing_grows_over_the_epochs(build, numbers):
     assert loader.slot_bytes == 256 * 4  # 4 x 6 bytes, and three fields of labels
 
 
-# Several, and many times
+# Several iterations, and many times
 
 
-def test_iterations_that_are_left_leave_no_memory(stamp, build, numbers):
+def test_abandoned_iterations_release_their_memory(stamp, build, numbers):
     class Large(stamp):
         fields = (Field("inputs", (128, 128, 3), np.dtype(np.uint8)),)
 
@@ -260,12 +260,13 @@ def test_iterations_that_are_left_leave_no_memory(stamp, build, numbers):
     loader.close()
 
 
-def test_interrupts_at_any_time_leave_the_loader_whole(build, numbers, real, read, threads):
-    """Ctrl-C 200 times, at times that differ: never a hang, never another error, never a thread or a sample lost.
+def test_interrupts_at_any_time_leave_the_loader_usable(build, numbers, real, read, threads):
+    """Ctrl-C 200 times, at different moments: no hang, no other error, and no thread or sample is lost.
 
-    By a timer of the kernel's: a thread that sent the signal would hold the GIL, and main stand at a few places only.
+    A kernel timer sends the signal: a thread that sends it would hold the GIL, so that the main thread could only be at
+    a few places.
     """
-    loader = build(numbers(96), batch_size=32, workers=8)  # 32 chunks a batch: the consumer is often handing them out
+    loader = build(numbers(96), batch_size=32, workers=8)  # 32 chunks a batch: the consumer is often dispatching them
     caught = 0
     before = signal.signal(signal.SIGPROF, signal.default_int_handler)
     try:
@@ -289,14 +290,14 @@ def test_interrupts_at_any_time_leave_the_loader_whole(build, numbers, real, rea
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_process_that_is_forked_off_reads_for_itself(build, numbers, read, threads):
+def test_a_forked_process_can_read(build, numbers, read, threads):
     loader = build(numbers(50))
     expected = read(loader)
     loader.set_epoch(0)
     batches = iter(loader)
     next(batches)
     child = os.fork()
-    if child == 0:  # no thread is here: whoever waits for one hangs
+    if child == 0:  # the child has no threads: waiting for one would hang
         status = 1
         try:
             try:
@@ -313,7 +314,7 @@ def test_a_process_that_is_forked_off_reads_for_itself(build, numbers, read, thr
             os._exit(status)
     assert wait_for(child) == 0
     rest = [batch.ids.tolist() for batch in batches]
-    assert rest == [batch.ids for batch in expected[1:]]  # the parent goes on as if nothing were
+    assert rest == [batch.ids for batch in expected[1:]]  # the parent is not affected
     loader.close()
 
 

@@ -1,11 +1,11 @@
-"""Judges that we did not write. They need packages that build from source, so an environment of their own:
+"""Tests with other projects' readers. They need packages that build from source, so they have a separate environment:
 
     apt-get install -y --no-install-recommends libopencv-dev libturbojpeg0-dev pkg-config
     UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers
     build/peers/bin/python -m pytest -W ignore tests/peers
 
-`-W ignore`: their warnings are not ours. The tests run when the command line names tests/peers, and a judge that is
-missing is an error then; otherwise they are passed over, and the summary says so.
+`-W ignore`: ignore the warnings of other projects. The tests run only if the command line names tests/peers; a missing
+package is then an error. Otherwise they are skipped, and the summary says so.
 """
 
 from pathlib import Path
@@ -25,18 +25,18 @@ def _asked_for(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass over what is in this folder unless it was asked for by name."""
+    """Skip this folder unless it was requested by name."""
     return True if HERE in collection_path.parents and not _asked_for(config) else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say that there is more."""
+    """Mention the skipped folder."""
     if not _asked_for(config):
         terminalreporter.write_line("tests/peers not run: other people's readers, see tests/peers/conftest.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def numba_types_are_kept() -> None:
-    """FFCV, used directly by some judges, would change one of numba's types for the whole process."""
+    """FFCV, which some tests use directly, would change one of numba's types for the whole process."""
     ffcv = pytest.importorskip("fastimg.loaders.backends.ffcv", exc_type=ImportError)
     ffcv.keep_numba_types()

@@ -1,4 +1,4 @@
-"""DALI and FFCV behind our face: the native loader's batches, and pixels and boxes as near as those libraries come."""
+"""DALI and FFCV as loader backends: the native loader's batches, with pixels and boxes as close as possible."""
 
 import contextlib
 import io
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
 
 def photograph(size, seed):
-    """Smooth noise: what a photograph is to a resampler."""
+    """Smooth noise: for a resampler it is like a photograph."""
     small = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two classes of JPEGs of several sizes: larger than what is cut out of them, and some wide or high."""
+    """Two classes of JPEGs of several sizes: larger than their crops, some of them wide or high."""
     root = tmp_path_factory.mktemp("peers") / "images"
     for i in range(N):
         path = root / "ab"[i % 2] / f"{i:02d}.jpg"
@@ -58,7 +58,7 @@ def beton(folder):
 
 @pytest.fixture
 def data(folder, beton):
-    """What each backend reads, opened."""
+    """The input of each backend, opened."""
     return {"dali": open_dataset(folder), "ffcv": open_dataset(beton)}
 
 
@@ -73,12 +73,12 @@ class TestEveryBackend(OfEveryBackend):
 
     @pytest.fixture
     def bound(self, backend):
-        """DALI's `mixed` decoding rounds otherwise; for FFCV's see below."""
+        """DALI's `mixed` decoding rounds differently; for FFCV's see below."""
         return {"dali": 2.0, "ffcv": 6.0}[backend]
 
 
-# Mean absolute differences, 0 to 255, on smooth images. DALI is told the exact window and differs in rounding. FFCV
-# cuts the centre first, to whole pixels, and then resizes by areas.
+# Mean absolute differences, 0 to 255, on smooth images. DALI gets the exact window and differs in rounding. FFCV first
+# cuts the centre, to whole pixels, and then resizes by areas.
 @pytest.mark.parametrize(("backend", "bound"), [("dali", 0.5), ("ffcv", 6.0)])
 def test_centre_crops_differ_by_no_more_than_is_stated(data, backend, bound, open_loader, read_pixels, difference):
     with contextlib.closing(open_loader("native", data[backend], CENTRE, order="sequential")) as native:
@@ -94,7 +94,7 @@ def test_centre_crops_differ_by_no_more_than_is_stated(data, backend, bound, ope
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("crop", [RANDOM, CENTRE], ids=["random", "centre"])
 def test_sizes_that_change(data, backend, crop, open_loader, read_pixels, plain, difference):
-    """Ids and weights as ever; centre crops are those of a loader of that size."""
+    """Ids and weights are unchanged; centre crops equal those of a loader with that size."""
     order = "sequential" if crop is CENTRE else "random"
     with contextlib.closing(open_loader(backend, data[backend], crop, order=order)) as loader:
         for epoch, size in enumerate((SIZE, 24, SIZE, 16)):
@@ -104,7 +104,7 @@ def test_sizes_that_change(data, backend, crop, open_loader, read_pixels, plain,
                 expected = read_pixels(native)
             batches = iter(loader)
             next(batches)
-            loader.set_size(SIZE - 1)  # of the next iteration
+            loader.set_size(SIZE - 1)  # for the next iteration
             assert {batch.inputs.shape for batch in batches} == {(4, 3, size, size)}
             loader.set_epoch(epoch)
             loader.set_size(size)
@@ -120,7 +120,7 @@ def test_sizes_that_change(data, backend, crop, open_loader, read_pixels, plain,
 
 @pytest.mark.parametrize("crop", [RandomResizedCrop(size=(20, 30)), CenterCrop(size=(20, 30), resize=(22, 36))])
 def test_rectangles(data, crop, open_loader, read_pixels, plain, difference):
-    """DALI makes them; FFCV's centre crops are square, so it is asked for squares alone."""
+    """DALI supports them; FFCV's centre crops are square, so only squares are requested of it."""
     with contextlib.closing(open_loader("native", data["dali"], crop, order="sequential")) as native:
         expected = read_pixels(native)
     with contextlib.closing(open_loader("dali", data["dali"], crop, order="sequential")) as other:
@@ -136,7 +136,7 @@ def test_rectangles(data, crop, open_loader, read_pixels, plain, difference):
 
 @pytest.fixture
 def odd(folder, tmp_path):
-    """Files of a folder, and among them damage, CMYK, a format that DALI has not, and one that is stored lying."""
+    """Files of a folder, including damage, CMYK, a format that DALI does not support, and one rotated by EXIF."""
     paths = [str(path) for path in sorted(folder.rglob("*.jpg"))]
     for at, name in ((3, "cmyk.jpg"), (5, "gif.gif"), (7, "lying.jpg"), (9, "gray.png"), (11, "palette.png")):
         with Image.open(paths[at]) as image:
@@ -155,7 +155,7 @@ def odd(folder, tmp_path):
     return FilesDataset(tmp_path, paths, ("a", "b"), [i % 2 for i in range(N)])
 
 
-def test_what_dali_refuses_is_decoded_or_named(odd, open_loader, read_pixels, plain, difference):
+def test_images_that_dali_refuses_are_decoded_or_named(odd, open_loader, read_pixels, plain, difference):
     native, other = (
         open_loader("native", odd, CENTRE, order="sequential"),
         open_loader("dali", odd, CENTRE, order="sequential"),
@@ -165,14 +165,14 @@ def test_what_dali_refuses_is_decoded_or_named(odd, open_loader, read_pixels, pl
         got = read_pixels(other)
         assert plain(got) == plain(expected) and difference(expected, got) <= 0.5
     assert other.unreadable == native.unreadable and sorted(other.unreadable) == [2, 13, 14]
-    assert set(other.rerouted) == {0, 1, 3, 5}  # the batch of the damaged one, and what DALI is not given
+    assert set(other.rerouted) == {0, 1, 3, 5}  # the batch of the damaged image, and images that DALI does not get
     assert other.rerouted[5].startswith("DALI is not given this kind of gif")
     assert other.rerouted[0].startswith("DALI refused its batch: ")
     native.close()
     other.close()
 
 
-def test_a_strict_run_fails_by_name(odd, open_loader, read_pixels):
+def test_a_strict_run_names_the_image(odd, open_loader, read_pixels):
     words = r"cut\.jpg: .*truncated.*; repair or remove it, or use on_error=skip"
     with contextlib.closing(open_loader("dali", odd, CENTRE, order="sequential", on_error="fail")) as loader:  # noqa: SIM117
         with pytest.raises(DataError, match=words):
@@ -203,7 +203,7 @@ def test_ffcvs_thread_that_dies_ends_the_run(data, monkeypatch, open_loader, rea
     loader.close()
 
 
-# The boxes of random crops, read back from pixels that encode their places
+# The boxes of random crops, read from pixels that encode their positions
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def ramp(tmp_path_factory):
 
 
 def boxes(pixels):
-    """(width, height) of the boxes behind crops [B, S, S, 3], from the slopes away from the edges."""
+    """(width, height) of the boxes of crops [B, S, S, 3], from the slopes away from the edges."""
     size, (low, high) = pixels.shape[1], (pixels.shape[1] // 4, pixels.shape[1] * 3 // 4)
     inner = pixels[:, low:high, low:high].float()
     widths = (inner[:, :, -1, 0] - inner[:, :, 0, 0]).mean(1) * size / (high - low - 1)
@@ -231,14 +231,14 @@ def boxes(pixels):
 
 
 def statistics(widths, heights):
-    """Mean and deviation of the area's share and of the aspect's logarithm."""
+    """Mean and deviation of the share of the area and of the logarithm of the aspect ratio."""
     area, aspect = widths * heights / 65536, np.log(widths / heights)
     return np.array([area.mean(), area.std(), aspect.mean(), aspect.std()])
 
 
 @pytest.mark.parametrize("backend", ["native", *BOTH])
-def test_random_boxes_are_of_one_distribution(ramp, backend, open_loader, read_pixels):
-    """Against the windows that we draw, n 64,000. With n 1,600 a mean area is off by 0.0065 in one case of three."""
+def test_random_boxes_have_the_same_distribution(ramp, backend, open_loader, read_pixels):
+    """Compared with fastimg's windows, n 64,000. With n 1,600 a mean area is off by 0.0065 in one case of three."""
     crop = RandomResizedCrop(size=32)
     ids = np.arange(64_000)
     windows = [crop.window(256, 256, draws).box for draws in uniforms(1, 0, ids, 1, crop.draws).tolist()]
@@ -253,7 +253,7 @@ def test_random_boxes_are_of_one_distribution(ramp, backend, open_loader, read_p
     print(backend, found.round(3), expected.round(3))
     assert np.abs(found - expected).max() < 0.03
     one = np.concatenate([widths for widths, _ in seen])
-    assert len(np.unique(one.round())) > 60  # not one box over and over
+    assert len(np.unique(one.round())) > 60  # not the same box repeatedly
 
 
 # The application

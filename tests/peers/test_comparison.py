@@ -1,4 +1,4 @@
-"""`bench --loaders all` with every loader there is: none fails, and their pixels are as near as is stated."""
+"""`bench --loaders all` with every loader installed: none fails, and their pixels are as close as stated."""
 
 import io
 
@@ -16,14 +16,14 @@ from fastimg.loaders import open_dataset
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 # Mean absolute differences of centre crops of smooth images, 0 to 255. Pillow's libjpeg and torchvision's rounding of
-# windows cost little; DALI rounds the resized side otherwise, which moves small images by parts of a pixel; FFCV cuts
-# whole pixels first, encodes anew (where DATA is no .beton) and resizes by areas.
+# windows differ little. DALI rounds the resized side differently, which shifts small images by a fraction of a pixel.
+# FFCV first cuts whole pixels, encodes again (unless DATA is a .beton) and resizes by areas.
 BOUNDS = {"native": 0, "torch": 0.1, "webdataset": 0.1, "dali": 4.0, "ffcv": 5.0}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """24 smooth JPEGs of two classes, one of them a PNG and one turned by EXIF."""
+    """24 smooth JPEGs of two classes, one of them a PNG and one rotated by EXIF."""
     root = tmp_path_factory.mktemp("compared") / "images"
     for i in range(24):
         drawn = np.random.default_rng(i).integers(0, 256, (6, 6, 3), dtype=np.uint8)
@@ -63,6 +63,6 @@ def test_all_loaders(kind, folder, tmp_path, monkeypatch):
         assert record["boxes"] < 1.3 * record["boxes_limit"], record
     assert ("DATA itself" in found.about["ffcv"]) == (kind == "beton")
     turned = {record["name"]: record["parity_exif_turned"] for record in records}
-    if kind == "folder":  # who ignores EXIF has another image
+    if kind == "folder":  # a loader that ignores EXIF has a different image
         assert turned["torch"] > 10 and turned["ffcv"] > 10 and turned["dali"] < 5
     assert list((tmp_path / "scratch").iterdir()) == []

@@ -1,4 +1,4 @@
-"""`convert --format beton` judged by ffcv 1.0.2, whose own betons become tars and betons of ours."""
+"""`convert --format beton` compared with ffcv 1.0.2, whose own betons are converted to tars and betons."""
 
 import io
 import json
@@ -28,7 +28,7 @@ SIZES = [(160, 120), (97, 131), (64, 64), (201, 150), (33, 17)]
 
 
 class AnySizeDecoder(SimpleRGBImageDecoder):
-    """ffcv's decoder, at the front of a row that has room for the largest image: sizes may differ."""
+    """ffcv's decoder, writing to the start of a row with room for the largest image, since sizes may differ."""
 
     def declare_state_and_memory(self, previous_state):
         row = (int(self.metadata["width"].max()) * int(self.metadata["height"].max()) * 3,)
@@ -95,14 +95,14 @@ def test_ffcv_loads_what_convert_stores(folder: Path, tmp_path: Path, tile: str)
             image, source = sample["image"], decode(path.read_bytes())
             height, width, _ = source.shape
             seen = row[: height * width * 3].reshape(height, width, 3)
-            if isinstance(image, bytes):  # ffcv's decoder is libjpeg-turbo's fast one
+            if isinstance(image, bytes):  # ffcv's decoder uses libjpeg-turbo's fast DCT
                 np.testing.assert_array_equal(seen, simplejpeg.decode_jpeg(image, fastdct=True))
                 assert np.abs(seen.astype(int) - source).mean() < 12  # upright, whatever its orientation was
             else:
                 np.testing.assert_array_equal(seen, source)
 
 
-def test_a_beton_of_ffcv_becomes_a_tar_and_a_beton_of_ours(tmp_path: Path) -> None:
+def test_a_beton_of_ffcv_converts_to_a_tar_and_a_beton(tmp_path: Path) -> None:
     class Samples:
         def __len__(self) -> int:
             return 12

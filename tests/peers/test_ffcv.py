@@ -1,4 +1,4 @@
-"""ffcv 1.0.2 reads what we write, and we read what it writes. conftest.py tells the commands."""
+"""ffcv 1.0.2 reads fastimg's betons, and fastimg reads ffcv's. conftest.py has the commands."""
 
 import io
 import json
@@ -30,7 +30,7 @@ PAGE = 1 << 21
 
 
 class AnySizeDecoder(SimpleRGBImageDecoder):
-    """ffcv's decoder, at the front of a row that has room for the largest image: sizes may differ."""
+    """ffcv's decoder, writing to the start of a row with room for the largest image, since sizes may differ."""
 
     def declare_state_and_memory(self, previous_state):
         row = (int(self.metadata["width"].max()) * int(self.metadata["height"].max()) * 3,)
@@ -51,7 +51,7 @@ def jpeg(array, mode="RGB", **options):
 
 
 def ffcv_loads(path, decoders, os_cache):
-    """Every sample, in order, as ffcv's loader gives it: a list of dicts."""
+    """Every sample in order, as ffcv's loader returns it: a list of dicts."""
     loader = Loader(
         str(path),
         batch_size=4,
@@ -74,7 +74,7 @@ SIZES = [(33, 17), (1, 1), (64, 48), (7, 301), (900, 675), (8, 8), (16, 16), (12
 
 
 def images():
-    """(value for the writer, size, decoded pixels): JPEGs of many kinds and raw pixels, in turn."""
+    """(value for the writer, size, decoded pixels): JPEGs of many kinds and raw pixels, alternating."""
     kinds = [
         {},
         {"subsampling": 0},
@@ -89,7 +89,7 @@ def images():
             yield array, size, array
         else:
             data = jpeg(array, **kinds[number % 6])
-            yield data, size, simplejpeg.decode_jpeg(data, fastdct=True)  # ffcv asks for the fast DCT
+            yield data, size, simplejpeg.decode_jpeg(data, fastdct=True)  # ffcv uses the fast DCT
 
 
 @pytest.mark.parametrize("os_cache", [True, False], ids=["mapped", "pages"])
@@ -139,7 +139,7 @@ def test_ffcv_loads_our_numbers_without_pages(tmp_path):
 
 
 class Rows:
-    """What DatasetWriter asks of a dataset."""
+    """The interface that DatasetWriter needs of a dataset."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -214,7 +214,7 @@ def test_we_read_all_of_ffcvs_field_types(tmp_path):
                 ("half", "flags", "letters", "tokens"), (row[4], row[5], row[6], row[8]), strict=True
             ):
                 assert (sample[name] == np.asarray(value)).all() and sample[name].dtype == np.asarray(value).dtype
-        with BetonWriter(tmp_path / "b.beton", reader.fields, page_size=PAGE) as copy:  # and the same over again
+        with BetonWriter(tmp_path / "b.beton", reader.fields, page_size=PAGE) as copy:  # and repeated
             for number in range(len(reader)):
                 copy.add(reader.sample(number))
     theirs, ours = Reader(str(tmp_path / "a.beton")), Reader(str(tmp_path / "b.beton"))
@@ -223,7 +223,7 @@ def test_we_read_all_of_ffcvs_field_types(tmp_path):
 
 
 def test_values_that_are_empty(tmp_path):
-    """FFCV gives them a region of no bytes, before the first page at that; we give them one byte, and the size 0."""
+    """FFCV gives them a region of no bytes before the first page; fastimg gives them one byte, and the size 0."""
     rows = [(np.full(size, 65, np.uint8), 0.5) for size in (0, 0, 3, 0, 5, 0)]
     ffcv_writes(tmp_path / "a.beton", {"text": BytesField(), "x": FloatField()}, rows)
     with BetonFile(tmp_path / "a.beton") as reader:
@@ -238,7 +238,7 @@ def test_values_that_are_empty(tmp_path):
 
 
 class LengthField(IntField):
-    """A field of somebody's own."""
+    """A custom field."""
 
 
 class NoteField(BytesField):
@@ -247,7 +247,7 @@ class NoteField(BytesField):
 
 @pytest.mark.parametrize("custom", [LengthField, NoteField])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_custom_field_is_named_and_passed_over(tmp_path, custom, first):
+def test_a_custom_field_is_named_and_skipped(tmp_path, custom, first):
     value = 7 if custom is LengthField else np.frombuffer(b"note", np.uint8)
     names = ["mine", "image", "label"] if first else ["image", "mine", "label"]
     fields = {"mine": custom(), "image": RGBImageField(write_mode="jpg"), "label": IntField()}

@@ -1,4 +1,4 @@
-"""The adapter of nvImageCodec, with its CPU backend: what it takes, refuses and uses again; then a whole loader."""
+"""The adapter of nvImageCodec with its CPU backend: accepted and refused images, memory reuse, and a whole loader."""
 
 import ctypes
 import io
@@ -37,7 +37,7 @@ def encoded(number, size, orientation=1, **options):
 
 
 def pixels_of(image):
-    """What lies at the address that the codec gave."""
+    """The data at the address that the codec returns."""
     across, down, channel = image.strides
     assert (across, channel) == (3, 1) and down >= 3 * image.width
     flat = (ctypes.c_uint8 * (down * image.height)).from_address(image.address)
@@ -66,7 +66,7 @@ class TestAdapter:
             assert (found.height, found.width) == stored(jpeg).shape[:2]
             np.testing.assert_array_equal(pixels_of(found), stored(jpeg))
 
-    def test_what_is_refused(self, codec):
+    def test_refused_images(self, codec):
         for broken in (b"", b"nothing", b"\xff\xd8\xff", encoded(1, (50, 40))[:100]):
             assert codec.parse(broken) is None
         whole = encoded(2, (50, 40))
@@ -74,7 +74,7 @@ class TestAdapter:
         assert found[1] is None and np.array_equal(pixels_of(found[0]), pixels_of(found[2]))
         assert codec.decode([], 0) == []
 
-    def test_memory_is_used_again(self, codec):
+    def test_memory_is_reused(self, codec):
         jpegs = [encoded(i, (90, 70)) for i in range(4)]
         first = codec.decode([codec.parse(j) for j in jpegs], 0)
         for turn in ([3, 2, 1, 0], [1], [0, 1, 2, 3, 0]):  # fewer images, then more
@@ -98,7 +98,7 @@ class TestInterpreted:
         ("crop", "order"), [(RandomResizedCrop(size=16), "random"), (CenterCrop(size=16, resize=18), "sequential")]
     )
     def test_a_loader_gives_the_cpus_bits(self, tmp_path, crop, order):
-        """nvImageCodec's CPU backend is libjpeg-turbo, too. The last image is cut short."""
+        """nvImageCodec's CPU backend is also libjpeg-turbo. The last image is truncated."""
         contents = [tile(encoded(i, (66 + 3 * i, 40 + i), 1 + i)).jpeg for i in range(8)]
         contents.append(encoded(9, (60, 50))[:700])
         for i, content in enumerate(contents):

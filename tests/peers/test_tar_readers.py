@@ -1,4 +1,4 @@
-"""DALI and webdataset read our shards: the same samples, and the tiled JPEGs' pixels are the originals'."""
+"""DALI and webdataset read fastimg's shards: the same samples, and tiled JPEGs have the originals' pixels."""
 
 import io
 import itertools
@@ -26,7 +26,7 @@ COUNT = 12
 
 @pytest.fixture(params=["off", "auto"])
 def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A shard of photograph-like JPEGs, as they are and tiled."""
+    """A shard of photograph-like JPEGs, untiled and tiled."""
     draws = np.random.default_rng(1)
     for i in range(COUNT):
         y, x = np.mgrid[: 160 + 9 * i, : 210 + 7 * i]

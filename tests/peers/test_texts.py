@@ -1,4 +1,4 @@
-"""Texts in either container, judged by DALI, webdataset and ffcv; and a .beton of texts that ffcv wrote."""
+"""Texts in either container, compared with DALI, webdataset and ffcv; and a .beton of texts written by ffcv."""
 
 import itertools
 import json

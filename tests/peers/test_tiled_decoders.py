@@ -1,4 +1,4 @@
-"""Pillow, simplejpeg, OpenCV and DALI decode a tiled JPEG to the pixels of the original, each by its own judgement."""
+"""Pillow, simplejpeg, OpenCV and DALI decode a tiled JPEG to the same pixels as they decode the original."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ SIZES = (  # (width, height): odd, thin, of whole MCUs, and MCU rows and columns
 
 
 def picture(size: tuple[int, int], seed: int) -> Pixels:
-    """Smooth colours with edges and noise [H, W, 3]: what makes tiling worth its cost."""
+    """Smooth colours with edges and noise [H, W, 3], for which tiling is worth its cost."""
     draws = np.random.default_rng(seed)
     small = draws.integers(0, 256, (size[1] // 8 + 2, size[0] // 8 + 2, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)).astype(np.int16)
@@ -41,7 +41,7 @@ def saved(pixels: Pixels, mode: str = "RGB", **options: Any) -> bytes:
 
 
 def originals() -> Iterator[tuple[str, bytes]]:
-    """(what it is, JPEG): every subsampling, gray, progressive, optimised and with restarts, in every size."""
+    """(description, JPEG): every subsampling, gray, progressive, optimised and with restarts, in every size."""
     exif = Image.Exif()
     exif[0x0112] = 1
     for number, size in enumerate(SIZES):
@@ -61,7 +61,7 @@ def originals() -> Iterator[tuple[str, bytes]]:
 
 
 def cases() -> list[tuple[str, bytes, bytes]]:
-    """(what it is, original, tiled) of those that are tiled: nearly all."""
+    """(description, original, tiled) of those that are tiled: nearly all."""
     found = [(name, data, tile(data, width)) for name, data in originals() for width in (16, 32)]
     tiled = [(name, data, made.jpeg) for name, data, made in found if made.kept is None]
     assert len(tiled) > 0.8 * len(found), [(name, made.kept) for name, _, made in found if made.kept]
@@ -124,7 +124,7 @@ def from_shard(tar: str, index: str) -> Any:
 
 
 def test_dali_from_a_shard(tiled: list[tuple[str, bytes, bytes]], tmp_path: Path) -> None:
-    """By our index: the n-th sample decodes to the n-th original."""
+    """By fastimg's index: the n-th sample decodes to the n-th original."""
     shard = tmp_path / "train-00000.tar"
     with ShardWriter(shard) as writer:
         for i, (_, _, made) in enumerate(tiled):

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from fastimg.convert.pairs import holds_pairs, read_pairs
 from fastimg.convert.strays import strays
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.datasets import foreign_betons, foreign_shards, is_plain_folder, refuse_class_folder
@@ -65,6 +66,8 @@ def read_source(src: Path, columns: Columns, spool: Path, classes: Level | None 
 
         if holds_images(src, columns):
             return read_parquets(src, {"train": [src]}, columns, spool)
+    if holds_pairs(src, columns):
+        return read_pairs(src, columns)
     if holds_texts(src, columns):
         return read_texts(src, columns, spool)
     return read_manifest(src, columns)

@@ -11,7 +11,7 @@ from typing import Any
 from fastimg.config import durations
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
-from fastimg.config.intent import EPOCHS, head_alone, plain, progressive, reads_text, tuned
+from fastimg.config.intent import EPOCHS, SCHEDULE_FREE, head_alone, plain, progressive, reads_text, tuned
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
 from fastimg.data.datasets import DatasetPart, chosen_backend
@@ -23,8 +23,8 @@ from fastimg.loaders.order import WINDOW
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
-from fastimg.train.optimisers import Schedule
-from fastimg.train.patience import DEFAULT_METRIC
+from fastimg.train.optimisers import catalogue
+from fastimg.train.optimisers.schedules import Schedule
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -87,7 +87,7 @@ def resolve(
     """
     trained = tuned(config)
     rate = _learning_rate(config, model, true_batch(config, ranks, samples), searched)[0]
-    sched = config.sched or ("linear" if trained else "cosine")
+    sched = config.sched or ("constant" if config.opt in SCHEDULE_FREE else "linear" if trained else "cosine")
     augmenting: dict[str, Any] = effective(config, plain(config))
     chosen = replace(
         config,
@@ -117,7 +117,7 @@ def resolve(
         lr_scale=None,
         lr_base_size=None,
         head_init=model.new_head,
-        momentum=0.9 if config.momentum is None else config.momentum,
+        momentum=_momentum(config),
         weight_decay=_weight_decay(config),
         norm_weight_decay=config.norm_weight_decay or 0.0,
         sched=sched,
@@ -139,7 +139,7 @@ def resolve(
         cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=model.text.tokenizer.length if model.text else None,
-        patience_metric=config.patience_metric or DEFAULT_METRIC,
+        patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
 
@@ -190,7 +190,13 @@ def true_batch(config: Train, ranks: Ranks, samples: int | None) -> int:
 def _weight_decay(config: Train) -> float:
     if config.weight_decay is not None:
         return config.weight_decay
-    return 0.05 if config.opt == "adamw" else 5e-5
+    return catalogue.weight_decay(config.opt)
+
+
+def _momentum(config: Train) -> float | None:
+    if not catalogue.takes_momentum(config.opt):
+        return None
+    return 0.9 if config.momentum is None else config.momentum
 
 
 def _warmup(config: Train, tuned: bool) -> str:
@@ -221,13 +227,18 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
         rate, base = config.lr, config.lr_base_size or _BASE
     rule = config.lr_scale
     if rule is None:
-        rule = "none" if config.lr != "auto" and not searched else "linear" if config.opt == "sgd" else "sqrt"
-    if rule == "none":
-        return rate, "auto" if config.lr == "auto" else ""
-    factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
+        rule = "linear" if catalogue.relative(config.opt) == "sgd" else "sqrt"
+        if config.lr != "auto" and not searched:
+            rule = "none"
     words = "auto" if config.lr == "auto" else ""
+    if words and config.opt not in ("adamw", "sgd"):
+        words = f"{catalogue.relative(config.opt)}'s"
+    if rule == "none":
+        return rate, words
+    factor = (batch / base) ** (1.0 if rule == "linear" else 0.5)
     if batch != base:
-        words = f"{rate:g} at batch {base}, {rule} to {batch}"
+        origin = f"{words}, " if words.endswith("'s") else ""
+        words = f"{origin}{rate:g} at batch {base}, {rule} to {batch}"
     return float(f"{rate * factor:.3g}"), words
 
 
@@ -246,7 +257,7 @@ def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
     are smaller numbers. Fine-tuning: 3e-4 for a CNN, 5e-5 for a transformer. SGD takes more: its steps are not
     normalised.
     """
-    adam = config.opt == "adamw"
+    adam = catalogue.relative(config.opt) == "adamw"
     if head_alone(config):
         rate = 1e-2 if reads_text(config) and config.head == "linear" else 1e-3
         return (rate if adam else rate * 3, 64)

@@ -7,15 +7,17 @@ from rich.table import Table
 
 from fastimg.config.commands import Train
 from fastimg.config.durations import interval, parse
+from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
+from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import TextSide
 from fastimg.system.terminal import print_table
 from fastimg.train.choices.batch_size import SHARE
-from fastimg.train.optimisers import implementation
+from fastimg.train.optimisers.construction import implementation
 from fastimg.train.patience import rule
 from fastimg.train.run import Run, Setup
 from fastimg.wording import agreeing, plural
@@ -65,7 +67,7 @@ def print_effective(
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
-        "loss": _loss(config),
+        "loss": printable(setup.tasks.describe()),
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),
@@ -146,11 +148,6 @@ def _progressive(setup: Setup) -> str | None:
     return f"crops of {sizes} pixels, growing from epoch {progressive.start} to {progressive.end}"
 
 
-def _loss(config: Train) -> str:
-    name = "binary cross-entropy of each class" if config.bce_loss else "cross-entropy"
-    return f"{name}, label smoothing {config.smoothing:g}"
-
-
 def _optimiser(config: Train, implementation: str, rate: str) -> str:
     origin = f" ({rate})" if rate else ""
     norms = f" ({config.norm_weight_decay:g} on norms and biases)" if config.norm_weight_decay else ""
@@ -158,6 +155,9 @@ def _optimiser(config: Train, implementation: str, rate: str) -> str:
     words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
     words += [f"weight decay {config.weight_decay:g}{norms}"]
     words += [f"norms at {config.norm_lr_scale:g}x the rate"] if config.norm_lr_scale not in (None, 1.0) else []
+    words += [f"betas {' '.join(f'{beta:g}' for beta in config.opt_betas)}"] if config.opt_betas else []
+    words += [f"eps {config.opt_eps:g}"] if config.opt_eps is not None else []
+    words += config.opt_kwargs
     words += [f"momentum {config.momentum:g}"] if config.momentum is not None else []
     words += [f"gradients clipped at {config.clip_grad:g}"] if config.clip_grad is not None else []
     words += [f"lookahead every {plural(config.lookahead, 'step')}"] if config.lookahead is not None else []
@@ -195,6 +195,8 @@ def _span(text: str | None) -> str:
 
 
 def _average(config: Train) -> str | None:
+    if config.opt in SCHEDULE_FREE:
+        return f"{config.opt}'s own average of the weights: validated and saved"
     if not config.model_ema:
         return None
     every = f", updated every {plural(config.model_ema_steps, 'step')}" if config.model_ema_steps > 1 else ""
@@ -229,6 +231,8 @@ def _batch(setup: Setup, left_out: bool) -> str:
 
 
 def _order(config: Train, samples: int) -> str:
+    if config.sampler is not None:
+        return f"{config.order}, drawn with repetition ({config.sampler})"
     if config.order_window is None:
         return config.order
     all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * samples else ""

@@ -1,4 +1,4 @@
-"""`fastimg bench`: what it prints and what it says of bad input; made-up rates give the right verdicts."""
+"""`fastimg bench`: its output, its errors on bad input, and its verdicts for given rates."""
 
 import dataclasses
 import itertools
@@ -44,7 +44,7 @@ TRIED = ("--full", "--stages", "none", "--loaders", "none", "--threads", "none")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """A rate takes a moment, and there are no runs of somebody else."""
+    """Make rates quick to measure, and ignore the machine's real runs."""
     short = {"epoch": 0.01, "training": 0.01, "stage": 0.01, "nbytes": 1 << 16}
     monkeypatch.setattr(request, "QUICK", dataclasses.replace(budget.QUICK, **short))
     monkeypatch.setattr(request, "FULL", dataclasses.replace(budget.FULL, **short))
@@ -53,7 +53,7 @@ def quick(monkeypatch, tmp_path):
 
 @pytest.fixture
 def fake(monkeypatch, cli, image_folder):
-    """fake(read=, decode=, copy=, augment=, step=, synthetic=, real=): a run of bench with these rates; its json."""
+    """fake(read=, decode=, copy=, augment=, step=, synthetic=, real=): run bench with these rates; returns its json."""
 
     def run(*flags, **rates):
         def stages(images, decoder, rig, names, count, threads, effort):
@@ -96,7 +96,7 @@ def test_a_slow_part_is_the_verdict(fake, rates, kind):
 
 @pytest.fixture
 def busy(monkeypatch):
-    """A machine on which others work, too."""
+    """A machine that also runs other work."""
     load = Load(before=7.5, during=8.0, cores=2, others=0.6)
     monkeypatch.setattr(bench, "LoadWatch", lambda: SimpleNamespace(load=lambda: load))
 
@@ -112,7 +112,7 @@ def test_rates_that_contradict_each_other_are_no_verdict(fake, busy):
     assert found["load"] == {"before": 7.5, "during": 8.0, "cores": 2, "others_share": 0.6}
 
 
-def test_no_verdict_is_printed_and_nothing_is_tried(cli, image_folder, busy, monkeypatch):
+def test_without_a_verdict_no_advice_is_tried(cli, image_folder, busy, monkeypatch):
     monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
     monkeypatch.setattr(trainbench, "real_rate", lambda rig, warm, **_: 700.0)
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 310.0)
@@ -126,7 +126,7 @@ def test_no_verdict_is_printed_and_nothing_is_tried(cli, image_folder, busy, mon
     assert "verdict  " not in ran.out and "trying" not in ran.err
 
 
-def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeypatch):
+def test_the_load_of_the_machine_is_always_printed(cli, image_folder, busy, monkeypatch):
     for name, rate in (("synthetic_rate", 300.0), ("loader_rate", 310.0), ("real_rate", 290.0)):
         monkeypatch.setattr(trainbench, name, lambda *_, rate=rate, **__: rate)
     ran = cli("bench", image_folder, *SMALL, "--stages", "none")
@@ -136,8 +136,8 @@ def test_how_busy_the_machine_is_is_always_told(cli, image_folder, busy, monkeyp
     assert "verdict  " in ran.out
 
 
-def test_the_harness_is_measured_against_itself(monkeypatch):
-    speeds = itertools.chain([1.0], itertools.cycle([100.0, 110.0]))  # the first does not count
+def test_the_noise_of_the_measurement(monkeypatch):
+    speeds = itertools.chain([1.0], itertools.cycle([100.0, 110.0]))  # the first one is a warm-up
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: next(speeds))
     table = Timetable(expected={"the loader alone": 1.0}, progress=Console(quiet=True))
     effort = Effort(repeats=3, budget=budget.QUICK, timetable=table, advice=False)
@@ -157,7 +157,7 @@ def test_it_measures_prints_and_advises(cli, image_folder):
     assert "measured twice, it differs by" in ran.out
 
 
-def test_it_says_first_what_is_measured_and_for_how_long(cli, image_folder):
+def test_the_plan_and_its_duration_come_first(cli, image_folder):
     ran = cli("bench", image_folder, *SMALL, "--stages", "decode")
     assert ran.code == 0, ran.err
     plan = re.search(r"^plan      --quick, about [\d.]+ s: (.*)$", ran.out, re.M)
@@ -169,8 +169,8 @@ def test_it_says_first_what_is_measured_and_for_how_long(cli, image_folder):
     assert re.search(r"^took      [\d.]+ (s|min), where [\d.]+ s were expected$", ran.out, re.M)
 
 
-def test_a_long_step_gets_a_smaller_batch_where_none_is_asked_for(cli, image_folder, monkeypatch):
-    monkeypatch.setattr(bench, "step_seconds", lambda rig: 0.3)  # of 8 images
+def test_long_steps_reduce_the_default_batch_size(cli, image_folder, monkeypatch):
+    monkeypatch.setattr(bench, "step_seconds", lambda rig: 0.3)  # for 8 images
     flags = ("--arch", "test_resnet", "--img-size", "32", "--stages", "none", "--repeats", "1", "--no-amp")
     ran = cli("bench", image_folder, *flags)
     assert ran.code == 0, ran.err
@@ -181,7 +181,7 @@ def test_a_long_step_gets_a_smaller_batch_where_none_is_asked_for(cli, image_fol
 
 
 def test_full_compares_loaders_and_threads(cli, image_folder, tmp_path, monkeypatch):
-    """The loaders are not started: that they are all asked for is what counts here."""
+    """The loaders are not started; the test checks that all are requested."""
     asked = {}
 
     def compare(dataset, source, names, setting, *_):
@@ -201,7 +201,7 @@ def test_full_compares_loaders_and_threads(cli, image_folder, tmp_path, monkeypa
     assert all(part["seconds"] >= 0 and part["expected_seconds"] >= 0 for part in found["plan"])
 
 
-def test_json_has_what_a_script_needs(cli, trained):
+def test_json_is_complete(cli, trained):
     ran = cli("bench", trained.shards, *SMALL, "--json", "--threads", "1,2", "--arch", "test_resnet,test_vit")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
@@ -228,10 +228,10 @@ def test_one_image_and_images_without_classes(cli, tmp_path, encode):
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     assert {row["stage"] for row in found["stages"]} >= {"read, warm", "decode"}
-    assert found["images"] == 8  # the one over and over
+    assert found["images"] == 8  # the same image repeated
 
 
-def test_a_batch_that_batch_norms_cannot_take_is_a_sentence(cli, image_folder, tmp_path):
+def test_a_batch_too_small_for_batch_norm(cli, image_folder, tmp_path):
     flags = ("--arch", "test_resnet", "--img-size", "32", "-b", "1")
     words = "--batch-size 1: a batch norm of test_resnet sees a single value per channel"
     for command, more in (("bench", ("--stages", "none", "--repeats", "1")), ("train", ("-o", tmp_path / "runs"))):
@@ -239,7 +239,7 @@ def test_a_batch_that_batch_norms_cannot_take_is_a_sentence(cli, image_folder, t
         assert ran.code == 2 and words in ran.err.replace("\n", " ")
 
 
-def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
+def test_unreadable_images_are_named(cli, image_folder):
     (image_folder / "red" / "000.jpg").write_bytes(b"nothing")
     ran = cli("bench", image_folder, *SMALL, "--stages", "none")
     assert ran.code == 0, ran.err
@@ -266,13 +266,13 @@ def test_the_images_that_cannot_be_read_are_named(cli, image_folder):
         (("--loader", "ffcv"), "ffcv"),
     ],
 )
-def test_flags_that_cannot_be(cli, image_folder, flags, words):
+def test_impossible_flags(cli, image_folder, flags, words):
     ran = cli("bench", image_folder, *SMALL, *flags)
     assert ran.code == 2, ran.err
     assert words in ran.err and "Traceback" not in ran.err
 
 
-def test_data_that_cannot_be(cli, tmp_path, encode):
+def test_unusable_data(cli, tmp_path, encode):
     (tmp_path / "empty").mkdir()
     (tmp_path / "zero").mkdir()
     for i in range(3):
@@ -290,8 +290,8 @@ def test_data_that_cannot_be(cli, tmp_path, encode):
         assert ran.code == code and words in ran.err and "Traceback" not in ran.err, ran.err
 
 
-def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch):
-    """The advice was tried: its factor is the ratio of rates that were measured."""
+def test_advice_to_use_the_native_loader(cli, image_folder, monkeypatch):
+    """The advice is measured: its factor is the ratio of the measured rates."""
 
     def real(one, warm, **_):
         return 900.0 if one.config.loader == "native" else 300.0
@@ -307,7 +307,7 @@ def test_a_slow_loader_is_told_of_the_native_one(cli, image_folder, monkeypatch)
 
 
 def test_restart_markers_alone_do_not_make_a_jpeg_tiled(tmp_path):
-    """Crops can be decoded alone only if restart intervals divide the rows of blocks: the first and the third image."""
+    """Crops can be decoded alone only if restart intervals divide the block rows: in the first and the third image."""
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8))
     for number, flags in enumerate(
         ({"restart_marker_rows": 1}, {"restart_marker_blocks": 5}, {"restart_marker_blocks": 2}, {})
@@ -318,7 +318,7 @@ def test_restart_markers_alone_do_not_make_a_jpeg_tiled(tmp_path):
     images.dataset.close()
 
 
-def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
+def test_converting_is_tried_if_data_is_not_tiled(cli, tmp_path, monkeypatch):
     for i in range(6):
         (tmp_path / "data" / "one").mkdir(parents=True, exist_ok=True)
         noise = np.random.default_rng(i).integers(0, 256, (48, 700, 3), dtype=np.uint8)
@@ -339,7 +339,7 @@ def test_converting_is_tried_on_what_is_not_tiled(cli, tmp_path, monkeypatch):
     assert [one.name for one in tmp_path.iterdir()] == ["data"]  # nothing is left behind
 
 
-def test_what_is_tried_without_gain_is_said(cli, image_folder, monkeypatch):
+def test_advice_without_gain_is_reported(cli, image_folder, monkeypatch):
     monkeypatch.setattr(trainbench, "real_rate", lambda one, warm, **_: 100.0)
     monkeypatch.setattr(trainbench, "synthetic_rate", lambda rig, budget: 1000.0)
     monkeypatch.setattr(trainbench, "loader_rate", lambda rig: 110.0)
@@ -369,13 +369,13 @@ def test_tuning_writes_what_train_reads(cli, image_folder, tmp_path, monkeypatch
     assert ran.code == 0 and "profile     --workers 2, --prefetch 2" in ran.out
 
 
-def test_what_is_about_as_fast_keeps_the_smaller_number():
+def test_the_smaller_of_two_similar_settings_wins():
     assert tuning.smallest_of_the_best({1: 100.0, 2: 101.0, 4: 102.0}) == 1
     assert tuning.smallest_of_the_best({1: 100.0, 2: 110.0, 4: 0.0}) == 2
     assert tuning.candidates(6) == [1, 2, 3, 4, 6, 7]
 
 
-def test_a_stage_row_says_what_it_has():
+def test_fields_of_a_stage_row():
     row = Stage(name="decode", rate=Spread.of([90.0, 110.0, 100.0]), threads=2, ceiling=200.0, how="2 x one")
     assert row.record()["ratio"] == 0.5 and row.record()["per_core"] == 50.0
     assert row.row()["of it"] == "0.50" and row.words() == "decode: ceiling: 2 x one"

@@ -1,4 +1,4 @@
-"""The plan of `bench`: what parts are expected to take, how they are told, and when a repeat is saved."""
+"""The plan of `bench`: expected durations, how they are printed, and when a repeat is skipped."""
 
 import io
 from dataclasses import replace
@@ -23,13 +23,13 @@ PROBE = Probe(
 WORK = Work(repeats=3, stages=("read", "decode", "augment", "step"), archs=("one",))
 
 
-def test_a_part_is_expected_to_take_what_its_images_and_steps_take():
+def test_the_expected_duration_of_a_part():
     parts = WORK.expected(QUICK, PROBE)
     assert list(parts) == [
         *("reading", "decoding", "augmentation", "the step", "the loader alone", "the loader on all cores"),
         "training one",
     ]
-    assert parts["decoding"] == pytest.approx(3 * 1.25 * 0.4)  # 200 images at 500 a second; a fourth of them alone
+    assert parts["decoding"] == pytest.approx(3 * 1.25 * 0.4)  # 200 images at 500 a second; a quarter again
     assert parts["the loader alone"] == pytest.approx(7 * 0.4)
     assert parts["the loader on all cores"] == pytest.approx(4 * 0.2)
     slow = WORK.expected(QUICK, replace(PROBE, step=2.0))
@@ -37,7 +37,7 @@ def test_a_part_is_expected_to_take_what_its_images_and_steps_take():
     assert sum(WORK.expected(FULL, PROBE).values()) > 1.4 * sum(parts.values())
 
 
-def test_what_is_asked_for_beside_it_takes_time_too():
+def test_optional_parts_take_time_too():
     more = replace(WORK, threads=(1, 2), loaders=2, advice=True, tune=True).expected(QUICK, PROBE)
     assert [part for part in more if part not in WORK.expected(QUICK, PROBE)] == [
         *("what would be faster", "numbers of threads", "loaders", "tuning")
@@ -46,7 +46,7 @@ def test_what_is_asked_for_beside_it_takes_time_too():
     assert other["the loader alone"] == pytest.approx(7 * 0.8) and "the loader on all cores" not in other
 
 
-def test_the_plan_and_its_outcome_are_told():
+def test_the_plan_and_its_outcome_are_printed():
     said, now = io.StringIO(), iter([10.0, 13.0])
     table = Timetable(
         expected={"one": 2.0, "other": 118.4}, progress=Console(file=said, width=80), clock=lambda: next(now)
@@ -63,7 +63,7 @@ def test_the_plan_and_its_outcome_are_told():
 
 
 @pytest.mark.parametrize(("hurries", "rounds"), [(True, [0, 1]), (False, [0, 1, 2, 3])])
-def test_two_repeats_are_enough_for_what_takes_longer_than_planned(hurries, rounds):
+def test_two_repeats_suffice_if_a_part_takes_longer_than_planned(hurries, rounds):
     now = [0.0]
     table = Timetable(expected={"one": 2.0}, progress=Console(quiet=True), clock=lambda: now[0])
     effort = Effort(repeats=4, budget=QUICK, timetable=table, advice=False, hurries=hurries)

@@ -1,9 +1,11 @@
-"""Loaders side by side: who does other work is shown, who fails is named, who is not there too, and nothing is left."""
+"""Comparing loaders: different work is shown, failing and missing loaders are named, and no processes are left."""
 
 import importlib
 import io
 import json
 import multiprocessing
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
 import time
 
@@ -26,7 +28,7 @@ from fastimg.cli import run
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, FilesDataset, open_dataset
 
-pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
+pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left", "forks")
 
 KEYS = {
     *("name", "threads", "images_per_second", "spread", "n", "about", "cpu_microseconds"),
@@ -58,13 +60,23 @@ def dying(work):
 """
 
 
+@pytest.fixture(scope="module")
+def forks(python):
+    """The processes that are started import nothing."""
+    multiprocessing.resource_tracker.ensure_running()  # outlives the server of forks
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(python)
+    yield
+    multiprocessing.spawn.set_executable(before)
+
+
 def quiet():
     return Console(file=io.StringIO(), width=200)
 
 
 @pytest.fixture
 def fakes(tmp_path, monkeypatch):
-    """A module that processes of their own can import."""
+    """A module that separate processes can import."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "fake_loaders.py").write_text(FAKES)
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
@@ -73,7 +85,7 @@ def fakes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Fewer boxes; and threads stay as many as there were."""
+    """Use fewer boxes, and keep the number of threads."""
     monkeypatch.setattr(comparison, "BOXES", 60)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
 
@@ -99,12 +111,12 @@ def test_names(text, expected):
 @pytest.mark.parametrize(
     ("text", "said"), [("", "from native, torch"), ("webdatset", "webdataset"), ("torch,tensorflowx", "tensorflowx")]
 )
-def test_names_that_are_none(text, said):
+def test_invalid_names(text, said):
     with pytest.raises(UsageError, match=said):
         names(text)
 
 
-def test_what_is_not_installed_has_a_command():
+def test_a_missing_loader_has_an_install_command():
     here = Peer(open=native, about="", module="fastimg.bench.peers.pipelines")
     gone = (Peer(open=native, about="", module=name) for name in ("no_such_module", "no_such_package.module"))
     assert here.installed() and PEERS["native"].installed() and not any(peer.installed() for peer in gone)
@@ -154,7 +166,7 @@ def test_a_comparison(make_image_folder, fakes, small, tmp_path):
 
 
 def test_one_image(encode, small, tmp_path):
-    """Of shards, over and over; the ceiling has no parity."""
+    """Shards repeat it; the ceiling has no parity."""
     for i, split in enumerate(("train", "val")):
         (tmp_path / "images" / split / "a").mkdir(parents=True)
         (tmp_path / "images" / split / "a" / "a.png").write_bytes(encode(kind="PNG", seed=i))
@@ -218,7 +230,7 @@ def test_a_loader_that_dies_or_does_not_answer(fakes, tmp_path, monkeypatch):
     assert time.monotonic() - began < 10
 
 
-def test_batches_of_another_kind_are_a_fault():
+def test_batches_of_the_wrong_kind_are_an_error():
     def epoch(*shape, dtype=torch.uint8):
         return lambda: iter([torch.zeros(shape, dtype=dtype)])
 
@@ -229,8 +241,8 @@ def test_batches_of_another_kind_are_a_fault():
 
 
 @pytest.mark.parametrize("kind", ["tar", "beton"])
-def test_samples_of_shards_are_files_and_themselves(kind, image_folder, small, tmp_path):
-    """The native loader's centre crops of DATA are those of the files that the others get."""
+def test_samples_of_shards_are_written_as_files(kind, image_folder, small, tmp_path):
+    """The native loader's centre crops of DATA equal those of the files given to the other loaders."""
     assert run(["convert", str(image_folder), str(tmp_path / kind), "--format", kind]) == 0
     dataset = open_dataset(tmp_path / kind)
     samples = choose(dataset, tmp_path / kind, "train", 7, 3, tmp_path / "files", quiet())

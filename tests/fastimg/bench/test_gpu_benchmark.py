@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, tried on a CPU: its sections, and what becomes of processes that end badly."""
+"""The GPU benchmark, run on a CPU: its sections, and its handling of processes that crash or hang."""
 
 import importlib
 import io
@@ -24,7 +24,7 @@ from fastimg.system import disks
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 FIRST = ["versions", "parity", "steps", "loader", "augment", "overlap"]
 STEP = {"section", "arch", "dtype", "compile", "batch", "images_per_second", "ms", "n", "memory_mib", "gpu", "torch"}
-# Refuses packages in every Python process that finds this file on its path.
+# Blocks packages in every Python process that finds this file on its path.
 REFUSING = """
 import os, sys
 
@@ -36,7 +36,7 @@ class Refusing:
 sys.meta_path.insert(0, Refusing())
 """
 BARE = "msgspec simplejpeg shtab kornia"
-LIMITS = "--limit", ",".join(f"{name}=300" for name in FIRST)  # of a busy machine
+LIMITS = "--limit", ",".join(f"{name}=300" for name in FIRST)  # generous, for a busy machine
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +44,17 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def environment(tmp_path: Path, refused: str) -> dict[str, str]:
+def environment(tmp_path: Path, site: str = REFUSING, refused: str = BARE) -> dict[str, str]:
+    """In which Python runs `site` first."""
     (tmp_path / "site").mkdir(exist_ok=True)
-    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSING)
+    (tmp_path / "site" / "sitecustomize.py").write_text(site)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "REFUSED": refused, "OMP_WAIT_POLICY": "passive"}
     return {name: value for name, value in environ.items() if not name.startswith("COV_")}
+
+
+def forking(python: str) -> str:
+    """Lets gpu.py start its sections with the command `python`: as forks, which lack no package."""
+    return f"{REFUSING}\nsys.executable = {python!r}\n"
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -77,7 +83,7 @@ def pid_of(process: subprocess.Popen[str], section: str) -> int:
 def test_training_is_measured_without_what_a_bare_machine_lacks(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder" / "results.jsonl"
     arguments = "--only", "steps,loader", "--out", str(out)
-    process = start(*arguments, *LIMITS, env=environment(tmp_path, BARE), cwd=tmp_path)
+    process = start(*arguments, *LIMITS, env=environment(tmp_path), cwd=tmp_path)
     said, _ = process.communicate(timeout=600)
     records = records_of(out)
     assert process.returncode == 0, said
@@ -96,9 +102,10 @@ def test_training_is_measured_without_what_a_bare_machine_lacks(tmp_path: Path) 
     assert "nothing failed" in lines[-1]
 
 
-def test_a_section_that_is_killed_ends_alone(tmp_path: Path) -> None:
+def test_a_killed_section_does_not_end_the_others(tmp_path: Path, python: str) -> None:
     out = tmp_path / "results.jsonl"
-    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environment(tmp_path, BARE))
+    environ = environment(tmp_path, forking(python))
+    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environ)
     os.kill(pid_of(process, "parity"), signal.SIGKILL)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 1, said
@@ -108,9 +115,10 @@ def test_a_section_that_is_killed_ends_alone(tmp_path: Path) -> None:
     assert "failed: parity; parity killed by SIGKILL" in "\n".join(summary_of(said))
 
 
-def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path) -> None:
+def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path, python: str) -> None:
     out = tmp_path / "results.jsonl"
-    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environment(tmp_path, "msgspec"))
+    environ = environment(tmp_path, forking(python))
+    process = start("--only", "parity,augment", "--out", str(out), *LIMITS, env=environ)
     pid = pid_of(process, "parity")
     while not out.read_text():
         assert process.poll() is None
@@ -128,7 +136,7 @@ def test_interrupted_it_keeps_its_records_and_prints_the_summary(tmp_path: Path)
 
 def test_a_plan_needs_neither_torch_nor_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--plan"]
-    environ = environment(tmp_path, f"torch numpy rich numba {BARE}")
+    environ = environment(tmp_path, refused=f"torch numpy rich numba {BARE}")
     first = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert [line.split()[1] for line in first.stdout.splitlines() if line[:2].strip().isdigit()] == FIRST
@@ -151,7 +159,7 @@ def test_wheels_are_unpacked_and_used(tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
     path, environ = list(sys.path), os.environ.get("PYTHONPATH")
     try:
-        for _ in range(2):  # the second time they are there
+        for _ in range(2):  # the second time they are already unpacked
             gpu._add_wheels(folder)
         assert [Path(place).relative_to(folder).as_posix() for place in sys.path[1:4]] == [
             *("unpacked/msgspec-9-py3-none-any", "unpacked/simplejpeg-9-py3-none-any"),
@@ -178,14 +186,14 @@ FORKED = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\npid = os.fork()\nprint(
 
 
 def test_a_process_that_hangs_is_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ignores SIGTERM, and so does its own process."""
+    """It ignores SIGTERM, and so does its child process."""
     monkeypatch.setattr(importlib.import_module("gpu_process"), "GRACE", 0.2)
     code = FORKED + "open(sys.argv[1] + str(bool(pid)), 'w').write(str(os.getpid()))\ntime.sleep(60)"
     child = child_of(tmp_path, code, seconds=1.5)
     ended = child.wait()
     assert (ended.code, ended.stopped, ended.item) == (-signal.SIGKILL, "stopped at its limit of 2 s", None)
     other = int((tmp_path / "statusFalse").read_text())
-    for _ in range(100):  # it is another process's child now, which may not have waited for it yet
+    for _ in range(100):  # it is another process's child now, which may not have reaped it yet
         try:
             state = Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
@@ -211,22 +219,29 @@ def test_a_crash_says_where(tmp_path: Path) -> None:
     assert (ended.code, ended.item) == (0, None)
 
 
-def test_a_section_goes_on_behind_the_item_that_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real process that runs sections, on a section whose second item kills it."""
+def test_a_section_continues_after_the_item_that_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    """With the real process that runs sections, on a section whose second item kills the process."""
+    gpu, plan = importlib.import_module("gpu"), importlib.import_module("gpu_plan")
+    section = plan.Section(name="parity", function="crashing:crash", seconds=120, what="")
     (tmp_path / "crashing.py").write_text(
-        "import os, signal\n"
+        "import os, runpy, signal, sys\n"
         "def crash(bench):\n"
         "    items = {name: (lambda name=name: bench.keep({'item': name})) for name in 'abc'}\n"
         "    items['b'] = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    bench.each(items, seconds=60, fields=lambda name: {'arch': name})\n"
+        "if __name__ == '__main__':\n"
+        f"    sys.path.insert(1, {str(BENCHMARKS)!r})\n"
+        "    import gpu_plan\n"
+        f"    gpu_plan.SECTIONS['parity'] = gpu_plan.{section!r}\n"
+        "    del sys.argv[0]\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    gpu, plan = importlib.import_module("gpu"), importlib.import_module("gpu_plan")
-    section = plan.Section(name="parity", function="crashing:crash", seconds=120, what="")
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nsys.path[1:1] = [{str(BENCHMARKS)!r}]\nimport gpu_plan\n"
-        f"gpu_plan.SECTIONS['parity'] = gpu_plan.{section!r}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = tmp_path / "command"
+    command.write_text(f"#!/bin/sh\nexec '{python}' '{tmp_path}/crashing.py' \"$@\"\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
     args = types.SimpleNamespace(device="cpu", quick=True, data=None, images=None, verbose=False)
     benchmark = gpu.Benchmark(args, [section], tmp_path / "out.jsonl", "now", tmp_path)
     assert gpu._run(benchmark, section, 120) == 0
@@ -237,7 +252,7 @@ def test_a_section_goes_on_behind_the_item_that_crashed(tmp_path: Path, monkeypa
 
 
 class StubChild:
-    """A process that has ended; what it had begun."""
+    """A process that has ended, and the items that it had begun."""
 
     pid = 0
 
@@ -261,7 +276,7 @@ def test_a_section_that_fills_its_time_may_be_stopped_at_its_limit(
     assert benchmark.failed == ([] if fills else ["steps"])
     assert (tmp_path / "out.jsonl").exists() is not fills
 
-    lost = [process.Ended(gpu.LOST, "", item), process.Ended(0, "", None)]  # the first one has kept its error
+    lost = [process.Ended(gpu.LOST, "", item), process.Ended(0, "", None)]  # the first one has recorded its error
     tasks = []
     benchmark.start = lambda task: tasks.append(task) or StubChild(lost[len(tasks) - 1], ["x"])
     (tmp_path / "out.jsonl").unlink(missing_ok=True)
@@ -351,7 +366,7 @@ def test_images_that_cannot_be_read_fail_their_item_only(tmp_path: Path) -> None
     assert str(tmp_path) not in json.dumps(failed)
 
 
-def test_what_is_not_reached_is_kept(tmp_path: Path) -> None:
+def test_items_that_are_not_reached_are_recorded(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, tmp_path, deadline=10)
     least = {"a": 1.0, "b": 60.0, "c": 1.0}
     bench.each({name: (lambda name=name: bench.keep({"item": name})) for name in least}, 60, least.__getitem__)
@@ -380,7 +395,7 @@ def test_steps_where_memory_runs_out_or_a_model_fails(tmp_path: Path, monkeypatc
     assert not steps.measured([{**c, "gpu": "another"}], bench.environment)
 
 
-def test_the_grid_begins_with_what_tells_most() -> None:
+def test_the_grid_begins_with_the_most_informative_rows() -> None:
     plan = importlib.import_module("gpu_plan")
     grid = plan.grid(("resnet50", "resnet18"), (256, 1024), "cuda")
     assert [v.text() for v in grid[:5]] == [
@@ -418,7 +433,7 @@ def test_the_summary_has_ten_lines_best_first(tmp_path: Path) -> None:
 
 
 class FakeEvent:
-    """A device that runs nothing before its sleep is over."""
+    """A device that runs nothing until its sleep is over."""
 
     awake = False
 
@@ -439,7 +454,7 @@ class FakeEvent:
 
 
 @pytest.mark.parametrize("needed", [1, 4, 64])
-def test_calls_are_enqueued_behind_a_sleep_that_is_long_enough(needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_enqueued_during_a_long_enough_sleep(needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     augment = importlib.import_module("gpu_augment")
     slept: list[int] = []
 
@@ -472,7 +487,7 @@ def test_steps_on_a_device_are_timed_between_events(monkeypatch: pytest.MonkeyPa
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_device_is_measured_and_not_python() -> None:
-    """A call that keeps the host for 1 ms, and the device for much less."""
+    """A call that takes 1 ms on the host, and much less on the device."""
     device = torch.device("cuda")
     values = torch.ones(1024, device=device)
 
@@ -488,7 +503,7 @@ def test_the_device_is_measured_and_not_python() -> None:
     assert not waiting.host_ahead
 
 
-def test_clocks_that_nvidia_smi_does_not_know_are_left_out() -> None:
+def test_clocks_unknown_to_nvidia_smi_are_left_out() -> None:
     clocks = importlib.import_module("gpu_clocks")
     assert clocks.parsed("1980, 3201, [N/A], 41\n") == {"sm_mhz": 1980, "memory_mhz": 3201, "celsius": 41}
     assert clocks.parsed("") == {} and clocks.clocks(torch.device("cpu")) == {}
@@ -503,7 +518,7 @@ def test_copies_under_compute() -> None:
     events = [
         {"ph": "M", "name": "process_name"},
         event("kernel", "conv", 10, 10, 7),
-        event("kernel", "conv", 15, 10, 7),  # overlaps the one before: counted once
+        event("kernel", "conv", 15, 10, 7),  # overlaps the previous one: counted once
         event("kernel", "other work on the copy's stream", 30, 10, 20),
         event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 30, 20, 1000),
         event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 0, 50, 7, 8),  # a small one
@@ -511,6 +526,6 @@ def test_copies_under_compute() -> None:
     ]
     found = measures.copies_under_compute(events, least=500)
     assert found["count"] == 1 and found["share_under_compute"] == 0.5 and found["milliseconds"] == 0.03
-    events[1]["name"] = "_pixels"  # an augmentation's kernel; of the others, those of its own stream do not count
+    events[1]["name"] = "_pixels"  # an augmentation kernel; other kernels in its own stream do not count
     found = measures.augmentation_under_compute([*events, event("kernel", "conv", 12, 4, 20)], {"_pixels"})
     assert found["count"] == 1 and found["share_under_compute"] == 0.4 and found["milliseconds"] == 0.01

@@ -1,4 +1,4 @@
-"""The model that `bench` measures where no flag names one: that of the newest run on images."""
+"""The model that `bench` measures by default: that of the newest run on images."""
 
 import os
 
@@ -45,7 +45,7 @@ def test_arch_wins(runs):
     assert (found.archs, found.img_size, found.origin) == (("resnet18", "resnet34"), 224, "--arch")
 
 
-def test_runs_on_texts_are_passed_over_and_unreadable_ones_named(runs):
+def test_runs_on_texts_are_skipped_and_unreadable_ones_named(runs):
     runs("texts", 5, arch="hf:somewhere")
     runs("future", 1, text="no_such_setting: 1")
     found = asked()

@@ -1,4 +1,4 @@
-"""The benchmark of loaders: what it reads from pictures and from the interpreter's lock, and a small whole run."""
+"""The loader benchmark: what it reads from crops and from the interpreter's lock, and a small complete run."""
 
 import importlib
 import json
@@ -51,7 +51,7 @@ def test_the_distance_of_distributions() -> None:
 
 
 def test_the_lock_is_sampled(module: Any) -> None:
-    sampler = module("gil").Sampler()  # refuses what it reads wrongly
+    sampler = module("gil").Sampler()  # raises an error if its calibration fails
 
     def third() -> None:
         for _ in range(60):
@@ -62,7 +62,7 @@ def test_the_lock_is_sampled(module: Any) -> None:
 
     share, looks, seconds = sampler.share(third)
     assert looks > 20 and seconds > 0.3
-    assert sampler.calibration["idle"] < share < sampler.calibration["busy"]  # a third on a machine that is idle
+    assert sampler.calibration["idle"] < share < sampler.calibration["busy"]  # a third on an idle machine
 
 
 def run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -79,7 +79,7 @@ def test_a_whole_run(make_image_folder: Any, python: str, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record["loader"]: record for record in map(json.loads, out.read_text().splitlines())}
     for name in ("ffcv", "dali"):
-        assert name in records or f"{name}: " in done.stdout  # measured, or told what installs it
+        assert name in records or f"{name}: " in done.stdout  # measured, or the install command is printed
     assert {"fastimg, tiled", "torch"} <= set(records)
     for record in records.values():
         assert record["n"] == 2 and record["images"] == 48 and record["images_per_second"] > 0
@@ -95,5 +95,5 @@ def test_a_whole_run(make_image_folder: Any, python: str, tmp_path: Path) -> Non
     assert stages["benchmark"] == "loader stages" and stages["sum"] > 0 and stages["samples"] == 36  # the JPEGs
     assert {(floor["threads"], floor["n"]) for floor in stages["floors"]} == {(1, 2)}
     assert gil["benchmark"] == "loader gil" and gil["n"] == 2
-    share = gil["gil_microseconds"] * gil["images_per_second"] / 1e6  # of the time: one thread has the lock at a time
-    assert share > 0  # above 1 on a busy machine: the two are not measured in the same moment
+    share = gil["gil_microseconds"] * gil["images_per_second"] / 1e6  # of the time; one thread holds the lock
+    assert share > 0  # above 1 on a busy machine, as the two are not measured at the same moment

@@ -1,4 +1,4 @@
-"""Samples taken apart: the clock's arithmetic, the loader's own pixels, and what cannot be decoded."""
+"""The stages of a sample: timing arithmetic, the loader's own pixels, and images that cannot be decoded."""
 
 import threading
 
@@ -11,7 +11,7 @@ from fastimg.loaders import CenterCrop, DataError, FilesDataset, ImageDecoder, R
 
 
 class Ticks:
-    """A clock that goes on by one with every look."""
+    """A clock that advances by one at every reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -38,18 +38,18 @@ def test_the_stages_make_the_loaders_pixels(tiled, crop, scaling):
     decoder = ImageDecoder(crop, dct_scaling=scaling)
     for epoch in range(3):
         ids = np.random.default_rng(epoch).permutation(len(tiled))
-        costs = take_apart(tiled, ids, decoder, threads=1, seed=epoch)  # raises where a pixel differs
+        costs = take_apart(tiled, ids, decoder, threads=1, seed=epoch)  # raises if a pixel differs
         assert costs.images == len(tiled) and costs.failed == 0
-        assert costs.tiled == 27  # the other nine are PNGs
+        assert costs.tiled == 27  # the other nine images are PNGs
 
 
-def test_other_pixels_are_found_out(tiled, monkeypatch):
+def test_different_pixels_are_detected(tiled, monkeypatch):
     monkeypatch.setattr(stages, "resample", lambda pixels, window, interpolation, out: out.fill(0))
     with pytest.raises(RuntimeError, match=r"\.png.*differ from the decoder's"):
         take_apart(tiled, np.arange(len(tiled)), ImageDecoder(RandomResizedCrop(size=24)), threads=1)
 
 
-def test_every_image_counts_once_whatever_the_threads(tiled):
+def test_every_image_counts_once_with_any_number_of_threads(tiled):
     decoder, ids = ImageDecoder(RandomResizedCrop(size=24)), np.arange(len(tiled))
     for threads in (1, 2, 3):
         costs = take_apart(tiled, ids, decoder, threads)
@@ -61,12 +61,12 @@ def test_the_clock_is_read_where_stages_meet(tmp_path, encode):
     (tmp_path / "a.png").write_bytes(encode(kind="PNG"))
     data = FilesDataset(tmp_path, ["a.png"])
     costs = take_apart(data, np.array([0, 0, 0]), ImageDecoder(RandomResizedCrop(size=8)), threads=1, clock=Ticks())
-    # A look before and after reading; then one before the compiled way, and four around the three stages.
+    # Readings before and after reading a sample; then one before the compiled path, and four around the three stages.
     assert costs.seconds == {"read": 3.0, "splice": 3.0, "decode": 3.0, "resize": 3.0}
     assert costs.rate("decode") == 1.0
 
 
-def test_what_cannot_be_decoded_is_counted(tmp_path, encode):
+def test_undecodable_images_are_counted(tmp_path, encode):
     for name, data in (("a.jpg", encode()), ("b.jpg", b"nothing"), ("c.jpg", encode()[:300])):
         (tmp_path / name).write_bytes(data)
     data = FilesDataset(tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
@@ -85,10 +85,10 @@ def test_costs_add_up():
 def test_reading_counts_images_and_bytes(tiled):
     images, nbytes = read_rate(tiled, np.arange(len(tiled)), threads=2, batch=8, clock=Ticks())
     total = sum(len(bytes(tiled.read(i, stages.Scratch()))) for i in range(len(tiled)))
-    assert (images, nbytes) == (len(tiled), total)  # a second passes between the first and the last look
+    assert (images, nbytes) == (len(tiled), total)  # one second passes between the first and the last clock reading
 
 
-def test_what_a_thread_raises_is_raised(tiled, monkeypatch):
+def test_errors_of_threads_are_raised(tiled, monkeypatch):
     def broken(index, scratch):
         raise DataError("the disk is gone")
 

@@ -1,4 +1,4 @@
-"""The verdict's arithmetic: what limits, what comes next, what is promised; with made-up rates."""
+"""The verdict's arithmetic for given rates: the bottleneck, the next one, and the predicted gain."""
 
 import dataclasses
 import io
@@ -19,7 +19,7 @@ FAST = 10_000.0
 
 
 def measured(**changes: float | bool | None) -> Measured:
-    """A GPU machine on which every part does 10,000 img/s, and what is changed."""
+    """A GPU machine on which every part does 10,000 img/s, with changes."""
     whole = Measured(storage=FAST, decode=FAST, copy=FAST, augment=FAST * 9, step=FAST, synthetic=FAST, real=FAST)
     return dataclasses.replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -35,7 +35,7 @@ def test_the_slowest_part_limits(part, kind):
     assert found.share == pytest.approx(1_900 / (2_000 if part == "synthetic" else FAST))
 
 
-def test_what_is_about_as_fast_is_balanced():
+def test_similar_rates_are_balanced():
     assert judge(measured(decode=2_000.0, synthetic=2_150.0, real=1_900.0)).kind == "balanced"
     assert judge(measured(decode=2_000.0, synthetic=2_250.0, real=1_900.0)).kind == "decode-bound"
     assert judge(measured(decode=2_250.0, synthetic=2_000.0, real=1_900.0)).kind == "compute-bound"
@@ -54,7 +54,7 @@ def test_augmentation_that_takes_more_than_the_step_is_named():
     assert judge(dataclasses.replace(slow, augment=9_000.0)).kind == "compute-bound"
 
 
-def test_a_part_that_there_is_not_limits_nothing():
+def test_a_missing_part_is_not_the_limit():
     found = judge(measured(storage=None, copy=None, decode=500.0, real=480.0))
     assert (found.kind, found.next) == ("decode-bound", "compute")
 
@@ -66,14 +66,14 @@ def test_parts_run_at_the_same_time_on_a_gpu_and_share_the_cores_of_a_cpu():
     assert together(measured(decode=300.0, synthetic=600.0, storage=50.0, shared=True)) == 50
 
 
-def test_on_shared_cores_decoding_counts_though_it_is_the_faster():
+def test_on_shared_cores_decoding_counts_even_if_it_is_faster():
     one = measured(decode=900.0, synthetic=700.0, real=340.0, shared=True, copy=None)
     assert judge(one).kind == "balanced"
     assert judge(dataclasses.replace(one, real=680.0)).kind == "compute-bound"
     assert judge(dataclasses.replace(one, shared=False)).kind == "compute-bound"
 
 
-def test_advice_says_whether_it_was_tried():
+def test_advice_states_whether_it_was_measured():
     ways = [
         Advice(change="--loader native", factor=2.612, tried=True),
         Advice(change="--workers 16", factor=2.0, tried=False),
@@ -124,7 +124,7 @@ def test_a_spread_that_allows_several_answers_is_uncertain():
 
 
 def test_on_shared_cores_the_share_decides_between_compute_and_balanced():
-    """As measured pair by pair, whatever the machine's speed was meanwhile."""
+    """As measured in pairs, independent of the machine's speed at the time."""
     one = measured(decode=90_000.0, synthetic=700.0, real=690.0, shared=True, copy=None)
     ranges = {"synthetic": (300.0, 1_400.0), "real": (290.0, 1_390.0)}
     assert allowed(one, ranges, (0.95, 0.99)) == ("compute-bound",)
@@ -136,8 +136,8 @@ def test_repeats_that_differ_much_are_named():
     assert widest({"real": (100.0, 131.0), "alone": (100.0, 180.0)}) == "alone"
 
 
-def test_the_loader_is_doubted_as_it_was_in_training():
-    """Its rate on all cores, which the verdict is about, says nothing of training with fewer threads."""
+def test_doubts_about_the_loaders_rate_in_training():
+    """Its rate on all cores, on which the verdict is based, does not apply to training with fewer threads."""
     assert doubts(measured(), {}, alone=FAST / 2) and not doubts(measured(decode=FAST / 2), {}, alone=FAST)
 
 
@@ -159,13 +159,13 @@ def test_no_verdict_says_why_and_how_busy_the_machine_was():
 @pytest.mark.parametrize(
     ("after", "share"),
     [
-        (CpuTimes(200.0, 100.0, 60.0), 0.4),  # of 100 seconds 90 in use, 50 of them ours
+        (CpuTimes(200.0, 100.0, 60.0), 0.4),  # 90 of 100 seconds are in use, 50 of them by this process
         (CpuTimes(200.0, 30.0, 60.0), 0.0),  # counted a moment later
         (CpuTimes(100.0, 10.0, 10.0), None),
         (None, None),
     ],
 )
-def test_what_others_take_of_the_processors(after, share):
+def test_cpu_time_of_other_processes(after, share):
     before = CpuTimes(100.0, 10.0, 10.0)
     assert share_of_others(before, after) == (share if share is None else pytest.approx(share))
     watch = LoadWatch(iter([before, after]).__next__, iter([1.5, 2.5]).__next__, cores=4)
@@ -173,7 +173,7 @@ def test_what_others_take_of_the_processors(after, share):
     assert (load.before, load.during, load.cores) == (1.5, 2.5, 4) and load.record()["others_share"] == load.others
 
 
-def test_the_systems_count_of_processor_time(tmp_path):
+def test_the_systems_cpu_time(tmp_path):
     assert read_cpu_times(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "stat").write_text("cpu  100 200 300 4000 500 10 20 30 7 0\ncpu0 1 2 3 4 5 6 7 8 9 0\n")
@@ -183,7 +183,7 @@ def test_the_systems_count_of_processor_time(tmp_path):
     assert read_cpu_times(tmp_path) is None
 
 
-def test_what_a_ranks_share_of_the_cores_allows() -> None:
+def test_the_rate_with_a_ranks_share_of_the_cores() -> None:
     trained: Any = SimpleNamespace(arch="resnet18", synthetic=SimpleNamespace(median=9000.0))
     share = ranks_share(16, 8, 2006.0, trained)
     assert share.text() == (
@@ -201,7 +201,7 @@ def test_what_a_ranks_share_of_the_cores_allows() -> None:
     assert ranks_share(2, 8, 2006.0, trained).threads == 1
 
 
-def test_bench_tells_the_share_where_there_are_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_prints_the_share_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: Any = SimpleNamespace(arch="resnet18", synthetic=SimpleNamespace(median=9000.0))
     monkeypatch.setattr(benchmark, "available_cpus", lambda: 16)
     for device, gpus, told in (("cuda", 8, True), ("cuda", 1, False), ("cpu", 8, False)):

@@ -1,4 +1,4 @@
-"""Spans of training: what is written, what it means in steps, and what is refused."""
+"""Durations of training: notation, conversion to steps, and invalid ones."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ from fastimg.errors import UsageError
         ("1dur", Span(1.0, "dur"), "1 of the run", "1dur"),
     ],
 )
-def test_what_is_written(text, span, words, canonical):
+def test_notation(text, span, words, canonical):
     assert parse(text, "--warmup") == span
     assert (str(span), span.text) == (words, canonical)
     assert parse(span.text, "--warmup") == span
@@ -38,7 +38,7 @@ def test_steps(text, steps):
     assert parse(text, "--warmup").steps(10, 64, 160) == pytest.approx(steps)
 
 
-def test_a_share_needs_a_whole():
+def test_a_share_needs_a_total():
     assert parse("3ba", "--duration", whole=True).steps(10, 64) == 3
     with pytest.raises(AssertionError):
         parse("0.5dur", "--warmup").steps(10, 64)
@@ -67,7 +67,7 @@ def test_nonsense(text, reason):
 @pytest.mark.parametrize(
     ("text", "reason"), [("0.5dur", "a share of itself"), ("0", "nothing would"), ("0ba", "nothing would")]
 )
-def test_a_whole_run_is_no_share_and_not_nothing(text, reason):
+def test_the_duration_of_a_run_is_neither_a_share_nor_zero(text, reason):
     parse(text, "--warmup")
     with pytest.raises(UsageError, match=reason) as caught:
         parse(text, "--duration", whole=True)
@@ -75,6 +75,6 @@ def test_a_whole_run_is_no_share_and_not_nothing(text, reason):
 
 
 @given(st.floats(0, 1e12), st.sampled_from(["ep", "ba", "sp", "dur"]))
-def test_text_is_read_back(value, unit):
+def test_text_round_trip(value, unit):
     value = float(round(value)) if unit in ("ba", "sp") else value % 1 if unit == "dur" else value
     assert parse(Span(value, unit).text, "--decay") == Span(value, unit)

@@ -1,4 +1,4 @@
-"""Recipes: what they set is possible, what is asked for beside them wins, and `fastimg recipe` shows them."""
+"""Recipes: their settings are valid, explicit settings override them, and `fastimg recipe` shows them."""
 
 import json
 
@@ -21,17 +21,17 @@ NAMES = [*recipes.RECIPES, *(f"resnet50-short:{epochs}" for epochs in (16, 24, 3
 
 
 def parsed(*arguments):
-    """The settings that `fastimg train ARGUMENTS` trains with."""
+    """The effective settings of `fastimg train ARGUMENTS`."""
     return command_line._parse("train", [str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_recipe_sets_is_possible(name):
+def test_settings_of_recipes_are_valid(name):
     check(Train(**recipes.settings(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_sets_no_place_and_says_where_it_is_from(name):
+def test_a_recipe_sets_no_path_and_names_its_source(name):
     values = recipes.settings(name)
     assert not values.keys() & {"data", "output", "name", "resume", "recipe", "config", "device", "seed", "workers"}
     assert "Measured" in recipes.about(name) and recipes.about(name).startswith(recipes.purpose(name))
@@ -42,7 +42,7 @@ def test_models_to_fine_tune_have_published_weights(name):
     assert timm.is_model_pretrained(recipes.settings(name)["arch"])
 
 
-def test_the_model_for_cifar_takes_its_pixels():
+def test_the_model_for_cifar_accepts_its_pixels():
     values = recipes.settings("cifar-fast")
     model = build(values["arch"], 10, img_size=values["train_crop_size"])
     check_input(model, values["train_crop_size"], 10, "--img-size")
@@ -95,7 +95,7 @@ def test_a_short_trial_of_cifar_fast_reaches_its_peak():
         ("cifar-fast:3", "takes no number of epochs"),
     ],
 )
-def test_recipes_that_are_not_there(name, message, tmp_path, cli):
+def test_unknown_recipes(name, message, tmp_path, cli):
     with pytest.raises(UsageError, match=message.partition(" (")[0]):
         recipes.settings(name)
     file = tmp_path / "c.yaml"
@@ -109,21 +109,21 @@ def test_recipes_that_are_not_there(name, message, tmp_path, cli):
     assert f"--config {file}: " in ran.err
 
 
-def test_a_recipe_that_sets_what_is_not_there(monkeypatch):
+def test_a_recipe_with_an_unknown_setting(monkeypatch):
     monkeypatch.setitem(recipes.RECIPES, "cifar-fast", lambda: {"epoch": 3})
     with pytest.raises(AssertionError, match="epoch"):
         recipes.settings("cifar-fast")
 
 
 def test_defaults_recipe_file_flags(tmp_path):
-    """Each wins over those before it."""
+    """Each overrides those before it."""
     file = tmp_path / "c.yaml"
     file.write_text("recipe: cifar-fast\nepochs: 3\nweight_decay: 0.001\n")
     own = recipes.settings("cifar-fast")
     assert load(file, Train) == Train(**{**own, "recipe": "cifar-fast", "epochs": 3, "weight_decay": 0.001})
     given = parsed("--config", file, "--wd", "0.002", "--arch", "test_resnet", "--no-tta", "--batch-size", "64")
     assert (given.log_interval, given.momentum, given.epochs, given.weight_decay) == (20, 0.85, 3, 0.002)
-    assert (given.arch, given.tta, given.batch_size) == ("test_resnet", False, 64)  # also where it is the default
+    assert (given.arch, given.tta, given.batch_size) == ("test_resnet", False, 64)  # also if it equals the default
     assert parsed("--config", file, "--recipe=finetune-cnn").opt == "adamw"
     assert parsed("--recipe", "cifar-fast", "data").data.name == "data"
     assert parsed("--recipe", "cifar-fast", "--resume").resume == "auto"
@@ -163,13 +163,13 @@ def test_defaults_recipe_file_flags(tmp_path):
     ],
 )
 def test_flags_win_over_a_recipe(flags):
-    """What a recipe says of the same thing is dropped, never reported."""
+    """Recipe settings that depend on an overridden one are dropped without a message."""
     names = {word.lstrip("-").replace("-", "_") for word in flags.split() if word.startswith("--")}
     alone = parsed(*flags.split())
     said = {name: getattr(alone, name) for name in names}
     for recipe in recipes.RECIPES:
         if (recipe, flags) in (("resnet50-short", "--freeze backbone"), ("cifar-fast", "--freeze backbone")):
-            continue  # nobody trains a head on random weights
+            continue  # a head on random weights makes no sense
         given = combined({"recipe": recipe}, said)
         check(given)
         assert {name: getattr(given, name) for name in names} == said
@@ -179,11 +179,11 @@ def test_flags_win_over_a_recipe(flags):
     ("recipe", "said", "expected"),
     [
         ("resnet50-short", {"warmup_epochs": 3.0}, {"warmup": None, "warmup_epochs": 3.0, "lr": 1.7}),
-        ("resnet50-short", {"lr": 0.5}, {"lr_scale": None, "lr_base_size": None}),  # what is written, not 1/8 of it
+        ("resnet50-short", {"lr": 0.5}, {"lr_scale": None, "lr_base_size": None}),  # the given value, not 1/8 of it
         ("resnet50-short", {"lr_scale": "sqrt"}, {"lr": 1.7, "lr_base_size": 4096}),
         ("resnet50-short", {"lr_scale": "none"}, {"lr": 1.7, "lr_base_size": None}),
         ("resnet50-short", {"opt": "adamw"}, {"lr": "auto", "momentum": None, "weight_decay": None}),
-        ("resnet50-short", {"opt": "sgd"}, {"lr": 1.7, "momentum": 0.9}),  # that is what it was
+        ("resnet50-short", {"opt": "sgd"}, {"lr": 1.7, "momentum": 0.9}),  # the recipe's own value
         ("resnet50-short", {"duration": "300ba"}, {"epochs": None, "progressive_epochs": None}),
         ("resnet50-short", {"img_size": 128}, {"val_crop_size": None, "progressive": None, "crop_pct": 0.875}),
         ("cifar-fast", {"arch": "resnet18"}, {"norm_lr_scale": None, "lr": 1.5, "resident": True}),
@@ -195,7 +195,7 @@ def test_flags_win_over_a_recipe(flags):
         ("finetune-cnn", {"pretrained": False}, {"weights": None, "warmup": "0.2dur"}),
     ],
 )
-def test_what_is_dropped_and_what_is_kept(recipe, said, expected):
+def test_dropped_and_kept_settings(recipe, said, expected):
     given = combined({"recipe": recipe}, said)
     assert {name: getattr(given, name) for name in expected} == expected
 
@@ -205,7 +205,7 @@ def test_a_list_in_a_file_replaces_the_recipes_augmentation(tmp_path):
     file.write_text("recipe: cifar-fast\naugmentation: [vflip]\n")
     given = load(file, Train)
     assert (given.hflip, given.crop_padding, given.augmentation) == (None, 2, ["vflip"])
-    assert not given.alternating_flip  # the list mirrors nothing from left to right
+    assert not given.alternating_flip  # the list has no horizontal flip
     check(given)
 
 
@@ -218,7 +218,7 @@ def test_the_list(cli):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_shown_is_read_back(name, tmp_path, cli):
+def test_shown_recipes_are_valid_yaml(name, tmp_path, cli):
     ran = cli("recipe", "show", name)
     assert ran.code == 0 and all(line in ran.out.replace("# ", "") for line in recipes.about(name).splitlines())
     file = tmp_path / "shown.yaml"
@@ -230,6 +230,6 @@ def test_what_is_shown_is_read_back(name, tmp_path, cli):
 
 
 @pytest.mark.parametrize("arguments", [("show",), ("list", "cifar-fast"), (), ("print",)])
-def test_a_recipe_command_that_cannot_be(arguments, cli):
+def test_invalid_recipe_commands(arguments, cli):
     ran = cli("recipe", *arguments)
     assert ran.code == 2 and ran.err and "Traceback" not in ran.err

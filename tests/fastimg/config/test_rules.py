@@ -1,4 +1,4 @@
-"""The table of rules between flags: every flag has its place in it, and all readers take the same rows."""
+"""The table of rules between flags: it covers every flag, and all readers use the same rows."""
 
 import dataclasses
 import subprocess
@@ -13,15 +13,16 @@ from fastimg.config.training import COMPILE_MODES, CUDA_GRAPH_MODES
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 
-# Fields of Train that no row names, and why.
+# Fields of Train without a rule, and the reason.
 WITHOUT_RULES = {
     "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
-    "only certain values parse": ("classes", "opt_impl", "order", "opt", "sched", "lr_scale", "head", "device"),
-    "judged with the model": ("num_classes", "freeze", "model_kwargs"),
+    "only certain values parse": ("classes", "opt_impl", "order", "opt", "lr_scale", "head", "device"),
+    "judged with the model": ("num_classes", "freeze", "model_kwargs", "opt_kwargs"),
+    "judged with the data": ("targets", "target_weights"),
     "judged with the ranks": ("strategy",),
-    "good with everything": ("bce_loss", "channels_last", "deterministic", "evaluate_training_set", "model_ema"),
+    "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
-    "named by rules of other fields": ("arch", "amp", "no_aug"),
+    "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug"),
 }
 
 
@@ -36,7 +37,7 @@ def test_every_field_has_a_rule_or_a_reason():
     assert named | ruled <= fields
 
 
-def test_a_loaders_settings_are_called_as_the_flags_are():
+def test_loader_settings_have_the_names_of_flags():
     fields = {field.name for field in dataclasses.fields(Train)}
     assert {setting for settings in IGNORED_SETTINGS.values() for setting in settings} <= fields
 
@@ -49,7 +50,7 @@ def test_the_table_is_read_without_torch():
 
 @dataclasses.dataclass(frozen=True)
 class Oven:
-    """A configuration to show the rules on."""
+    """An example configuration for the rules."""
 
     degrees: float = 180.0
     fan: bool = False
@@ -92,23 +93,23 @@ def test_each_kind_refuses(settings, message):
         ({"minutes": 1}, {"seconds": 5}, {"minutes"}),
         ({"fan": True, "seconds": 5}, {"grill": "high"}, {"fan"}),
         ({"fan": True, "seconds": 5}, {"grill": "low"}, set()),
-        ({"seconds": 5, "grill": "low"}, {"minutes": 1}, {"seconds", "grill"}),  # grill needs what minutes drop
-        ({"grill": "low"}, {"fan": True}, set()),  # its own fault: it is refused
+        ({"seconds": 5, "grill": "low"}, {"minutes": 1}, {"seconds", "grill"}),  # grill needs seconds
+        ({"grill": "low"}, {"fan": True}, set()),  # invalid by itself, so it is refused
         ({"seconds": 5, "grill": "high"}, {"fan": True}, set()),  # refused: the flag itself has no effect
-        ({"seconds": 5, "minutes": 1}, {"seconds": 5}, set()),  # what is repeated is not new
+        ({"seconds": 5, "minutes": 1}, {"seconds": 5}, set()),  # a repeated value is not new
     ],
 )
-def test_what_gives_way_to_what_is_above_it(below, above, expected):
+def test_settings_that_give_way_to_overrides(below, above, expected):
     assert dropped(Oven, below, above, RULES) == expected
 
 
-def test_what_has_no_effect_is_resolved_to_its_default():
+def test_settings_without_effect_become_their_defaults():
     assert without_effect(Oven(grill="high", seconds=1, fan=True), RULES) == {"fan": False}
     assert without_effect(Oven(), RULES) == {"grill": None}
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_what_only_cuda_devices_do(device):
+def test_settings_only_for_cuda_devices(device):
     values = {"compile": "reduce-overhead", "augment_stream": "own", "decode": "gpu", "numa_binding": "off"}
     for field, value in values.items():
         refuse_device(Train(**{field: value}), "cuda", TRAIN_DEVICE)
@@ -121,7 +122,7 @@ def test_what_only_cuda_devices_do(device):
     ("settings", "reason"),
     [({"grad_accum_steps": 4}, "memory holds the gradients: .* --grad-accum-steps 4"), ({"strategy": "fsdp"}, "moves")],
 )
-def test_what_cuda_graphs_do_not_go_with(mode, settings, reason):
+def test_settings_incompatible_with_cuda_graphs(mode, settings, reason):
     with pytest.raises(
         UsageError, match=rf"^--compile {mode}: .*{reason}.*; use --compile max-autotune-no-cudagraphs$"
     ):
@@ -158,6 +159,6 @@ def test_a_type_of_mixed_precision_needs_it(dtype):
 @pytest.mark.parametrize(
     ("scale", "ratio"), [((0.9, 0.1), None), ((0.0, 1.0), None), ((0.1, 1.1), None), (None, (2.0, 1.0)), (None, (0, 1))]
 )
-def test_crops_that_are_none(scale, ratio):
+def test_invalid_crops(scale, ratio):
     with pytest.raises(UsageError, match="--scale" if scale else "--ratio"):
         refuse(Train(scale=scale, ratio=ratio), TRAIN)

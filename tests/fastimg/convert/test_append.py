@@ -1,4 +1,4 @@
-"""`convert --append` and `--merge`: nothing is encoded anew, what is there stays, every interruption heals."""
+"""`convert --append` and `--merge`: nothing is encoded again, old samples stay, any interruption can be resumed."""
 
 import io
 import json
@@ -25,7 +25,7 @@ FORMATS = pytest.mark.parametrize("container", ["tar", "beton"])
 
 @pytest.fixture
 def more(tmp_path: Path, encode: Any) -> Path:
-    """A second folder: one class that the first has, one that it has not; the second in name order comes first."""
+    """A second folder with one known and one new class; the new one comes first in name order."""
     for name in ("amber", "green"):
         (tmp_path / "more" / name).mkdir(parents=True)
         for i in range(5):
@@ -59,9 +59,7 @@ def appending(config: Convert, src: Path, **flags: Any) -> Convert:
 
 
 @FORMATS
-def test_what_is_there_stays_and_what_is_new_follows(
-    container: Any, config: Convert, more: Path, tmp_path: Path
-) -> None:
+def test_old_samples_stay_and_new_ones_follow(container: Any, config: Convert, more: Path, tmp_path: Path) -> None:
     convert(replace(config, format=container), QUIET)
     before, there = contents(config.dst), samples(config.dst)
     val = samples(config.dst, "val")
@@ -86,7 +84,7 @@ def test_what_is_there_stays_and_what_is_new_follows(
 
 
 @FORMATS
-def test_again_and_again(container: Any, config: Convert, more: Path, tmp_path: Path, encode: Any) -> None:
+def test_repeated_appends(container: Any, config: Convert, more: Path, tmp_path: Path, encode: Any) -> None:
     convert(replace(config, format=container), QUIET)
     convert(appending(config, more), QUIET)
     (tmp_path / "third/red").mkdir(parents=True)
@@ -122,7 +120,7 @@ def test_interrupted_and_resumed(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(store, "add", stop)
         convert(append, QUIET)
-    assert samples(config.dst) == before  # still a dataset, the old one
+    assert samples(config.dst) == before  # still a dataset, unchanged
     with pytest.raises(UserError, match="unfinished conversion"):
         convert(append, QUIET)
     convert(replace(append, resume=True), QUIET)
@@ -167,7 +165,7 @@ def test_a_source_in_the_destination_is_left_alone(
     ],
     ids=str,
 )
-def test_a_description_that_convert_did_not_write(config: Convert, more: Path, damage: dict[str, Any]) -> None:
+def test_a_foreign_dataset_json(config: Convert, more: Path, damage: dict[str, Any]) -> None:
     convert(config, QUIET)
     file = config.dst / "dataset.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | damage))
@@ -177,7 +175,7 @@ def test_a_description_that_convert_did_not_write(config: Convert, more: Path, d
 
 
 @pytest.mark.parametrize("key", ["class_counts", "source_bytes"])
-def test_a_split_that_convert_did_not_write(config: Convert, more: Path, key: str) -> None:
+def test_a_foreign_split(config: Convert, more: Path, key: str) -> None:
     convert(config, QUIET)
     file = config.dst / "dataset.json"
     description = json.loads(file.read_text())
@@ -188,7 +186,7 @@ def test_a_split_that_convert_did_not_write(config: Convert, more: Path, key: st
 
 
 @FORMATS
-def test_somebody_elses_shards_beside_a_dataset_stay(config: Convert, more: Path, container: Any) -> None:
+def test_foreign_shards_next_to_a_dataset_stay(config: Convert, more: Path, container: Any) -> None:
     config = replace(config, format=container)
     convert(config, QUIET)
     (config.dst / "test.beton").write_bytes(b"mine")

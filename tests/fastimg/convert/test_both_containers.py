@@ -1,4 +1,4 @@
-"""What a conversion promises in both containers: the same bytes whatever happens, and whole or not there."""
+"""The guarantees of a conversion in both containers: always the same bytes, and either a complete dataset or none."""
 
 import errno
 import io
@@ -43,13 +43,13 @@ def config(request: pytest.FixtureRequest, image_folder: Path, tmp_path: Path) -
 
 @pytest.fixture
 def whole(config: Convert, tmp_path: Path) -> dict[str, bytes]:
-    """What an uninterrupted run leaves."""
+    """The result of an uninterrupted run."""
     convert(replace(config, dst=tmp_path / "whole"), QUIET)
     return contents(tmp_path / "whole")
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Interrupt the conversion in place of the check of image number `count`."""
+    """Interrupt the conversion when it checks image number `count`."""
     left = iter(range(count))
 
     def decode_or_stop(*arguments: Any) -> Any:
@@ -60,14 +60,14 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(fastimg.convert.image_preparation, "decode", decode_or_stop)
 
 
-def test_the_same_bytes_whatever_the_threads(config: Convert, whole: dict[str, bytes]) -> None:
+def test_the_same_bytes_with_any_number_of_threads(config: Convert, whole: dict[str, bytes]) -> None:
     for workers in ("1", "5"):
         convert(replace(config, workers=workers, overwrite=True), QUIET)
         assert contents(config.dst) == whole
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 9, 20, 35])
-def test_interrupted_and_resumed_is_as_never_interrupted(
+def test_interrupted_and_resumed_equals_uninterrupted(
     config: Convert, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
@@ -92,7 +92,7 @@ def test_interrupted_and_resumed_is_as_never_interrupted(
 def test_resume_from_every_state_that_a_kill_can_leave(
     config: Convert, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stop at every change of the folder, as if the process had been killed there: nothing is tidied up."""
+    """Stop at every change of the folder, as if the process had been killed there, without any clean-up."""
     states: list[dict[str, bytes]] = []
 
     def remember(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ def test_a_full_disk(config: Convert, whole: dict[str, bytes], monkeypatch: pyte
 @pytest.mark.slow
 @pytest.mark.parametrize("container", ["tar", "beton"])
 def test_killed_and_resumed(container: Any, make_image_folder: Any, tmp_path: Path) -> None:
-    """A real SIGKILL, again and again, each time a little later; then an uninterrupted end."""
+    """A real SIGKILL, repeatedly, each time a little later; then an uninterrupted run."""
     source = make_image_folder(60)
     flags = ["--format", container, "--shard-size", "60KB", "--val-fraction", "0.2", "--workers", "2"]
     command = [sys.executable, "-m", "fastimg", "convert", str(source)]

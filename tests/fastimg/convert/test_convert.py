@@ -1,4 +1,4 @@
-"""Conversion: what is written, what is refused, what is left behind, and going on."""
+"""Conversion: its output, its errors, clean-up, and resuming."""
 
 import errno
 import io
@@ -42,7 +42,7 @@ def config(image_folder, tmp_path):
 
 @pytest.fixture
 def whole(config, tmp_path, console):
-    """What an uninterrupted run leaves."""
+    """The result of an uninterrupted run."""
     convert(replace(config, dst=tmp_path / "whole"), console)
     return contents(tmp_path / "whole")
 
@@ -52,7 +52,7 @@ def contents(folder):
 
 
 def samples(folder, split="train"):
-    """(original path, class, bytes) of every sample, by name of its stem, read by Python's tarfile."""
+    """(original path, class, bytes) of every sample, by its stem's name, read by Python's tarfile."""
     found = {}
     for tar in sorted(folder.glob(f"{split}-*.tar")):
         members = {}
@@ -67,7 +67,7 @@ def samples(folder, split="train"):
 
 
 def write_table(folder, labels):
-    """`folder/set.csv`: a row for each label, with images in turn."""
+    """`folder/set.csv`: one row per label, using the images in turn."""
     files = sorted(folder.rglob("*.jpg"))
     rows = [f"{files[i % len(files)].relative_to(folder)},{label}" for i, label in enumerate(labels)]
     (folder / "set.csv").write_text("\n".join(["path,label", *rows, ""]))
@@ -75,7 +75,7 @@ def write_table(folder, labels):
 
 
 def stop_after(monkeypatch, count, error=KeyboardInterrupt):
-    """Raise `error` in place of the check of image number `count`."""
+    """Raise `error` when image number `count` is checked."""
     left = iter(range(count))
 
     def decode_or_stop(*arguments):
@@ -87,7 +87,7 @@ def stop_after(monkeypatch, count, error=KeyboardInterrupt):
 
 
 def stop_after_shard(monkeypatch, number):
-    """Interrupt the conversion as soon as the journal knows shard `number`, however fast its threads are."""
+    """Interrupt the conversion as soon as shard `number` is in the journal, however fast the threads are."""
     add = fastimg.convert.journal.Journal.add
 
     def add_and_stop(journal, shard):
@@ -112,7 +112,7 @@ def test_images_are_stored_as_they_are(config, image_folder, console):
     assert (report.bytes_in, report.bytes_out, report.skipped, report.ignored) == (sizes, written, [], 0)
 
 
-def test_what_is_in_the_folder(config, console):
+def test_contents_of_the_folder(config, console):
     convert(config, console)
     tars = sorted(file.name for file in config.dst.glob("*.tar"))
     assert len(tars) > 3 and tars[:2] == ["train-00000.tar", "train-00001.tar"]
@@ -147,7 +147,7 @@ def test_the_dataset_opens_and_reads(config, image_folder, console):
     dataset.close()
 
 
-def test_the_same_bytes_wherever_the_source_is(config, whole, image_folder, tmp_path, console):
+def test_bytes_do_not_depend_on_the_sources_location(config, whole, image_folder, tmp_path, console):
     shutil.move(image_folder, tmp_path / "elsewhere")
     convert(replace(config, src=tmp_path / "elsewhere"), console)
     assert contents(config.dst) == whole
@@ -216,7 +216,7 @@ def test_odd_images_keep_their_bytes(image_folder, tmp_path, console):
 
 @pytest.fixture
 def damaged(image_folder, encode):
-    """Five images that cannot be used: path -> a part of the reason."""
+    """Five unusable images: path -> part of the reason."""
     folder = image_folder / "red"
     (folder / "cut.jpg").write_bytes(encode()[:-200])
     (folder / "empty.jpg").write_bytes(b"")
@@ -232,7 +232,7 @@ def damaged(image_folder, encode):
     }
 
 
-def test_what_cannot_be_decoded_is_left_out_and_named(config, damaged, console):
+def test_undecodable_images_are_left_out_and_named(config, damaged, console):
     report = convert(replace(config, max_pixels=10_000), console)
     assert report.images == 36 and len(report.skipped) == 5
     for path, reason in report.skipped:
@@ -240,7 +240,7 @@ def test_what_cannot_be_decoded_is_left_out_and_named(config, damaged, console):
     assert len(samples(config.dst)) == 36 and max(samples(config.dst)) > f"{35:09d}"  # numbers have gaps
 
 
-def test_what_is_left_out_moves_nothing(config, image_folder, tmp_path, console):
+def test_left_out_images_do_not_move_others(config, image_folder, tmp_path, console):
     convert(config, console)
     before = samples(config.dst)
     gone = image_folder / "blue" / "004.jpg"
@@ -250,7 +250,7 @@ def test_what_is_left_out_moves_nothing(config, image_folder, tmp_path, console)
     assert after == {stem: sample for stem, sample in before.items() if sample[0]["path"] != "blue/004.jpg"}
 
 
-def test_a_shard_of_which_nothing_is_left_is_not_written(config, image_folder, console):
+def test_an_empty_shard_is_not_written(config, image_folder, console):
     convert(replace(config, no_shuffle=True), console)
     for note, *_ in list(samples(config.dst).values())[:8]:
         file = image_folder / note["path"]
@@ -261,7 +261,7 @@ def test_a_shard_of_which_nothing_is_left_is_not_written(config, image_folder, c
 
 
 @pytest.mark.parametrize("name", ["cut.jpg", "empty.jpg", "text.png", "huge.png", "gone.jpg"])
-def test_what_cannot_be_decoded_stops_the_run(config, damaged, image_folder, console, name):
+def test_undecodable_images_stop_the_run(config, damaged, image_folder, console, name):
     for other in damaged.keys() - {f"red/{name}"}:
         (image_folder / other).unlink()
     file = image_folder / "red" / name
@@ -297,7 +297,7 @@ def test_a_row_without_a_label(image_folder, tmp_path, console, container):
 
 
 @pytest.mark.parametrize("val_fraction", [0.0, 0.25])
-def test_a_class_of_which_nothing_is_left(config, image_folder, console, val_fraction):
+def test_a_class_without_usable_images(config, image_folder, console, val_fraction):
     for file in (image_folder / "green").iterdir():
         file.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"no training image of class 'green' can be decoded \(.*not an image"):
@@ -305,7 +305,7 @@ def test_a_class_of_which_nothing_is_left(config, image_folder, console, val_fra
     assert not config.dst.exists()
 
 
-def test_a_split_of_which_nothing_is_left(tmp_path, encode, console):
+def test_a_split_without_usable_images(tmp_path, encode, console):
     for name, content in (("train/a/1.jpg", encode()), ("val/a/1.jpg", b"no image")):
         (tmp_path / "src" / name).parent.mkdir(parents=True)
         (tmp_path / "src" / name).write_bytes(content)
@@ -334,7 +334,7 @@ def test_flags_that_make_no_sense(config, console, flags, message):
     assert not config.dst.exists()
 
 
-def test_val_fraction_beside_a_validation_split(tmp_path, encode, console):
+def test_val_fraction_with_a_validation_split(tmp_path, encode, console):
     for split in ("train", "validation"):
         (tmp_path / "src" / split / "a").mkdir(parents=True)
         (tmp_path / "src" / split / "a" / "1.jpg").write_bytes(encode())
@@ -366,7 +366,7 @@ def test_destination_in_the_source(config, image_folder, console, inside):
     ],
     ids=["another", "deep", "no options"],
 )
-def test_somebody_elses_folder_is_left_alone(config, console, flags, description, journal):
+def test_a_foreign_folder_is_not_changed(config, console, flags, description, journal):
     config.dst.mkdir()
     theirs = {"train-00000.tar": b"theirs", "dataset.json": description, "convert.json": journal}
     for name, content in theirs.items():
@@ -394,14 +394,14 @@ def test_an_empty_folder_is_used_and_kept(config, image_folder, console):
     assert contents(config.dst) == {}
 
 
-def test_a_cache_of_embeddings_alone_is_an_empty_folder(config, console):
+def test_a_folder_with_only_an_embedding_cache_counts_as_empty(config, console):
     cache = config.dst / ".fastimg" / "embeddings"
     cache.mkdir(parents=True)
     convert(config, console)
     assert cache.exists() and list_splits(config.dst)
 
 
-def test_overwrite_deletes_what_a_conversion_made_and_nothing_else(config, tmp_path, console):
+def test_overwrite_deletes_only_converted_files(config, tmp_path, console):
     convert(replace(config, shard_size="2KB", val_fraction=0.3), console)
     (config.dst / "notes.txt").write_text("mine")
     (config.dst / "train-00000.tar.bak").write_text("mine")
@@ -413,7 +413,7 @@ def test_overwrite_deletes_what_a_conversion_made_and_nothing_else(config, tmp_p
     assert contents(config.dst) == contents(tmp_path / "fresh") | mine
 
 
-def test_a_source_that_is_wrong_overwrites_nothing(config, tmp_path, console):
+def test_an_invalid_source_overwrites_nothing(config, tmp_path, console):
     convert(config, console)
     before = contents(config.dst)
     with pytest.raises(DataError, match="no such file"):
@@ -421,7 +421,7 @@ def test_a_source_that_is_wrong_overwrites_nothing(config, tmp_path, console):
     assert contents(config.dst) == before
 
 
-def test_resume_of_what_is_complete(config, image_folder, console):
+def test_resume_of_a_complete_conversion(config, image_folder, console):
     first = convert(config, console)
     before = contents(config.dst)
     again = convert(replace(config, resume=True, workers="1"), console)
@@ -448,7 +448,7 @@ def test_finished_shards_are_not_made_again(config, console, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "index", "journal", "next line", "name", "deep"])
-def test_resume_does_not_trust_what_changed(config, whole, console, monkeypatch, damage):
+def test_resume_does_not_trust_changed_files(config, whole, console, monkeypatch, damage):
     stop_after_shard(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         convert(config, console)
@@ -472,7 +472,7 @@ def test_resume_does_not_trust_what_changed(config, whole, console, monkeypatch,
     assert contents(config.dst) == whole
 
 
-def test_overwrite_of_what_did_not_finish(config, whole, console, monkeypatch):
+def test_overwrite_of_an_unfinished_conversion(config, whole, console, monkeypatch):
     stop_after(monkeypatch, 20)
     with pytest.raises(KeyboardInterrupt):
         convert(replace(config, seed=5), console)
@@ -481,7 +481,7 @@ def test_overwrite_of_what_did_not_finish(config, whole, console, monkeypatch):
     assert contents(config.dst) == whole
 
 
-def test_a_failing_resume_keeps_what_is_there(config, image_folder, console, monkeypatch):
+def test_a_failing_resume_keeps_finished_shards(config, image_folder, console, monkeypatch):
     (image_folder / "red" / "bad.jpg").write_bytes(b"bad")
     config = replace(config, on_error="fail", no_shuffle=True)  # red is last
     stop_after(monkeypatch, 20)
@@ -495,8 +495,8 @@ def test_a_failing_resume_keeps_what_is_there(config, image_folder, console, mon
     assert unfinished(config.dst)
 
 
-def test_a_disk_that_is_full_before_anything_is_written(config, console, monkeypatch):
-    """Of a source that goes into a temporary file first."""
+def test_a_disk_that_is_full_from_the_start(config, console, monkeypatch):
+    """For a source that is first copied to a temporary file."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -509,7 +509,7 @@ def test_a_disk_that_is_full_before_anything_is_written(config, console, monkeyp
     assert not config.dst.exists()
 
 
-def test_a_destination_that_is_refused_is_so_before_the_source_is_read(config, console, monkeypatch):
+def test_a_destination_is_refused_before_the_source_is_read(config, console, monkeypatch):
     convert(config, console)
     monkeypatch.setattr("fastimg.convert.pipeline.read_source", None)
     with pytest.raises(UserError, match="already holds a dataset"):
@@ -535,7 +535,7 @@ def test_another_error_of_the_disk_leaves_nothing(config, console, monkeypatch):
     assert not config.dst.exists()
 
 
-def test_a_second_conversion_is_kept_out(config, console):
+def test_a_second_conversion_is_locked_out(config, console):
     config.dst.mkdir()
     with (
         fastimg.convert.journal.locked(config.dst),
@@ -544,14 +544,14 @@ def test_a_second_conversion_is_kept_out(config, console):
         convert(config, console)
 
 
-def test_a_decoder_that_fails_in_its_own_way(config, console, monkeypatch):
+def test_unusual_errors_of_decoders(config, console, monkeypatch):
     """Pillow's AVIF plugin raises RuntimeError on damaged files."""
     stop_after(monkeypatch, 35, RuntimeError("Failed to decode image"))
     report = convert(config, console)
     assert [reason for _, reason in report.skipped] == ["the decoder failed (RuntimeError: Failed to decode image)"]
 
 
-def test_an_image_that_changes_meanwhile(config, image_folder, console, monkeypatch):
+def test_an_image_that_changes_during_the_conversion(config, image_folder, console, monkeypatch):
     file = image_folder / "red" / "000.jpg"
     monkeypatch.setattr("fastimg.convert.pipeline._check_missing", lambda *_: file.write_bytes(b"another size"))
     report = convert(config, console)
@@ -629,7 +629,7 @@ def test_report(console):
     assert told["skipped"][0] == {"path": "a/0.jpg", "reason": "the file is empty"} and told["images"] == 1200
 
 
-def test_labels_are_classes_where_somebody_says_so(image_folder, tmp_path, cli):
+def test_labels_are_classes_if_declared(image_folder, tmp_path, cli):
     src = write_table(image_folder, range(100))
     ran = cli("convert", src, tmp_path / "out")
     assert ran.code == 1 and "look like identifiers" in ran.err and not (tmp_path / "out").exists()
@@ -639,12 +639,12 @@ def test_labels_are_classes_where_somebody_says_so(image_folder, tmp_path, cli):
     assert read_description(tmp_path / "out")["options"]["labels_are_classes"] is True
     again = ("convert", src, tmp_path / "out", "--resume")
     assert "already complete" in cli(*again, "--labels-are-classes").err
-    more = write_table(image_folder, [*range(99, -1, -1)])  # each alone in its table, and known
+    more = write_table(image_folder, [*range(99, -1, -1)])  # each label is unique, and known
     assert cli("convert", more, tmp_path / "out", "--append").code == 0
     assert read_description(tmp_path / "out")["splits"]["train"]["class_counts"] == [2] * 100
 
 
-def test_labels_that_look_like_classes_leave_no_option(image_folder, tmp_path, cli):
+def test_labels_that_look_like_classes_need_no_option(image_folder, tmp_path, cli):
     ran = cli("convert", write_table(image_folder, "abab"), tmp_path / "out")
     assert ran.code == 0 and "labels_are_classes" not in read_description(tmp_path / "out")["options"]
 
@@ -670,7 +670,7 @@ def test_a_table_and_a_folder_merge_with_any_labels(image_folder, tmp_path, cli)
     assert ran.code == 0 and read_description(tmp_path / "out")["classes"] == ["blue", "blue|red", "red", "green"]
 
 
-def test_one_class_is_said(image_folder, tmp_path, cli):
+def test_a_single_class_is_reported(image_folder, tmp_path, cli):
     ran = cli("convert", write_table(image_folder, "aaa"), tmp_path / "out")
     assert ran.code == 0
     assert "set.csv: there is only one class, 'a'; `train` refuses such a dataset, which has nothing to" in ran.err
@@ -678,7 +678,7 @@ def test_one_class_is_said(image_folder, tmp_path, cli):
     assert ran.code == 0 and "only one class" not in ran.err
 
 
-def test_classes_that_are_written_almost_alike(image_folder, tmp_path, cli):
+def test_classes_with_almost_the_same_spelling(image_folder, tmp_path, cli):
     ran = cli("convert", write_table(image_folder, ["dog", "Dog", "cat", "a  b", "A b"]), tmp_path / "out")
     assert ran.code == 0
     told = "classes that differ only in upper and lower case or spaces stay apart: 'A b' and 'a  b'; 'Dog' and 'dog'; "
@@ -696,7 +696,7 @@ def test_which_columns_were_used_is_reported(image_folder, tmp_path, cli):
 
 @pytest.fixture
 def loose(image_folder, encode, heic, heif_plugin):
-    """The class folder, and 15 images beside its classes, two HEICs in one, a note, a hidden file."""
+    """The class folder, and 15 images next to its classes, two HEICs in one class, a note and a hidden file."""
     for i in range(15):
         (image_folder / f"IMG_{i:02}.jpg").write_bytes(encode(seed=i))
     for i in range(2):
@@ -710,7 +710,7 @@ def loose(image_folder, encode, heic, heif_plugin):
 HEIC = "HEIC, readable after `pip install pillow-heif`"
 
 
-def test_used_skipped_and_ignored_are_all_the_files_there(config, loose, console):
+def test_used_skipped_and_ignored_files_add_up(config, loose, console):
     report = convert(config, console)
     files = sum(path.is_file() for path in loose.rglob("*"))
     assert (report.images, len(report.skipped), report.ignored) == (36, 1, 19)
@@ -742,7 +742,7 @@ def test_used_skipped_and_ignored_are_all_the_files_there(config, loose, console
     assert (again.ignored, again.ignored_names) == (report.ignored, report.ignored_names)
 
 
-def test_what_is_ignored_adds_up_over_appending_and_merging(config, loose, encode, tmp_path, console):
+def test_ignored_files_add_up_over_appending_and_merging(config, loose, encode, tmp_path, console):
     (tmp_path / "more/red").mkdir(parents=True)
     (tmp_path / "more/red/1.jpg").write_bytes(encode(seed=77))
     (tmp_path / "more/0.jpg").write_bytes(encode(seed=78))
@@ -754,7 +754,7 @@ def test_what_is_ignored_adds_up_over_appending_and_merging(config, loose, encod
         assert report.ignored_reasons["outside any class folder"] == 16
 
 
-def test_a_dataset_of_before_ignored_files_were_kept_can_be_appended_to(config, tmp_path, encode, console):
+def test_appending_to_a_dataset_without_counts_of_ignored_files(config, tmp_path, encode, console):
     convert(config, console)
     description = read_description(config.dst)
     del description["ignored"]
@@ -765,7 +765,7 @@ def test_a_dataset_of_before_ignored_files_were_kept_can_be_appended_to(config, 
     assert convert(Convert(src=tmp_path / "more", dst=config.dst, append=True, workers="2"), console).ignored == 1
 
 
-def test_heic_is_stored_where_its_plugin_is_installed(config, loose, heic, heif_plugin, console):
+def test_heic_is_stored_if_its_plugin_is_installed(config, loose, heic, heif_plugin, console):
     heif_plugin(installed=True)
     (loose / "red/really_heic.jpg").write_bytes(heic(9))
     report = convert(config, console)
@@ -775,7 +775,7 @@ def test_heic_is_stored_where_its_plugin_is_installed(config, loose, heic, heif_
     dataset, scratch = open_dataset(config.dst), Scratch()
     assert {decode(dataset.read(i, scratch)).shape[2] for i in range(39)} == {3}
     dataset.close()
-    heif_plugin(installed=False)  # a machine without it
+    heif_plugin(installed=False)  # a machine without the plugin
     second = convert(replace(config, src=config.dst, dst=config.dst.parent / "second"), console)
     assert len(second.skipped) == 3
     assert {reason for _, reason in second.skipped} == {f"a sample without an image that can be decoded: {HEIC}"}
@@ -828,7 +828,7 @@ def test_nested_folders(flags, classes, said, tmp_path, encode, console):
     assert ("use --classes leaf to take the innermost folder as the class" in console.file.getvalue()) == said
 
 
-def test_names_of_splits_are_read_and_said(tmp_path, encode, console):
+def test_names_of_splits_are_recognised_and_reported(tmp_path, encode, console):
     nested(tmp_path / "split", encode, "Training")
     nested(tmp_path / "split", encode, "valid")
     report = convert(Convert(src=tmp_path / "split", dst=tmp_path / "out", workers="2", classes="top"), console)

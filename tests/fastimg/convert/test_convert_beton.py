@@ -1,4 +1,4 @@
-"""`convert --format beton`: deterministic, resumable after any kill, whole or not there, and open to training."""
+"""`convert --format beton`: deterministic, resumable after any kill, complete or absent, and usable for training."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def whole(config: Convert, tmp_path: Path) -> dict[str, bytes]:
     return contents(tmp_path / "whole")
 
 
-def test_what_is_in_the_folder(config: Convert, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_contents_of_the_folder(config: Convert, whole: dict[str, bytes], tmp_path: Path) -> None:
     assert sorted(whole) == ["dataset.json", "train.beton", "val.beton"]
     folder = tmp_path / "whole"
     assert list_splits(folder) == {"train": 27, "val": 9}
@@ -54,7 +54,7 @@ def test_what_is_in_the_folder(config: Convert, whole: dict[str, bytes], tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "journal", "middle", "number", "end"])
-def test_resume_does_not_trust_what_changed(
+def test_resume_does_not_trust_changed_files(
     config: Convert, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     add = fastimg.convert.journal.Journal.add

@@ -1,4 +1,4 @@
-"""What convert does to images: --tile, --max-size, --quality, --jpeg, --raw-fraction, --originals, --compare."""
+"""Encoding of images: --tile, --max-size, --quality, --jpeg, --raw-fraction, --originals, --compare."""
 
 import io
 import json
@@ -138,7 +138,7 @@ def test_a_share_of_raw_pixels(folder: Path, tmp_path: Path, encode: Any) -> Non
             np.testing.assert_array_equal(decode(data), decode((folder / path).read_bytes()))
 
 
-def test_compare_finds_what_differs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_finds_differences(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = fastimg.convert.image_preparation.tile
 
     def other(data: bytes, *arguments: Any) -> Any:

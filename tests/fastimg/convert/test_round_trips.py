@@ -1,4 +1,4 @@
-"""Any container to any other: image bytes, labels, keys, further fields and order survive."""
+"""Conversion between containers: image bytes, labels, keys, further fields and order are preserved."""
 
 import io
 import json
@@ -72,7 +72,7 @@ def meaning(members: Members) -> dict[str, Any]:
 
 @pytest.fixture
 def rich_tar(tmp_path: Path, encode: Any) -> Path:
-    """Twelve samples with captions, json, arrays of one and of several shapes, a number, a mask; some lack some."""
+    """Twelve samples with captions, json, arrays of one or several shapes, a number and a mask; some are missing."""
     samples: dict[str, Members] = {}
     for i in range(12):
         kind, ext = (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"))[i % 3]
@@ -122,7 +122,7 @@ def test_notes_and_keys_of_a_foreign_tar(rich_tar: Path, tmp_path: Path) -> None
     assert read_description(tmp_path / "tar")["named"] is False
 
 
-def test_what_a_beton_cannot_hold_as_an_image(rich_tar: Path, tmp_path: Path) -> None:
+def test_images_that_a_beton_cannot_hold(rich_tar: Path, tmp_path: Path) -> None:
     report = run(rich_tar, tmp_path / "beton", format="beton")
     assert report.outcomes["kept: as raw pixels: png"] == 4 and report.outcomes["kept: as raw pixels: webp"] == 4
     with BetonFile(tmp_path / "beton/train.beton") as beton:
@@ -146,7 +146,7 @@ def test_what_a_beton_cannot_hold_as_an_image(rich_tar: Path, tmp_path: Path) ->
     assert report.skipped[0].reason == "png that a .beton cannot hold, and --originals refuse"
 
 
-def test_orientation_is_baked_into_a_beton(image_folder: Path, tmp_path: Path) -> None:
+def test_orientation_is_applied_in_a_beton(image_folder: Path, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     pixels = np.tile(np.arange(64, dtype=np.uint8)[None, :, None] * 3, (48, 1, 3))
@@ -164,7 +164,7 @@ def test_orientation_is_baked_into_a_beton(image_folder: Path, tmp_path: Path) -
     assert decode(back).tolist() == decode(source).tolist()
 
 
-def test_somebody_elses_beton(tmp_path: Path, encode: Any) -> None:
+def test_a_foreign_beton(tmp_path: Path, encode: Any) -> None:
     fields = {
         "img": BetonField("rgb"),
         "target": BetonField("int"),
@@ -219,7 +219,7 @@ def test_class_names_and_splits_survive(image_folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("flag", [{"shuffle": True}, {"no_shuffle": True}, {}])
-def test_a_dataset_keeps_its_order_unless_told(image_folder: Path, tmp_path: Path, flag: dict[str, bool]) -> None:
+def test_a_dataset_keeps_its_order_by_default(image_folder: Path, tmp_path: Path, flag: dict[str, bool]) -> None:
     run(image_folder, tmp_path / "tar")
     run(tmp_path / "tar", tmp_path / "other", **flag)
     assert (read_tars(tmp_path / "tar") == read_tars(tmp_path / "other")) is not bool(flag.get("shuffle"))
@@ -255,27 +255,27 @@ def test_a_sample_without_an_image_is_named(tmp_path: Path, encode: Any) -> None
         run(tmp_path / "foreign", tmp_path / "fail", on_error="fail")
 
 
-def test_an_extension_that_no_index_holds_is_named(tmp_path: Path, encode: Any) -> None:
+def test_an_extension_that_an_index_cannot_hold_is_named(tmp_path: Path, encode: Any) -> None:
     write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "my field.txt": b""}, "b": {"jpg": encode()}})
     report = run(tmp_path / "foreign", tmp_path / "tar")
     assert report.images == 1 and "my field.txt" in report.skipped[0].reason
 
 
-def test_a_field_that_no_beton_holds_is_refused(tmp_path: Path, encode: Any) -> None:
+def test_a_field_that_a_beton_cannot_hold_is_refused(tmp_path: Path, encode: Any) -> None:
     write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "a-very-long-name.txt": b"x"}})
     with pytest.raises(DataError, match="1 to 16 characters"):
         run(tmp_path / "foreign", tmp_path / "beton", format="beton")
     assert not (tmp_path / "beton").exists()
 
 
-def test_a_member_whose_name_no_tar_of_ours_holds_is_named(tmp_path: Path, encode: Any) -> None:
+def test_a_member_name_that_a_tar_cannot_hold_is_named(tmp_path: Path, encode: Any) -> None:
     write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "x" * 100: b""}, "b": {"jpg": encode()}})
     report = run(tmp_path / "foreign", tmp_path / "tar")
     assert report.images == 1 and "at most 100 bytes" in report.skipped[0].reason
 
 
-def test_members_that_differ_in_case_alone(tmp_path: Path, encode: Any) -> None:
-    """A note is one however it is spelled; an image that gets another member's name is left out."""
+def test_members_that_differ_only_in_case(tmp_path: Path, encode: Any) -> None:
+    """Notes are recognised in any case; an image whose member would get another member's name is left out."""
     clash = {"png": encode(), "JPG": b"by its content a .jpg"}
     write_tar(tmp_path / "foreign/a.tar", {"a": {"jpg": encode(), "JSON": b'{"path": "x"}'}, "b": clash})
     report = run(tmp_path / "foreign", tmp_path / "tar", tile="off")
@@ -285,7 +285,7 @@ def test_members_that_differ_in_case_alone(tmp_path: Path, encode: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 no zip", b"", b"\x93NUMPY", b"\x80\x04\x95"])
-def test_an_npy_that_is_none_is_bytes(tmp_path: Path, encode: Any, content: bytes) -> None:
+def test_an_invalid_npy_is_kept_as_bytes(tmp_path: Path, encode: Any, content: bytes) -> None:
     archive = io.BytesIO()
     np.savez(archive, a=np.zeros(3))
     fields = {"v.npy": content, "w.npy": archive.getvalue()}
@@ -322,7 +322,7 @@ def test_two_images_of_one_sample(tmp_path: Path, encode: Any) -> None:
     assert "left.jpg" in dataset.sample_name(0) and dataset.labels.tolist() == [1]
 
 
-def test_shards_beside_class_folders_are_refused(image_folder: Path, tmp_path: Path, encode: Any) -> None:
+def test_shards_next_to_class_folders_are_refused(image_folder: Path, tmp_path: Path, encode: Any) -> None:
     write_tar(image_folder / "archive.tar", {"a": {"jpg": encode()}})
     with pytest.raises(
         DataError, match=r"both subfolders of images and shards \(archive\.tar\); move one of them away"
@@ -331,7 +331,7 @@ def test_shards_beside_class_folders_are_refused(image_folder: Path, tmp_path: P
     assert run(image_folder / "archive.tar", tmp_path / "out").images == 1
 
 
-def test_an_index_that_was_altered_is_no_source(image_folder: Path, tmp_path: Path) -> None:
+def test_a_source_with_an_altered_index_is_refused(image_folder: Path, tmp_path: Path) -> None:
     run(image_folder, tmp_path / "tar")
     index = tmp_path / "tar/train-00000.idx"
     index.write_bytes(index.read_bytes().replace(b"cls", b"txt"))
@@ -347,7 +347,7 @@ def test_large_jpegs_need_no_large_pages(tmp_path: Path, encode: Any) -> None:
             assert reader.page_size == page_size
 
 
-def test_an_unfinished_conversion_is_no_source(image_folder: Path, tmp_path: Path) -> None:
+def test_an_unfinished_conversion_as_a_source_is_refused(image_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half/convert.json").write_text("{}")
     with pytest.raises(DataError, match="did not finish"):

@@ -69,7 +69,7 @@ def write_csv(folder, *lines):
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
-def test_every_kind_of_manifest_says_the_same(files, kind):
+def test_every_kind_of_manifest_gives_the_same_entries(files, kind):
     source = read_source(write_manifest(files, kind), Columns())
     assert (source.kind, source.classes) == (kind, ("cat", "dog"))
     first = 1 if kind in ("jsonl", "parquet") else 2
@@ -100,7 +100,7 @@ def test_folder_with_splits(tmp_path, encode):
     assert {split: len(entries) for split, entries in source.splits.items()} == {"train": 2, "val": 1, "test": 1}
 
 
-def test_a_link_to_nowhere_has_no_size(image_folder):
+def test_a_broken_link_has_no_size(image_folder):
     (image_folder / "red" / "gone.jpg").symlink_to("nowhere.jpg")
     source = read_source(image_folder, Columns())
     entry = next(entry for entry in source.splits["train"] if entry.path == "red/gone.jpg")
@@ -136,7 +136,7 @@ def test_named_and_usual_columns(files):
     assert list(source.splits) == ["test", "train"] and source.splits["train"][0].extra is None
 
 
-def test_absolute_paths_are_told_relative_to_the_manifest(files):
+def test_absolute_paths_are_shown_relative_to_the_manifest(files):
     source = read_source(write_csv(files, "path,label", f"{files}/a/1.jpg,x", "./a/../a/2.jpg,x"), Columns())
     assert [entry.path for entry in source.splits["train"]] == ["a/1.jpg", "a/2.jpg"]
 
@@ -193,7 +193,7 @@ def test_fingerprint_follows_paths_labels_sizes_and_columns(files):
         (["path,label", '"a/1.jpg,x'], Columns(), "cannot be read .*unexpected end of data"),
     ],
 )
-def test_what_is_wrong_with_a_manifest(files, lines, columns, message):
+def test_invalid_manifests(files, lines, columns, message):
     src = files / "set.csv"
     src.write_text("".join(line + "\n" for line in lines))
     with pytest.raises((DataError, UsageError), match=f"{re.escape(str(src))}: .*{message}"):
@@ -221,7 +221,7 @@ def test_what_is_wrong_with_a_manifest(files, lines, columns, message):
         ("set.xlsx", b"", "neither a folder, nor a manifest that ends in .csv, .tsv, .jsonl, .parquet"),
     ],
 )
-def test_manifests_that_cannot_be_read(tmp_path, name, content, message):
+def test_unreadable_manifests(tmp_path, name, content, message):
     src = tmp_path / name
     src.write_bytes(content)
     with pytest.raises(DataError, match=f"{re.escape(str(src))}: .*{message}"):
@@ -234,7 +234,7 @@ def test_bytes_in_a_column(files):
         read_source(src, Columns())
 
 
-def test_a_source_that_is_not_there(tmp_path):
+def test_a_missing_source(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         read_source(tmp_path / "nowhere", Columns())
 
@@ -254,7 +254,7 @@ def test_half_a_surrogate_pair_in_a_label_and_a_column(files):
 
 
 def labelled(folder, labels, kind="csv", column="label"):
-    """A manifest with a row for each label, all of the same image."""
+    """A manifest with one row per label, all for the same image."""
     rows = [{"path": "a/1.jpg", column: label} for label in labels]
     if kind != "csv":
         return write_manifest(folder, kind, rows)
@@ -307,12 +307,12 @@ def test_labels_that_do_not_look_like_classes(files, labels, reason):
 @pytest.mark.parametrize(
     "labels",
     [
-        ["x", "y", "z"],  # a first trial of three images
+        ["x", "y", "z"],  # a first test with three images
         range(19),
         [i // 2 for i in range(100)],  # fine-grained: two images of each class
         [*range(10), *range(10, 20), *range(10, 20)],  # half of the classes have one image
         [f"{i % 10}" for i in range(100)],
-        ["1.0", "2.0", "1.0"],  # what pandas makes of integers
+        ["1.0", "2.0", "1.0"],  # integers as floats, as pandas writes them
         ["tench, Tinca tinca", "goldfish, Carassius auratus", "Paris, France", "Nice, France"],
         ["golden retriever", "golden eagle", "bald eagle"],
         ["v1.2", "v1.3", "3.5mm jack"],
@@ -362,7 +362,7 @@ def test_labels_are_judged_before_their_splits(files):
         read_source(src, Columns())
 
 
-def test_labels_that_are_not_taken_letter_by_letter(files):
+def test_normalised_labels(files):
     source = read_source(labelled(files, [" x", "y ", "x", "y"]), Columns())
     assert source.classes == ("x", "y")
     assert "the labels in column 'label' lose the blanks around them in 2 rows, as in ' x'" in source.remarks[0]
@@ -381,14 +381,14 @@ def test_labels_that_are_not_taken_letter_by_letter(files):
         ("set.csv", ["path;label;n,m", "a/1.jpg;x;1,5", "a/2.jpg;y, or z;2"], "';'"),  # commas too, unevenly
         ("set.csv", ["path;label;n,m", "a/1.jpg;x;1,5", 'a/2.jpg;"y, or z";2'], "';'"),
         ("set.csv", ["a/1.jpg;x", "a/2.jpg;y, or z"], "';'"),  # no header
-        ("set.csv", ["photo;kind", "a/1.jpg;x", 'a/2.jpg;"y, or z"'], "';'"),  # names that nobody knows
+        ("set.csv", ["photo;kind", "a/1.jpg;x", 'a/2.jpg;"y, or z"'], "';'"),  # unknown names
         ("set.csv", ["path,label", "a/1.jpg,x", 'a/2.jpg,"y, or z"'], ""),
         ("set.csv", ["path,label;n", "a/1.jpg,x", 'a/2.jpg,"y, or z"'], ""),
         ("set.tsv", ["path\tlabel", "a/1.jpg\tx", "a/2.jpg\ty, or z"], ""),
     ],
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_what_separates_columns_is_found(files, name, lines, delimiter, end):
+def test_the_delimiter_is_detected(files, name, lines, delimiter, end):
     src = files / name
     src.write_bytes(end.join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
     named = {"path": "photo", "label": "kind"} if "photo" in lines[0] else {}
@@ -407,7 +407,7 @@ def test_quotes_around_a_delimiter_survive(files):
 
 @pytest.mark.parametrize("first", ["sep=;\r\n", '"sep=;"\n', "\ufeffSEP=;\n"])
 @pytest.mark.parametrize("header", ["path;label\n", ""])
-def test_a_first_line_of_excels_names_the_delimiter_and_is_no_row(files, first, header):
+def test_excels_first_line_names_the_delimiter_and_is_not_a_row(files, first, header):
     src = files / "set.csv"
     src.write_bytes((first + header + "a/1.jpg;cat, or so\nb/1.jpg;dog\n").encode())
     source = read_source(src, Columns(no_header=not header))
@@ -418,7 +418,7 @@ def test_a_first_line_of_excels_names_the_delimiter_and_is_no_row(files, first, 
     ]
 
 
-def test_a_delimiter_that_is_given(files):
+def test_an_explicit_delimiter(files):
     src = write_csv(files, "path:label", "a/1.jpg:x", "a/2.jpg:y")
     source = read_source(src, Columns(delimiter=":"))
     assert source.classes == ("x", "y") and source.columns[0].endswith("columns separated by ':'")
@@ -436,15 +436,15 @@ def test_a_delimiter_that_is_given(files):
         (
             ["so; good, yes,x", "bad; no,y"],
             "row 2: 2 fields where the first row has 3; .*--delimiter",
-        ),  # too few to say
+        ),  # too few rows to decide
     ],
 )
-def test_columns_that_nothing_separates_evenly(files, lines, message):
+def test_columns_without_a_consistent_delimiter(files, lines, message):
     with pytest.raises((DataError, UsageError), match=message):
         read_source(write_csv(files, *lines), Columns())
 
 
-def test_a_delimiter_where_there_is_none(files):
+def test_a_delimiter_for_a_source_without_one(files):
     with pytest.raises(UsageError, match="--delimiter: no character separates the columns of"):
         read_source(write_manifest(files, "jsonl"), Columns(delimiter=";"))
     with pytest.raises(UsageError, match=r"--delimiter: .* is a folder and has no columns"):
@@ -461,7 +461,7 @@ def test_a_delimiter_where_there_is_none(files):
     ("lines", "columns", "chosen"),
     [
         (["a/1.jpg,x", "a/2.jpg,image"], Columns(), "1, as label: 2"),
-        (["image,a/1.jpg", "x,a/2.jpg"], Columns(), "2, as label: 1"),  # a class that is called like a column
+        (["image,a/1.jpg", "x,a/2.jpg"], Columns(), "2, as label: 1"),  # a class with the name of a column
         (["gone.jpg,x", "a/1.jpg,image"], Columns(), "1, as label: 2"),
         (["a/1.jpg,x", "a/2.jpg,image"], Columns(no_header=True), "1, as label: 2"),
         (["a/1.jpg,x,1", "a/2.jpg,image,2"], Columns(label="2"), "1, as label: 2"),
@@ -497,7 +497,7 @@ def test_images_without_a_header_whose_columns_are_unclear(files, lines, columns
         read_source(write_csv(files, *lines), columns)
 
 
-def test_paths_of_windows_and_blanks_around_them(files):
+def test_windows_paths_and_surrounding_blanks(files):
     src = write_csv(files, "path,label", "a\\1.jpg,x", " a/2.jpg ,y", ".\\b\\1.jpg,y", "b\\9.jpg,y")
     source = read_source(src, Columns())
     assert [entry.path for entry in source.splits["train"]] == ["a/1.jpg", "a/2.jpg", "b/1.jpg", "b\\9.jpg"]
@@ -507,11 +507,11 @@ def test_paths_of_windows_and_blanks_around_them(files):
         f"{src}: 3 paths lead to files without the blanks around them, or with / for each \\ (row 2: 'a\\\\1.jpg' is "
         "'a/1.jpg')"
     )
-    (files / "a\\1.jpg").write_bytes(b"itself")  # a name that is right as it is
+    (files / "a\\1.jpg").write_bytes(b"itself")  # a file whose name contains the backslash
     assert read_source(src, Columns()).splits["train"][1].path == "a\\1.jpg"
 
 
-def test_paths_of_which_none_leads_to_a_file(files, monkeypatch):
+def test_paths_none_of_which_exists(files, monkeypatch):
     (files / "lists").mkdir()
     src = write_csv(files / "lists", "path,label", "a/1.jpg,x", "a/2.jpg,y")
     message = (
@@ -578,7 +578,7 @@ def shard_folder(tmp_path, image_folder, encode):
 
 
 @pytest.mark.parametrize("kind", ["dataset", "tars", "betons", "parquet"])
-def test_what_lies_beside_shards_is_counted(kind, shard_folder):
+def test_files_next_to_shards_are_counted(kind, shard_folder):
     folder = shard_folder(kind)
     suffix = {"betons": ".beton", "parquet": ".parquet"}.get(kind, ".tar")
     (folder / f"more/x{suffix}").touch()
@@ -602,7 +602,7 @@ def test_a_relative_folder_of_shards_has_no_strays(shard_folder, monkeypatch):
     assert {path for path, _ in source.ignored.first()} == set(STRAYS)
 
 
-def test_files_that_no_row_names_are_not_counted_and_that_is_said(files, tmp_path):
+def test_unlisted_files_are_not_counted_and_that_is_reported(files, tmp_path):
     (files / "other.jpg").touch()
     source = read_source(write_csv(files, "path,label", "a/1.jpg,x"), Columns())
     assert source.ignored.total == 0
@@ -617,7 +617,7 @@ def test_files_that_no_row_names_are_not_counted_and_that_is_said(files, tmp_pat
         (["val/x.parquet", "dev/x.parquet"], "dev/ and val/ are both names of the split val; keep one of them"),
     ],
 )
-def test_two_names_of_one_split_are_refused(names, message, tmp_path, encode):
+def test_two_names_for_one_split_are_refused(names, message, tmp_path, encode):
     for name in names:
         (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith("parquet"):

@@ -1,4 +1,4 @@
-"""Sources that are spooled: parquet files with images in them, and sets known by name."""
+"""Sources that are spooled: parquet files with images in them, and datasets known by name."""
 
 import errno
 import io
@@ -50,7 +50,7 @@ def read(tmp_path):
 
 @pytest.fixture
 def named(tmp_path, monkeypatch):
-    """`named(text)`, with a cache directory of the test's own."""
+    """`named(text)`: a named dataset, with the test's own cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     opened = []
 
@@ -64,7 +64,7 @@ def named(tmp_path, monkeypatch):
 
 
 def features(**columns):
-    """Hugging Face's metadata: columns of names are ClassLabels, None is an Image."""
+    """Hugging Face's metadata: name columns are ClassLabels, None is an Image."""
     told = {
         name: {"_type": "Image"} if names is None else {"_type": "ClassLabel", "names": names}
         for name, names in columns.items()
@@ -92,7 +92,7 @@ def write_pets(file, images, labels=(0, 2, 1), **options):
 
 @pytest.fixture
 def jpegs(encode):
-    """Three images that differ."""
+    """Three different images."""
     return [encode(seed=i) for i in range(3)]
 
 
@@ -130,7 +130,7 @@ def test_column_of_bytes(tmp_path, jpegs, read, kind):
     assert source.read(source.splits["train"][2]).suffix == ""
 
 
-def test_integers_without_names_are_classes_in_their_order(tmp_path, jpegs, read):
+def test_integers_without_names_are_classes_in_numerical_order(tmp_path, jpegs, read):
     source = read(write(tmp_path / "set.parquet", {"image": pictures(jpegs), "label": [10, 9, 10]}))
     assert source.classes == ("9", "10") and source.splits["train"].labels.tolist() == [1, 0, 1]
 
@@ -232,13 +232,13 @@ def test_keys_of_a_folder_name_the_file(tmp_path, jpegs, read):
 
 
 @pytest.mark.parametrize("names", [("part-0.parquet", "part-1.parquet"), ("test-00000-of-00001.parquet",)])
-def test_files_without_splits_or_of_a_single_one_are_for_training(tmp_path, jpegs, names):
+def test_files_with_no_or_one_split_are_for_training(tmp_path, jpegs, names):
     for name in names:
         write_pets(tmp_path / name, jpegs)
     assert find_parquets(tmp_path) == {"train": [tmp_path / name for name in names]}
 
 
-def test_folders_that_are_no_parquet_sets(tmp_path, image_folder, jpegs):
+def test_folders_that_are_not_parquet_datasets(tmp_path, image_folder, jpegs):
     assert find_parquets(tmp_path / "images") == {}
     write_pets(image_folder / "extra.parquet", jpegs)
     assert find_parquets(image_folder) == {}
@@ -309,7 +309,7 @@ def test_further_columns(tmp_path, jpegs, encode, read):
     assert contents(source) == jpegs
 
 
-def test_a_path_column_names_the_images_and_nothing_in_their_struct_is_lost(tmp_path, jpegs, read):
+def test_a_path_column_names_the_images_and_their_struct_is_kept(tmp_path, jpegs, read):
     images = [{"bytes": data, "path": f"{i}.png", "width": 40} for i, data in enumerate(jpegs)]
     columns = {"image": images, "path": ["a/0.jpg", None, "2.png"], "label": [1, 2, 1]}
     source = read(write(tmp_path / "set.parquet", columns, {"image": pa.struct([*IMAGE, ("width", pa.int32())])}))
@@ -330,7 +330,7 @@ def test_a_path_column_names_the_images_and_nothing_in_their_struct_is_lost(tmp_
         ({"label": [7]}, "row 1: the label 7 in column 'label' is not one of the 3 classes that the schema names"),
     ],
 )
-def test_what_cannot_be_kept_is_an_error(tmp_path, jpegs, read, columns, message):
+def test_unsupported_columns_are_an_error(tmp_path, jpegs, read, columns, message):
     src = write(
         tmp_path / "s.parquet", {"image": pictures(jpegs[:1]), "label": [0]} | columns, metadata=features(label=ANIMALS)
     )
@@ -395,7 +395,7 @@ def test_fingerprint_tells_content_and_further_columns(tmp_path, jpegs, read):
     assert fingerprint(changed, [1, 2, 3]) != first
 
 
-def test_any_order_and_any_thread(tmp_path, read):
+def test_reading_in_any_order_from_any_thread(tmp_path, read):
     images = [bytes([i % 256]) * (1 + i % 50) for i in range(2000)]
     extra = [b"x" * (i % 5) for i in range(2000)]
     columns = {"image": pictures(images), "label": [i % 7 for i in range(2000)], "extra": extra}
@@ -456,7 +456,7 @@ def test_spool_leaves_no_file(tmp_path, monkeypatch, nameless):
     spool.close()
 
 
-def test_full_disk_passes_through_and_leaves_nothing_open(tmp_path, jpegs, monkeypatch, read):
+def test_full_disk_is_raised_and_leaves_nothing_open(tmp_path, jpegs, monkeypatch, read):
     src = write_pets(tmp_path / "pets.parquet", jpegs)
     before = len(os.listdir("/proc/self/fd"))
 
@@ -520,7 +520,7 @@ def test_mnist(tmp_path, named):
 
 
 class Pairs(datasets.VisionDataset):
-    """A set of the test's own, in place of one of torchvision's."""
+    """The test's own dataset in place of one of torchvision's."""
 
     splits = ("train", "valid", "test")
 
@@ -569,7 +569,7 @@ def test_images_opened_or_listed_keep_their_files(named, monkeypatch, cached_jpe
             if index == 1:
                 image = image.convert("RGB")
             if index == 2:
-                image = image.convert("L").convert("RGB")  # no longer what the file shows
+                image = image.convert("L").convert("RGB")  # differs from the file's content
             return image, index
 
     monkeypatch.setattr(datasets, "Caltech101", Opened)
@@ -583,7 +583,7 @@ def test_images_opened_or_listed_keep_their_files(named, monkeypatch, cached_jpe
 
 
 @pytest.mark.parametrize("target", [{"boxes": []}, (1, 2), "a caption", 0.5])
-def test_targets_that_are_no_class(named, monkeypatch, cached_jpegs, target):
+def test_targets_that_are_not_classes(named, monkeypatch, cached_jpegs, target):
     class Other(Pairs):
         def __getitem__(self, index):
             return self.loader(Path(self.root) / self.files[index]), target
@@ -593,7 +593,7 @@ def test_targets_that_are_no_class(named, monkeypatch, cached_jpegs, target):
         named("torchvision:DTD")
 
 
-def test_labels_that_are_kept_back(named, monkeypatch, cached_jpegs):
+def test_withheld_labels(named, monkeypatch, cached_jpegs):
     class Secret(Pairs):
         splits = ("train", "test")
 
@@ -621,7 +621,7 @@ def test_unknown_names(named, text, message):
         named(text)
 
 
-def test_sets_that_ask_for_more(named):
+def test_datasets_with_required_arguments(named):
     with pytest.raises(DataError, match=r"torchvision.datasets.CocoDetection requires annFile, which"):
         named("torchvision:CocoDetection")
 

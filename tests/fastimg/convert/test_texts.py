@@ -1,4 +1,4 @@
-"""Texts: every kind of source into either container and back, what is refused, what is told, and going on."""
+"""Texts: every kind of source to either container and back, errors, messages, and resuming."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ def console():
 
 @pytest.fixture
 def make(tmp_path, console):
-    """`make(src, **options)`: convert into a fresh folder, which is returned, and the report."""
+    """`make(src, **options)`: convert into a fresh folder; returns the folder and the report."""
     count = iter(range(100))
 
     def run(src, **options):
@@ -61,7 +61,7 @@ def write(path, text):
 
 
 def manifest(folder, kind, rows=ROWS, names=("text", "label")):
-    """One row for each pair, with a further column `n`."""
+    """One row per pair, with a further column `n`."""
     path = folder / f"set.{kind}"
     table = [dict(zip(names, row, strict=True)) | {"n": f"{i}"} for i, row in enumerate(rows)]
     if kind == "parquet":
@@ -77,7 +77,7 @@ def manifest(folder, kind, rows=ROWS, names=("text", "label")):
 
 
 def texts(folder, split="train"):
-    """(text, class) of every sample, as a loader reads them."""
+    """(text, class) of every sample, as read by a loader."""
     dataset, scratch = open_dataset(folder, split), Scratch()
     assert dataset.content == "text"
     found = [
@@ -88,7 +88,7 @@ def texts(folder, split="train"):
 
 
 def members(tar):
-    """Contents by name, as Python's tarfile reads them."""
+    """Contents by member name, as read by Python's tarfile."""
     with tarfile.open(tar) as archive:
         return {info.name: archive.extractfile(info).read() for info in archive}
 
@@ -121,7 +121,7 @@ def test_every_kind_of_manifest_gives_the_same_texts(kind, container, tmp_path, 
             assert beton.sample(1)["json"] == {"path": f"set.{kind}:{first + 1}", "n": "1"}
 
 
-def test_columns_that_are_named(tmp_path, make):
+def test_explicit_columns(tmp_path, make):
     rows = [("one.jpg", "yes"), ("two.jpg", "no")]
     src = manifest(tmp_path, "csv", rows, ("path", "verdict"))
     dst, report = make(src, text_column="path", label_column="verdict", no_shuffle=True)
@@ -130,7 +130,7 @@ def test_columns_that_are_named(tmp_path, make):
 
 
 @pytest.mark.parametrize("name", ["Text", "sentence", "review", "content", "DOCUMENT"])
-def test_columns_that_say_that_they_are_texts(name, tmp_path, make):
+def test_columns_named_as_texts(name, tmp_path, make):
     dst, _ = make(manifest(tmp_path, "csv", names=(name, "label")), no_shuffle=True)
     assert texts(dst) == ROWS
 
@@ -148,7 +148,7 @@ def test_a_split_column_and_a_fraction_held_out(tmp_path, make):
 LINES = ['"Good", he said', 'it is "so-so"', '"all of it"', "un'quoted", 'ends with "', "", "  spaces  ", "drôle"]
 
 
-def test_a_tsv_without_a_header_is_lines_and_tabs(tmp_path, make, console):
+def test_a_tsv_without_a_header_is_split_at_lines_and_tabs(tmp_path, make, console):
     lines = [f"{text}\t{i % 2}" for i, text in enumerate(LINES) if text] * 2
     for end in ("\n", "\r\n"):
         dst, _ = make(write(tmp_path / "set.tsv", end.join(lines) + end), no_shuffle=True)
@@ -160,7 +160,7 @@ def test_a_tsv_without_a_header_is_lines_and_tabs(tmp_path, make, console):
     assert "quotes in it are text, because there is no header" in said(console)
 
 
-def test_a_byte_order_mark_and_the_ends_of_lines_are_no_text(tmp_path, make):
+def test_byte_order_marks_and_line_ends_are_not_text(tmp_path, make):
     lines = [("x", text) for text in ("one", "two ", "three\r")] + [("y", "four")]
     content = b"\xef\xbb\xbf" + b"".join(f"{label}\t{text}\r\n".encode() for label, text in lines)
     dst, _ = make(write(tmp_path / "set.tsv", content), no_shuffle=True)
@@ -178,14 +178,14 @@ def test_a_tsv_with_quotes_that_are_text(tmp_path, make, console):
     ("lines", "first"),
     [
         (['"a ""b"" c"\t0', "d\t1"], 'a "b" c'),  # doubled: csv's
-        (['"a"\t0', '"b"\t1'], "a"),  # all are enclosed
-        (['"a\tb"\t0', "c\t1"], "a\tb"),  # lines differ in their tabs
-        (['"a"\t0', "b\t1"], '"a"'),  # csv would not have enclosed it
+        (['"a"\t0', '"b"\t1'], "a"),  # all texts are quoted
+        (['"a\tb"\t0', "c\t1"], "a\tb"),  # lines have different numbers of tabs
+        (['"a"\t0', "b\t1"], '"a"'),  # csv would not have quoted it
         (['"a\t0', 'b"\t1'], '"a'),  # every line has its two fields
         (['"a "b""\t0', "c\t1"], '"a "b""'),
     ],
 )
-def test_whose_quotes_those_of_a_tsv_are(lines, first, tmp_path, make):
+def test_whether_quotes_in_a_tsv_are_text(lines, first, tmp_path, make):
     dst, _ = make(write(tmp_path / "set.tsv", "\n".join(["text\tlabel", *lines]) + "\n"), no_shuffle=True)
     assert texts(dst)[0] == (first, "0")
 
@@ -212,7 +212,7 @@ def test_a_csv_without_a_header(tmp_path, make, console):
         ("text,label\ngood,1\n", {"text_column": "txt"}, "no column 'txt' .*did you mean text"),
         ("text,lable\ngood,1\n", {}, "no label column .*did you mean lable.*--label-column"),
         ("good,1\n", {"text_column": "3", "no_header": True}, "no column '3' .*it has 1, 2"),
-        ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "--text-column is for texts"),
+        ("text,label\ngood,1\n", {"text_column": "text", "path_column": "label"}, "names one of them twice"),
         ("text,label\ngood,1\n", {"label_column": "text"}, "names one of them twice"),
         ("text,label\ngood,1\nbad\n", {}, "row 3: 1 field under a header of 2"),
         ("text,label\ngood, \n", {}, "every label in column 'label' is empty"),
@@ -250,10 +250,10 @@ def test_a_text_without_a_label(tmp_path, make):
     ],
 )
 @pytest.mark.parametrize("header", [True, False])
-def test_what_separates_texts_and_labels_is_found(name, separator, said_of_it, header, tmp_path, make):
+def test_the_delimiter_of_texts_and_labels_is_detected(name, separator, said_of_it, header, tmp_path, make):
     rows = [('good; "fine", and | so on\tand on', "pos"), ("a\nb", "neg"), ("so, so", "pos"), ("bad", "neg")]
     rows = rows * 3
-    if separator == "\t" and (name == "set.tsv" or not header):  # whose quotes are text, and every line is a row
+    if separator == "\t" and (name == "set.tsv" or not header):  # quotes are text, and every line is a row
         rows = [(text.replace("\t", " ").replace("\n", " "), label) for text, label in rows]
         table = "".join(f"{text}\t{label}\r\n" for text, label in rows)
     else:
@@ -266,7 +266,7 @@ def test_what_separates_texts_and_labels_is_found(name, separator, said_of_it, h
     assert report.columns[0].partition(", columns separated by ")[2] == said_of_it
 
 
-def test_a_delimiter_that_is_given(tmp_path, make):
+def test_an_explicit_delimiter(tmp_path, make):
     src = write(tmp_path / "set.csv", "good:pos\nbad:neg\nfine:pos\ndull:neg\n")
     dst, report = make(src, delimiter=":", no_shuffle=True)
     assert texts(dst)[0] == ("good", "pos") and report.columns[0].endswith("columns separated by ':'")
@@ -307,7 +307,7 @@ BAD = [b"good,1", b"\xff\xfe,1", b",1", b" \t ,0", b"also good,0", b'"caf\xe9",0
 REASONS = {3: "not UTF-8", 4: "empty", 5: "nothing but white space", 7: "not UTF-8"}
 
 
-def test_rows_that_are_no_texts_are_skipped_and_named(tmp_path, make, console):
+def test_rows_that_are_not_texts_are_skipped_and_named(tmp_path, make, console):
     src = write(tmp_path / "set.csv", b"text,label\n" + b"\n".join(BAD) + b"\n")
     dst, report = make(src, no_shuffle=True)
     assert texts(dst) == [("good", "1"), ("also good", "0")]
@@ -326,7 +326,7 @@ def test_further_columns_that_are_not_utf_8(tmp_path, make):
     assert report.skipped == [("set.csv:2", "not UTF-8 (column 'by')")]
 
 
-def test_values_that_are_no_texts(tmp_path, make):
+def test_values_that_are_not_texts(tmp_path, make):
     values = ["good", None, 5, ["x"], "\ud800", ""]
     src = write(tmp_path / "set.jsonl", "".join(json.dumps({"text": v, "label": "x"}) + "\n" for v in values))
     write(src, src.read_text() + '{"label": "x"}\n')
@@ -342,7 +342,7 @@ def test_values_that_are_no_texts(tmp_path, make):
     ]
 
 
-def test_parquet_with_names_of_classes_and_bytes_that_are_no_text(tmp_path, make):
+def test_parquet_with_class_names_and_invalid_text(tmp_path, make):
     info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["world", "business", "arts"]}}}}
     column = pa.array([b"one", b"\xff", None, b"two"], pa.binary()).view(pa.string())
     table = pa.table({"text": column, "label": [1, 0, 0, 0]})
@@ -377,7 +377,7 @@ def test_folders_of_texts(splits, tmp_path, make):
     assert json.loads(members(dst / "train-00000.tar")["000000000.json"]) == {"path": path}
 
 
-def test_a_folder_with_one_image_is_of_images(image_folder, tmp_path, make):
+def test_a_folder_with_one_image_is_an_image_folder(image_folder, tmp_path, make):
     write(image_folder / "blue/caption.txt", "a caption")
     _, report = make(image_folder)
     assert (report.content, report.ignored) == ("images", 1)
@@ -387,7 +387,7 @@ def test_a_folder_with_one_image_is_of_images(image_folder, tmp_path, make):
         open_dataset(root)
 
 
-def test_files_that_are_no_texts(tmp_path, make):
+def test_files_that_are_not_texts(tmp_path, make):
     root = text_folder(tmp_path / "texts")
     write(root / "neg/0.txt", b"caf\xe9")
     write(root / "neg/1.txt", b"")
@@ -402,7 +402,7 @@ def test_files_that_are_no_texts(tmp_path, make):
         make(root, on_error="fail")
 
 
-def test_there_and_back(tmp_path, make):
+def test_round_trip(tmp_path, make):
     tar, _ = make(manifest(tmp_path, "csv"))
     beton, _ = make(tar, format="beton")
     back, _ = make(beton)
@@ -410,7 +410,7 @@ def test_there_and_back(tmp_path, make):
     assert contents(back)["train-00000.tar"] == contents(tar)["train-00000.tar"]
 
 
-def test_tars_of_others(tmp_path, make):
+def test_foreign_tars(tmp_path, make):
     folder = tmp_path / "theirs"
     folder.mkdir()
     with ShardWriter(folder / "data-0.tar") as shard:
@@ -419,7 +419,7 @@ def test_tars_of_others(tmp_path, make):
     index_path(folder / "data-0.tar").unlink()
     numbers = [(text, str(int(label == "pos"))) for text, label in ROWS]
     assert texts(folder) == numbers
-    assert texts(folder) == numbers  # from the compact index
+    assert texts(folder) == numbers  # read from the compact index
     assert (folder / "train.fidx").exists()
     dst, _ = make(folder)
     assert texts(dst) == numbers
@@ -429,7 +429,7 @@ def test_tars_of_others(tmp_path, make):
         open_dataset(folder)
 
 
-def test_betons_of_others(tmp_path, make):
+def test_foreign_betons(tmp_path, make):
     fields = {
         "text": BetonField("bytes"),
         "y": BetonField("int"),
@@ -477,7 +477,7 @@ def test_a_description_of_another_content(container, tmp_path, make):
         open_dataset(dst)
 
 
-def test_a_caption_beside_an_image_is_a_field(encode, tmp_path, make):
+def test_a_caption_of_an_image_is_a_field(encode, tmp_path, make):
     with ShardWriter(tmp_path / "a.tar") as shard:
         for i in range(4):
             shard.add(f"{i}", {"txt": b"a caption", "jpg": encode(seed=i), "cls": b"0"})
@@ -529,7 +529,7 @@ def test_interrupted_anywhere_and_resumed_gives_the_same_bytes(container, tmp_pa
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(fastimg.convert.text_preparation, "text_fault", fault_or_stop)
             make(src, dst=dst, **options)
-            raise KeyboardInterrupt  # of 24 texts none was left
+            raise KeyboardInterrupt  # after the last of 24 texts
         make(src, dst=dst, resume=True, **options)
         assert contents(dst) == whole
 
@@ -548,7 +548,7 @@ def test_flags_about_images_are_refused(flag, value, tmp_path, make):
 
 
 @pytest.mark.parametrize("options", [{"text_column": "text"}, {"no_header": True}])
-def test_flags_about_columns_are_refused_where_there_are_none(options, image_folder, tmp_path, make):
+def test_flags_about_columns_are_refused_without_columns(options, image_folder, tmp_path, make):
     flag = "--" + next(iter(options)).replace("_", "-")
     with pytest.raises(UsageError, match=rf"{flag}: .* is a folder and has no columns"):
         make(image_folder, **options)

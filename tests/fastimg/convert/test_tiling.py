@@ -1,4 +1,4 @@
-"""`convert --tile`: the same pixels, cut into tiles; what cannot be tiled is stored as it is, and counted."""
+"""`convert --tile`: the same pixels, cut into tiles; JPEGs that cannot be tiled are stored unchanged, and counted."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from fastimg.loaders.decode import decode, read_header
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of photographs large enough to be worth tiling, one PNG, one JPEG with bytes behind its end."""
+    """Two classes of photographs large enough to be worth tiling, one PNG, one JPEG with bytes after its end."""
     draws = np.random.default_rng(0)
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -54,7 +54,7 @@ def stored(dst: Path) -> dict[str, bytes]:
     return images
 
 
-def test_pixels_stay_and_what_cannot_be_tiled_is_counted(folder: Path, tmp_path: Path) -> None:
+def test_pixels_are_unchanged_and_untiled_images_are_counted(folder: Path, tmp_path: Path) -> None:
     report = run(folder, tmp_path / "tiled", "auto")
     assert report.outcomes == {"kept: bytes behind its end": 1, "kept: png": 1, "tiled": 14}
     assert (report.tiled, report.reencoded, report.kept) == (14, 0, 2)
@@ -85,7 +85,7 @@ def test_without_it_bytes_are_stored_as_they_are(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("value", ["yes", "0", "-1", "7", "70000"])
-def test_a_width_that_makes_no_sense_is_refused(
+def test_an_invalid_tile_width_is_refused(
     folder: Path, tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["convert", str(folder), str(tmp_path / "out"), f"--tile={value}"]) == 2

@@ -1,4 +1,4 @@
-"""`fastimg verify` names every fault, and finds none where there is none."""
+"""`fastimg verify` names every fault, and reports none for an intact dataset."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def shards(image_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def faults(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
-    """Run it with --json: its faults, after a look at its exit code."""
+    """Run it with --json and check the exit code; returns the faults."""
 
     def run(*arguments: object) -> list[dict[str, Any]]:
         code = cli.run(["verify", *map(str, arguments), "--json"])
@@ -54,7 +54,7 @@ def test_one_altered_byte_is_found(shards: Path, faults: Callable[..., list[dict
     assert any(fault["name"].endswith(name) and "altered" in fault["fault"] for fault in found)
 
 
-def test_what_is_missing_or_cut_short_is_found(shards: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
+def test_missing_and_truncated_files_are_found(shards: Path, faults: Callable[..., list[dict[str, Any]]]) -> None:
     (shards / "train-00000.tar").unlink()
     with (shards / "val-00000.tar").open("r+b") as file:
         file.truncate(5000)
@@ -101,12 +101,12 @@ def test_deep_names_an_image_of_a_folder(image_folder: Path, faults: Callable[..
     assert "truncated" in fault["fault"].lower()
 
 
-def test_a_missing_dataset_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_dataset_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["verify", str(tmp_path / "nowhere")]) == 1
     assert "no such file or folder" in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_a_folder_leaves_out_is_named(
+def test_files_that_a_folder_leaves_out_are_named(
     image_folder: Path, faults: Callable[..., list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (image_folder / "loose.jpg").touch()

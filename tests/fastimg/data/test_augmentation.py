@@ -1,4 +1,4 @@
-"""Augmentation as a person asks for it: flags, YAML's list, what is refused, what is done, and that it resumes."""
+"""Augmentation settings: flags, YAML's list, errors, effects, and resuming."""
 
 import importlib.util
 import json
@@ -19,8 +19,13 @@ from fastimg.data import kornia_pass
 from fastimg.data.augmentation import order_note, policy_of, sentence
 from fastimg.data.model_input import model_input
 from fastimg.errors import UsageError
+from fastimg.loaders.containers.targets import Target
+from fastimg.models.ranks import Ranks
 from fastimg.train.choices.refusals import check
 from fastimg.train.metrics import Meter
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Losses, Tasks
+from fastimg.train.tasks.task import Truth
 
 KORNIA = importlib.util.find_spec("kornia") is not None
 needs_kornia = pytest.mark.skipif(not KORNIA, reason="kornia is not installed: pip install '.[kornia]'")
@@ -37,7 +42,7 @@ augmentation:
 
 
 def chosen(config):
-    """The settings of an effective configuration that say that something happens."""
+    """The settings of an effective configuration that enable something."""
     found = effective(config, plain=False)
     return {name: value for name, value in found.items() if value and name not in ("scale", "ratio")}
 
@@ -48,7 +53,7 @@ def from_yaml(text, tmp_path):
     return load(file, Train)
 
 
-def test_what_flags_say():
+def test_flags():
     assert chosen(Train()) == {"hflip": 0.5}
     everything = Train(
         aa="ta_wide", hflip=0.1, vflip=0.2, rotate=30.0, color_jitter=(0.4, 0.0, 2.0), reprob=0.3, mixup=0.2, cutmix=1.0
@@ -105,7 +110,7 @@ def test_what_flags_say():
         ),
     ],
 )
-def test_what_a_list_says(text, expected, tmp_path):
+def test_lists(text, expected, tmp_path):
     if expected == "Ludwig's own form":
         expected = {"rotate": 20.0, "contrast": (0.5, 2.0)}
     assert chosen(from_yaml(text, tmp_path)) == expected
@@ -119,7 +124,7 @@ def test_ludwigs_blur_is_kornias_with_torchvisions_sigma(tmp_path):
     ]
 
 
-def test_false_is_no_augmentation(tmp_path):
+def test_false_disables_augmentation(tmp_path):
     assert from_yaml("augmentation: false", tmp_path) == Train(no_aug=True)
 
 
@@ -146,7 +151,7 @@ def test_false_is_no_augmentation(tmp_path):
         ("[{random_blur: {kernel_size: 4}}]", "an odd number"),
     ],
 )
-def test_lists_that_cannot_be(entries, message, tmp_path, cli):
+def test_invalid_lists(entries, message, tmp_path, cli):
     file = tmp_path / "c.yaml"
     file.write_text(f"augmentation: {entries}\n")
     ran = cli("train", tmp_path / "nowhere", "--config", file)
@@ -154,7 +159,7 @@ def test_lists_that_cannot_be(entries, message, tmp_path, cli):
 
 
 @pytest.mark.parametrize("other", ["hflip: 0.2", "kornia: [{RandomInvert: {}}]", "mixup: 1.0"])
-def test_a_file_says_a_thing_once(other, tmp_path):
+def test_a_file_sets_an_operation_only_once(other, tmp_path):
     with pytest.raises(UsageError, match="say two things"):
         from_yaml(f"augmentation: [cutmix]\n{other}\n", tmp_path)
     assert from_yaml("augmentation: [cutmix]\nscale: [0.5, 1.0]\n", tmp_path).scale == (0.5, 1.0)
@@ -240,13 +245,13 @@ def test_everything_is_printed_in_its_order(trained, tmp_path, fast, cli):
     assert f"whatever the list's order, it happens as {order}" in ran.out.replace("cutmix, mixup", "mixup, cutmix")
 
 
-def test_an_order_that_is_followed_is_not_remarked_on():
+def test_no_remark_on_the_usual_order():
     assert order_note(Train(augmentation=["hflip", "rotate", "trivial", "RandomInvert", "RandomGamma", "erase"])) == ""
     assert order_note(Train(augmentation=["RandomInvert", "trivial"])).endswith("trivial, RandomInvert")
     assert order_note(Train(augmentation=True)) == ""
 
 
-def test_a_frozen_backbone_is_augmented_when_a_list_asks(trained, tmp_path, fast, cli):
+def test_a_frozen_backbone_is_augmented_if_a_list_is_given(trained, tmp_path, fast, cli):
     file = tmp_path / "c.yaml"
     file.write_text("augmentation: true\n")
     frozen = (*fast, "--freeze", "backbone", "--weights", trained.run, "--dry-run")
@@ -256,7 +261,7 @@ def test_a_frozen_backbone_is_augmented_when_a_list_asks(trained, tmp_path, fast
 
 
 def trained_twice(flags, file, trained, tmp_path, cli):
-    """A run, and the run that its config.yaml makes."""
+    """A run, and a second run from its config.yaml."""
     common = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "-j", "1", "--epochs", "1", "-o", tmp_path)
     more = ("--config", file) if file else ()
     ran = cli("train", trained.shards, *common, *flags, *more, "--name", "first")
@@ -273,14 +278,14 @@ ALL = ("--aa", "trivial", "--rotate", "15", "--color-jitter", "0.4", "0.4", "0.4
 MIXED = (*ALL, "--vflip", "0.5", "--mixup", "0.2", "--cutmix", "1")
 
 
-def test_a_runs_own_file_says_all(trained, tmp_path, cli):
+def test_a_runs_own_file_is_complete(trained, tmp_path, cli):
     said = trained_twice(MIXED, None, trained, tmp_path, cli)
     assert (said["aa"], said["contrast"], said["cutmix"]) == ("trivial", [0.6, 1.4], 1.0)
     assert "color_jitter" not in said and "augmentation" not in said
 
 
 @needs_kornia
-def test_a_runs_own_file_says_kornias_too(trained, tmp_path, cli):
+def test_a_runs_own_file_includes_kornias_operations(trained, tmp_path, cli):
     file = tmp_path / "c.yaml"
     blur = "{RandomGaussianBlur: {kernel_size: [3, 3], sigma: [0.1, 2.0], p: 0.5}}"
     file.write_text(f"augmentation: [random_horizontal_flip, {blur}, random_erasing]\n")
@@ -291,7 +296,7 @@ def test_a_runs_own_file_says_kornias_too(trained, tmp_path, cli):
 
 @pytest.fixture
 def one_epoch(trained, tmp_path, cli):
-    """Train test_vit (no batch norm) with plain SGD for an epoch; its weights and its first record of training."""
+    """Train test_vit (no batch norm) with plain SGD for an epoch; returns its weights and its first training record."""
 
     def train(data, name, *flags):
         common = ("--arch", "test_vit", "--img-size", "32", "--no-amp", "-j", "1", "--wd", "0", "--seed", "3")
@@ -312,14 +317,14 @@ def furthest(one, two):
 
 
 def test_accumulated_gradients_of_mixed_images_are_those_of_a_large_batch(one_epoch, trained):
-    """Partners are neighbours: an even batch is mixed within itself."""
+    """Partners are neighbours, so an even batch is mixed within itself."""
     large, _ = one_epoch(trained.images, "large", "-b", "8", *MIXED)
     small, _ = one_epoch(trained.images, "small", "-b", "2", "--grad-accum-steps", "4", *MIXED)
     assert furthest(large, small) < 1e-5
 
 
-def test_mixing_that_keeps_all_is_no_mixing(one_epoch, trained, monkeypatch):
-    """With lambda 1 everywhere the soft targets are the smoothed classes."""
+def test_mixing_with_lambda_1_changes_nothing(one_epoch, trained, monkeypatch):
+    """With lambda 1 everywhere, the soft targets are the smoothed classes."""
     plain, said = one_epoch(trained.images, "plain", "-b", "8")
     monkeypatch.setattr("fastimg.augment.draws.beta_quantile", lambda alpha, chances: np.ones_like(chances))
     mixed, also = one_epoch(trained.images, "mixed", "-b", "8", "--mixup", "1", "--cutmix", "1")
@@ -333,7 +338,7 @@ def test_more_outputs_than_classes(one_epoch, trained):
 
 
 def test_a_partner_that_could_not_be_read_is_not_mixed_in(image_folder, tmp_path, cli):
-    """Two images, of which one is none: the batch is the other one alone, as it is."""
+    """Two files, one of which is not an image: the batch is the other one, unmixed."""
     for name in ("green", "red"):
         for file in (image_folder / name).iterdir():
             file.unlink()
@@ -355,7 +360,7 @@ def test_a_partner_that_could_not_be_read_is_not_mixed_in(image_folder, tmp_path
 
 
 def test_padding_is_not_mixed_in(one_epoch, trained):
-    """24 images in batches of 23: the second has one, beside padding that wraps round to real images."""
+    """24 images in batches of 23: the second batch has one, and padding that repeats real images."""
     plan = draw(Policy(mixup=1.0, cutmix=1.0), np.arange(4), 0, 0)
     images, targets = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
     weight = torch.tensor([1.0, 0.0, 1.0, 1.0])
@@ -366,11 +371,14 @@ def test_padding_is_not_mixed_in(one_epoch, trained):
     assert said["samples"] == 24
 
 
-def test_top1_of_soft_targets_is_of_the_largest_share():
-    meter = Meter(torch.device("cpu"))
+def test_top1_of_soft_targets_uses_the_largest_share():
+    task = ClassTask(target=Target(name="label", kind="class", classes=("a", "b", "c")), outputs=3)
+    meter = Meter(Tasks.one_class(task), torch.device("cpu"))
     soft = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.2, 0.7]])
-    meter.add(torch.tensor([[3.0, 0, 0], [3.0, 0, 0]]), torch.ones(2), soft, torch.ones(2))
-    assert meter.read().top1 == 0.5
+    losses = torch.ones(2)
+    logits = torch.tensor([[3.0, 0, 0], [3.0, 0, 0]])
+    meter.add(logits, Losses(losses, (losses,)), (Truth(soft),), torch.ones(2))
+    assert meter.read(Ranks(0, 1, 1, torch.device("cpu"), None)).top1 == 0.5
 
 
 def batch(size=6, side=20):
@@ -379,7 +387,7 @@ def batch(size=6, side=20):
 
 
 @needs_kornia
-def test_kornia_sees_images_that_are_not_normalised_and_its_draws_are_the_seeds():
+def test_kornia_gets_unnormalised_images_and_seeded_draws():
     images, cpu = batch(), torch.device("cpu")
     policy = Policy(hflip=0.5, erase=1.0, mean=MEAN, std=STD)
     plan = draw(policy, np.arange(6), 0, 0)
@@ -399,7 +407,7 @@ def test_kornia_sees_images_that_are_not_normalised_and_its_draws_are_the_seeds(
 
 
 @needs_kornia
-def test_trying_leaves_the_generators_alone():
+def test_checking_does_not_change_the_generators():
     torch.manual_seed(4)
     expected = torch.rand(1)
     torch.manual_seed(4)
@@ -427,7 +435,7 @@ def test_trying_leaves_the_generators_alone():
         ("ImageSequential", "is not one of its augmentations of single images"),
     ],
 )
-def test_what_kornia_does_not_have_is_refused(entry, message, trained, tmp_path, fast, cli):
+def test_operations_that_kornia_lacks_are_refused(entry, message, trained, tmp_path, fast, cli):
     file = tmp_path / "c.yaml"
     file.write_text(f"augmentation: [{entry}]\n")
     ran = cli("train", trained.images, *fast, "--config", file, "-o", tmp_path / "runs")
@@ -435,7 +443,7 @@ def test_what_kornia_does_not_have_is_refused(entry, message, trained, tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_kornia_its_install_command_is_said(trained, tmp_path, fast, cli, monkeypatch):
+def test_without_kornia_its_install_command_is_shown(trained, tmp_path, fast, cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "kornia.augmentation", None)
     monkeypatch.setitem(sys.modules, "kornia", None)
     file = tmp_path / "c.yaml"

@@ -1,4 +1,4 @@
-"""What DATA means, and the parts it is used as."""
+"""The meaning of DATA, and its splits."""
 
 import io
 import re
@@ -29,7 +29,7 @@ def data(request, trained):
     return getattr(trained, request.param)
 
 
-def test_a_validation_split_is_used_whole(data):
+def test_the_whole_validation_split_is_used(data):
     train, val = open_parts(data, "train", None, None, 0)
     assert (len(train), len(val), val.split, val.held_out) == (24, 12, "val", None)
 
@@ -39,7 +39,7 @@ def test_another_split_may_validate(data):
     assert (len(train), len(val), val.split) == (12, 24, "train")
 
 
-def test_a_test_split_stands_in(trained, tmp_path):
+def test_a_test_split_replaces_a_missing_validation_split(trained, tmp_path):
     root = shutil.copytree(trained.images, tmp_path / "d")
     (root / "val").rename(root / "test")
     assert open_parts(root, "train", None, None, 0)[1].split == "test"
@@ -59,7 +59,7 @@ def test_validation_is_held_out_of_an_unsplit_folder(image_folder):
 
 @pytest.fixture
 def unlabelled(trained, tmp_path):
-    """`unlabelled(split, count, new name)`: a tar for each split, without the labels of so many samples of one."""
+    """`unlabelled(split, count, new name)`: a tar for each split, in one of which this many samples have no label."""
 
     def write(split, count, name=None):
         root = tmp_path / "tars"
@@ -96,8 +96,8 @@ def test_samples_without_labels_are_named_before_anything_is_read(split, count, 
         open_parts(unlabelled(split, count), "train", None, None, 0)
 
 
-def test_a_test_split_without_labels_can_be_left_alone(unlabelled):
-    """As those of competitions are."""
+def test_a_test_split_without_labels_can_stay_unused(unlabelled):
+    """As in competitions."""
     data = unlabelled("val", 12, "test")
     with pytest.raises(
         UserError, match=r"the sample .*0000\S* of the test split.* or hold some of train out with --val-frac"
@@ -118,7 +118,7 @@ def test_labels_are_below_the_number_of_classes(trained):
 
 @pytest.mark.parametrize("loader", ["native", "torch", "synthetic"])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_no_loader_hands_a_missing_label_to_a_model(loader, split, unlabelled, fast, tmp_path, cli, monkeypatch):
+def test_no_loader_passes_a_missing_label_to_a_model(loader, split, unlabelled, fast, tmp_path, cli, monkeypatch):
     monkeypatch.setattr("fastimg.train.step.losses", lambda *_: pytest.fail("a step was taken"))
     monkeypatch.setattr("fastimg.train.loop.evaluate", lambda *_: pytest.fail("validated"))
     flags = [flag for flag in fast if flag not in ("--workers", "1", "--epochs")]
@@ -142,7 +142,7 @@ def test_no_validation(image_folder):
     assert (len(train), val) == (36, None)
 
 
-def test_a_fraction_beside_a_split(data):
+def test_a_fraction_with_a_validation_split(data):
     with pytest.raises(UsageError, match=r"--val-fraction has no effect: .* has a val split"):
         open_parts(data, "train", None, 0.2, 0)
 
@@ -155,7 +155,7 @@ def test_too_few_to_hold_out(tmp_path, trained):
         open_parts(tmp_path / "d", "train", None, None, 0)
 
 
-def test_a_split_that_is_not_there(data):
+def test_a_missing_split(data):
     with pytest.raises(DataError, match="no split 'tset'"):
         open_parts(data, "train", "tset", None, 0)
 

@@ -1,4 +1,4 @@
-"""The embedded real data."""
+"""The embedded digits dataset."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def folder(tmp_path, monkeypatch):
     return digits_folder()
 
 
-def test_they_are_those_of_scikit_learn(folder, tmp_path):
+def test_they_equal_scikit_learns(folder, tmp_path):
     assert folder == tmp_path / "cache" / "fastimg" / "digits"
     files = sorted(folder.rglob("*.png"), key=lambda file: file.name)
     images, labels = load_digits(return_X_y=True)
@@ -40,5 +40,5 @@ def test_all_or_nothing(tmp_path, monkeypatch):
         write_digits(tmp_path / "d")
     assert not (tmp_path / "d").exists()
     monkeypatch.undo()
-    write_digits(tmp_path / "d")  # over what was left
+    write_digits(tmp_path / "d")  # over the remains
     assert [path.name for path in tmp_path.iterdir()] == ["d"]

@@ -1,4 +1,4 @@
-"""Results are read one batch late from a device that is as late as may be, and at once where there is none."""
+"""Results are read one batch late from a device (here as late as possible), and at once on the CPU."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fastimg.data.read_back import read_back
 
 
 class Late:
-    """A tensor on a GPU whose copy to the host is there once its event is waited for."""
+    """A tensor on a GPU whose copy to the host is complete only after its event is waited for."""
 
     device = torch.device("cuda", 0)
 
@@ -25,7 +25,7 @@ class Late:
 
 @pytest.fixture
 def device(monkeypatch):
-    """(what happened, tensors whose copies no event was recorded after yet)"""
+    """(log of calls, tensors whose copies have no recorded event yet)"""
     said, late = [], []
 
     class Event:
@@ -47,7 +47,7 @@ def device(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
-def test_a_batch_is_waited_for_when_the_next_is_enqueued(device, count):
+def test_waiting_for_a_batch_when_the_next_is_enqueued(device, count):
     said, late = device
 
     def batches():
@@ -64,8 +64,8 @@ def test_a_batch_is_waited_for_when_the_next_is_enqueued(device, count):
     assert said == expected + [f"wait {count - 1}"] * (count > 0)
 
 
-def test_on_a_cpu_nothing_is_kept():
-    """A batch is a view of memory that the next one replaces."""
+def test_on_a_cpu_nothing_is_delayed():
+    """A batch is a view of memory that the next batch overwrites."""
     memory = torch.zeros(3)
 
     def batches():
@@ -79,7 +79,7 @@ def test_on_a_cpu_nothing_is_kept():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_from_a_gpu_copies_are_pinned_and_nothing_waits_in_between(sync_debug_mode):
+def test_copies_from_a_gpu_are_pinned_and_asynchronous(sync_debug_mode):
     device = torch.device("cuda")
     numbers = torch.arange(8.0, device=device)
     torch.cuda.synchronize()
@@ -89,7 +89,7 @@ def test_from_a_gpu_copies_are_pinned_and_nothing_waits_in_between(sync_debug_mo
             torch.cuda._sleep(5_000_000)
             yield number, [numbers * number, torch.full((3,), number, device=device)]
 
-    with sync_debug_mode("error"):  # an event that is waited for is no synchronising operation
+    with sync_debug_mode("error"):  # waiting for an event is not a synchronising operation
         found = [(number, [array.tolist() for array in arrays]) for number, arrays in read_back(batches())]
     assert found == [(number, [[i * number for i in range(8)], [number] * 3]) for number in range(5)]
     assert numbers.to("cpu", non_blocking=True).is_pinned()

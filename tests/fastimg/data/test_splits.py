@@ -31,7 +31,7 @@ def test_split_is_seeded():
     assert first == again != other
 
 
-def test_split_and_shuffle_stay_the_same_over_versions():
+def test_split_and_shuffle_do_not_change_between_versions():
     labels = np.array([0, 1] * 6)
     assert stratified_split(labels, 0.4, 0)[1].tolist() == [4, 7, 10, 11]
     assert shuffled(8, 0).tolist() == [0, 4, 6, 3, 5, 7, 1, 2]
@@ -49,7 +49,7 @@ def test_shuffle_is_a_permutation(n, seed):
 
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=60), shard_size=st.integers(1, 120))
-def test_shards_are_full_and_no_fuller(sizes, shard_size):
+def test_shards_are_full_within_their_limit(sizes, shard_size):
     starts = assign_shards(sizes, shard_size)
     bounds = [*starts, len(sizes)]
     assert starts[0] == 0 and all(a < b for a, b in itertools.pairwise(bounds))
@@ -69,6 +69,6 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1MB", "MB", "12 potatoes", "1e6", "0.1"])
-def test_sizes_that_are_none(text):
+def test_invalid_sizes(text):
     with pytest.raises(UsageError, match=r"--shard-size .*as in 256MB"):
         parse_size(text)

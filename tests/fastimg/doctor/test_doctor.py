@@ -1,4 +1,4 @@
-"""`fastimg doctor`: advice follows from facts alone, and the command says all that it found."""
+"""`fastimg doctor`: advice depends only on the measured facts, and the command prints everything that it found."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ GIB = 1 << 30
 
 
 def reading(rate, cold):
-    """A second of reading."""
+    """One second of readings."""
     return DiskReading(bytes=rate, reads=10, seconds=1.0, cold=cold)
 
 
@@ -91,7 +91,7 @@ def but(**changes):
 
 
 def package(name, **changes):
-    """All is well with the packages but for one."""
+    """All packages are fine except one."""
     return but(packages={**GOOD.packages, name: dataclasses.replace(GOOD.packages[name], **changes)})
 
 
@@ -116,7 +116,7 @@ def cache(name, **changes):
 
 
 def disk(rate, cold=True):
-    """Of one rate in order."""
+    """A disk with this read rate."""
     found = {"cold": reading(rate, True)} if cold else {"cold": None, "scattered": None, "warm": reading(rate, False)}
     return but(disk=dataclasses.replace(DISK, **found))
 
@@ -198,7 +198,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("case", ADVICE)
 def test_advice(case):
-    """One sentence on one line, with the command that mends it."""
+    """One sentence on one line, with the command that fixes it."""
     facts, words = ADVICE[case]
     (sentence,) = advice(facts)
     assert not [word for word in words if word not in sentence], sentence
@@ -231,17 +231,17 @@ QUIET = {
 
 
 @pytest.mark.parametrize("case", QUIET)
-def test_no_advice_where_nothing_is_wrong(case):
+def test_no_advice_if_nothing_is_wrong(case):
     assert advice(QUIET[case]) == []
 
 
-def test_what_makes_fastimg_unusable():
+def test_fatal_problems():
     assert unusable(package("timm", version=None, fault="No module named 'timm'")) == ["timm"]
     assert unusable(package("ffcv", fault="ImportError")) == unusable(package("numpy", oldest="99")) == []
     assert unusable(ALL_UNKNOWN) == []
 
 
-def test_what_goes_with_torch_is_not_mended_for_itself():
+def test_torchs_companions_are_not_fixed_separately():
     fault = "ImportError: libcudart.so.13: cannot open shared object file"
     packages = {**GOOD.packages, "numpy": dataclasses.replace(GOOD.packages["numpy"], oldest="100")}
     packages |= {n: dataclasses.replace(packages[n], fault=fault) for n in ("torch", "torchvision", "timm")}
@@ -251,13 +251,13 @@ def test_what_goes_with_torch_is_not_mended_for_itself():
     assert unusable(but(packages=packages)) == ["torch", "torchvision", "timm"]
 
 
-def test_what_keeps_fastimg_from_running_comes_first():
+def test_fatal_problems_come_first():
     facts = dataclasses.replace(package("timm", version=None, fault="No module"), open_files=10)
     assert [sentence.split()[0] for sentence in advice(facts)] == ["timm,", "a"]
 
 
 def lines(facts):
-    """The table's, by section and name."""
+    """The table's rows, by section and name."""
     return {(row.section, row.name): row.value for row in rows(facts)}
 
 
@@ -285,7 +285,7 @@ def test_the_table():
     assert {section for section, _ in told} == {"versions", "GPU", "decoders", "in use", "machine", "disk", "caches"}
 
 
-def test_the_table_names_commands_for_what_is_not_installed():
+def test_the_table_has_install_commands():
     packages = {name: p if p.needed else dataclasses.replace(p, version=None) for name, p in GOOD.packages.items()}
     told = lines(but(packages=packages))
     assert told["versions", "onnx, onnxruntime"] == "not installed; `pip install '.[export]'` in a clone of fastimg"
@@ -307,14 +307,14 @@ def test_the_table_of_limits():
     assert told["machine", "memory"] == "64.0 GiB, 4.0 GiB for this container or job, 1.0 GiB available"
 
 
-def test_the_table_where_the_disk_is_never_cold():
+def test_the_table_without_cold_reads():
     facts = but(disk=dataclasses.replace(DISK, cold=None, scattered=None, why="it stays in memory"))
     told = lines(facts)
     assert told["disk", "cold"] == "unknown: it stays in memory" and ("disk", "cold, scattered") not in told
     assert told["disk", "from memory"] == "9.00 GB/s in order"
 
 
-def test_the_table_of_what_could_not_be_found_out():
+def test_the_table_of_unknown_facts():
     told = lines(ALL_UNKNOWN)
     unknown = {key for key, value in told.items() if "unknown: the test says so" in value}
     assert set(told) - unknown == {("versions", "python")}
@@ -334,7 +334,7 @@ def test_json_of_facts():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Little is copied and read, and no process is started for an import."""
+    """Copy and read little, and start no process for an import."""
     monkeypatch.setattr(doctor.disks, "FILE", 16 << 20)
     monkeypatch.setattr(installed, "why_not_importable", lambda module: "")
     monkeypatch.setattr(torch_facts, "_ask", torch_facts.look)
@@ -362,12 +362,12 @@ def test_the_command(cli, monkeypatch):
     assert "advice: a process may open 256 files only, but shards stay open: `ulimit -n 65536`\n" in ran.out
 
 
-def test_the_command_where_all_is_well(cli, monkeypatch):
+def test_the_command_if_all_is_well(cli, monkeypatch):
     monkeypatch.setattr(doctor, "look", lambda folder, err: GOOD)
     assert cli("doctor").out.endswith("advice: none, everything is fine\n")
 
 
-def test_a_package_that_is_missing_is_exit_code_1(cli, monkeypatch):
+def test_a_missing_package_gives_exit_code_1(cli, monkeypatch):
     facts = package("torch", version=None, fault="ModuleNotFoundError: No module named 'torch'")
     monkeypatch.setattr(doctor, "look", lambda folder, err: facts)
     ran = cli("doctor")
@@ -376,8 +376,8 @@ def test_a_package_that_is_missing_is_exit_code_1(cli, monkeypatch):
     assert ran.code == 1 and json.loads(ran.out)["unusable"] == ["torch"]
 
 
-def test_whatever_fails_is_unknown(monkeypatch, tmp_path, small):
-    """And what does not depend on it is still told."""
+def test_failed_measurements_are_unknown(monkeypatch, tmp_path, small):
+    """Facts that do not depend on it are still printed."""
 
     def fail(*_, **__):
         raise RuntimeError("it broke\nin two lines")
@@ -399,13 +399,14 @@ def test_whatever_fails_is_unknown(monkeypatch, tmp_path, small):
 
 
 @pytest.mark.slow
-def test_torch_is_asked_in_another_process():
+def test_torch_is_queried_in_another_process(monkeypatch, python):
+    monkeypatch.setattr(sys, "executable", python)
     facts = torch_facts.ask()
     assert not isinstance(facts.packages, Unknown) and facts.packages["torch"].version == torch.__version__
     assert set(facts.caches) == {"huggingface", "torch", "triton"}
 
 
-def test_a_process_that_crashes_leaves_the_rest(monkeypatch):
+def test_a_crashed_process_does_not_affect_the_rest(monkeypatch):
     crash = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
     run = subprocess.run
     monkeypatch.setattr(torch_facts.subprocess, "run", lambda command, **options: run(crash, **options))
@@ -446,15 +447,15 @@ def test_the_threads_of_each_gpu():
     assert ("machine", "loader threads") not in lines(no_gpu())
 
 
-def test_the_rate_of_a_thread_is_that_of_the_records():
-    """Half of the median of two workers on two cores."""
+def test_the_rate_of_a_thread_matches_the_records():
+    """Half of the median for two workers on two cores."""
     file = Path(__file__).resolve().parents[3] / "benchmarks/results/loaders.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()]
     rates = [r["images_per_second"] for r in records if r["benchmark"] == "loader gil" and r["workers"] == 2]
     assert len(rates) >= 6 and pytest.approx(statistics.median(rates[:6]) / 2, rel=0.01) == PER_THREAD
 
 
-def test_what_flags_would_gain_is_told():
+def test_the_gain_of_flags_is_printed():
     used = dataclasses.replace(GOOD.in_use, faster=("`train --compile` is 1.50x for transformers",))
     assert lines(but(in_use=used))["in use", "faster"] == "`train --compile` is 1.50x for transformers"
     assert ("in use", "faster") not in lines(GOOD) and advice(but(in_use=used)) == []

@@ -1,4 +1,4 @@
-"""A frozen encoder runs once: what is kept, what it is worth, and when it is made again."""
+"""A frozen encoder runs once: what is cached, when the cache is valid, and when embeddings are computed again."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def shards(trained, tmp_path):
 
 @pytest.fixture
 def train(cli, fast, shards, trained, tmp_path):
-    """`train("name", *flags)`: what the frozen run said; on the trunk of the trained run."""
+    """`train("name", *flags)`: the output of a frozen run on the trunk of the trained run."""
 
     def run(name, *flags, code=0, data=shards):
         frozen = ("--freeze", "backbone", "--weights", trained.run, "--log-interval", "1")
@@ -47,7 +47,7 @@ def train(cli, fast, shards, trained, tmp_path):
 
 @pytest.fixture
 def losses(tmp_path):
-    """`losses("name")`: (kind, step, samples, loss, top1) of every record of a run that has a loss."""
+    """`losses("name")`: (kind, step, samples, loss, top1) of every record with a loss."""
 
     def read(name):
         records = rundir.read_log(tmp_path / "runs" / name)
@@ -63,13 +63,13 @@ def weights(tmp_path):
 
 @pytest.fixture
 def no_forward(monkeypatch):
-    """Nothing is encoded any more."""
+    """Fail if anything is encoded."""
     return lambda: monkeypatch.setattr(Encoder, "rows", lambda *_: pytest.fail("a forward pass"))
 
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """How many samples were encoded, at each time."""
+    """The number of samples of each encoding pass."""
     counts, rows = [], Encoder.rows
 
     def counting(self, loader, samples, tick):
@@ -88,7 +88,7 @@ def assert_close(one, two, rtol):
 
 @pytest.mark.parametrize("more", [(), ("--head", "mlp", "--head-hidden", "16"), ("--evaluate-training-set",)])
 def test_cached_and_uncached_training_have_the_same_losses(train, losses, weights, more):
-    """To 1e-5: the batches that are encoded together are others."""
+    """To 1e-5, since samples are encoded in different batches."""
     train("cached", "--cache-dtype", "fp32", *more)
     train("uncached", "--cache-embeddings", "off", *more)
     assert_close(losses("cached"), losses("uncached"), 1e-5)
@@ -108,8 +108,8 @@ def test_every_tensor_of_the_backbone_keeps_its_bits(train, weights, trained):
         assert any("running_mean" in tensor for tensor in after)
 
 
-def test_the_checkpoint_on_images_answers_as_the_head_on_kept_embeddings(train, shards, tmp_path, cli):
-    """Within what fp16 rounds; and `eval` says what training said of its validation."""
+def test_the_checkpoint_on_images_equals_the_head_on_cached_embeddings(train, shards, tmp_path, cli):
+    """Up to fp16 rounding; and `eval` reports the validation results of training."""
     train("run", "--lr", "0.01")
     run = tmp_path / "runs" / "run"
     precision = FLOAT32
@@ -130,7 +130,7 @@ def test_the_checkpoint_on_images_answers_as_the_head_on_kept_embeddings(train, 
     (stored,) = {tuple(p.parent.glob("*.tar")) for p in shards.rglob("shards.jsonl")}
     arrays = {name: value for tar in stored for name, value in _members(tar)}
     own = {value.tobytes() for value in torch.cat(embeddings)[:12].half().numpy()}
-    assert len(own & {value.tobytes() for value in arrays.values()}) >= 6  # batches of others differ in the last bit
+    assert len(own & {value.tobytes() for value in arrays.values()}) >= 6  # other batches differ in the last bit
     told = json.loads(cli("eval", run / "last", shards, "--no-amp", "--json").out)
     last = [r for r in rundir.read_log(run) if r["kind"] == "val"][-1]
     assert told["top1"] == last["top1"] and told["loss"] == pytest.approx(last["loss"], abs=2e-3)
@@ -158,7 +158,7 @@ def test_a_second_run_encodes_nothing(train, no_forward, losses):
 def test_another_option_makes_another_key(train, encoded, flags):
     train("one")
     train("two", *flags)
-    train("three", *flags, "--seed", "3", "--head", "mlp", "--lr", "0.5", "-b", "4", "-j", "2")  # nothing about these
+    train("three", *flags, "--seed", "3", "--head", "mlp", "--lr", "0.5", "-b", "4", "-j", "2")  # irrelevant
     assert encoded == [24, 12, 24, 12]
 
 
@@ -171,7 +171,7 @@ def test_other_weights_make_another_key(train, encoded, trained, tmp_path):
     assert encoded == [24, 12, 24, 12]
 
 
-def test_a_byte_of_one_image_makes_that_one_anew(train, encoded, trained, tmp_path):
+def test_a_changed_image_is_encoded_again(train, encoded, trained, tmp_path):
     data = shutil.copytree(trained.images, tmp_path / "images")
     train("one", data=data)
     image = data / "train" / "red" / "3.png"
@@ -185,7 +185,7 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
 
 
-def test_after_an_append_only_what_is_new_is_encoded(train, encoded, trained, shards, tmp_path, cli, encode):
+def test_after_an_append_only_new_images_are_encoded(train, encoded, trained, shards, tmp_path, cli, encode):
     train("one")
     for name in ("blue", "green", "red"):
         for split in ("train", "val"):
@@ -198,14 +198,14 @@ def test_after_an_append_only_what_is_new_is_encoded(train, encoded, trained, sh
     assert encoded == [24, 12, 3, 3]
 
 
-def test_augmentation_turns_it_off_and_the_output_says_why(train, shards):
+def test_augmentation_disables_it_and_the_output_says_why(train, shards):
     ran = train("run", "--hflip", "0.5")
     assert "in every epoch: augmentation is on; --cache-embeddings K caches K augmented views" in ran.out
     assert not list(shards.rglob("shards.jsonl"))
 
 
 def test_k_views_are_the_first_k_epochs_in_turn(train, losses, encoded, monkeypatch):
-    """As uncached training of the same crops and flips, and epoch 2 sees what epoch 0 saw."""
+    """Equal to uncached training with the same crops and flips; epoch 2 uses the views of epoch 0."""
     seen, begin = [], cached.Views.set_epoch
     monkeypatch.setattr(cached.Views, "set_epoch", lambda self, epoch: seen.append(epoch) or begin(self, epoch))
     flags = ("--hflip", "0.5", "--scale", "0.3", "1", "--lr", "1e-12", "--sched", "constant", "--warmup", "0ep")
@@ -216,7 +216,7 @@ def test_k_views_are_the_first_k_epochs_in_turn(train, losses, encoded, monkeypa
     assert_close([row for row in one if row[1] <= 6], [row for row in two if row[1] <= 6], 1e-5)
     steps = {epoch: [row[3] for row in one if row[0] == "train"][3 * epoch : 3 * epoch + 3] for epoch in range(3)}
     assert steps[0] == pytest.approx(steps[2], rel=1e-5) and steps[0] != pytest.approx(steps[1], rel=1e-4)
-    train("again", *flags, "--cache-embeddings", "3")  # in fp16: others
+    train("again", *flags, "--cache-embeddings", "3")  # in fp16: different embeddings
     assert encoded[3:] == [24, 24, 24, 12]
     train("more", *flags, "--cache-embeddings", "4", "--seed", "0")
     assert encoded[7:] == [24]
@@ -229,7 +229,7 @@ def test_views_equal_uncached_training_when_weights_move(train, losses):
     assert_close(losses("cached"), losses("uncached"), 1e-5)
 
 
-def test_views_know_whether_crops_are_decoded_smaller(train, encoded):
+def test_views_depend_on_dct_scaling(train, encoded):
     train("one", "--hflip", "0.5", "--cache-embeddings", "1")
     train("two", "--hflip", "0.5", "--cache-embeddings", "1", "--dct-scaling", "off")
     assert encoded == [24, 12, 24]
@@ -237,7 +237,7 @@ def test_views_know_whether_crops_are_decoded_smaller(train, encoded):
 
 @pytest.fixture
 def spoiled(trained, tmp_path):
-    """A folder of images of which two cannot be decoded."""
+    """A folder of images, two of which cannot be decoded."""
     data = shutil.copytree(trained.images, tmp_path / "spoiled")
     for name in ("train/red/2.jpg", "val/blue/1.png"):
         (data / name).write_bytes((data / name).read_bytes()[:60])
@@ -246,7 +246,7 @@ def spoiled(trained, tmp_path):
     return data
 
 
-def test_images_that_cannot_be_read_are_counted_and_named_as_without_a_cache(train, losses, spoiled, tmp_path):
+def test_unreadable_images_are_reported_as_without_a_cache(train, losses, spoiled, tmp_path):
     said = {}
     for name, flags in {"off": ("--cache-embeddings", "off"), "first": (), "second": ()}.items():
         lines = train(name, "--cache-dtype", "fp32", *flags, data=spoiled).out if flags == () else None
@@ -272,9 +272,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("flags", [(), ("--hflip", "0.5", "--cache-embeddings", "2"), ("--head", "mlp", "--model-ema")])
-def test_going_on_in_the_middle_of_an_epoch_equals_never_having_stopped(
-    train, losses, weights, monkeypatch, flags, tmp_path
-):
+def test_resuming_within_an_epoch_equals_an_uninterrupted_run(train, losses, weights, monkeypatch, flags, tmp_path):
     from fastimg.train import step as module
 
     train("whole", *flags, "--save-interval", "1")
@@ -306,7 +304,7 @@ def test_the_config_of_a_run_runs_again(train, losses, cli, tmp_path):
 
 
 def test_ghost_batch_norm_in_the_head(train, losses, weights):
-    """Statistics of four at a time: another training than of eight, and as without a cache."""
+    """Statistics over four samples: different from eight, and the same as without a cache."""
     mlp = ("--head", "mlp", "--head-hidden", "8", "--cache-dtype", "fp32")
     train("whole", *mlp)
     train("ghost", *mlp, "--ghost-bn", "4")
@@ -316,7 +314,7 @@ def test_ghost_batch_norm_in_the_head(train, losses, weights):
     assert any("running_var" in name and name.startswith("fc.") for name in weights("ghost"))
 
 
-def test_a_searched_batch(train):
+def test_the_batch_size_search(train):
     ran = train("run", "-b", "auto")
     assert "36 made now" in ran.out and "chosen:" in ran.out
 
@@ -334,7 +332,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_cached_is_refused(train, name):
+def test_uncacheable_settings_are_refused(train, name):
     flags, words = REFUSED[name]
     asked = () if "--cache-embeddings" in flags else ("--cache-embeddings", "1")
     if name == "progressive":
@@ -342,7 +340,7 @@ def test_what_cannot_be_cached_is_refused(train, name):
     assert words in train("run", *asked, *flags, code=2).err
 
 
-def test_pixels_of_nobody_are_refused(cli, shards):
+def test_synthetic_pixels_are_refused(cli, shards):
     flags = ("--arch", "test_resnet", "--img-size", "32", "--freeze", "backbone", "--loader", "synthetic")
     ran = cli("train", shards, *flags, "--cache-embeddings")
     assert ran.code == 2 and "--cache-embeddings 1: --loader synthetic makes up its pixels" in ran.err
@@ -357,7 +355,7 @@ def test_kornia_is_refused(train, tmp_path):
     )
 
 
-def test_without_being_asked_it_is_off_and_says_why(train):
+def test_by_default_it_is_off_with_a_reason(train):
     ran = train("tta", "--tta")
     assert "not cached, the encoder runs in every epoch: --tta also evaluates mirror images" in ran.out
     assert "has dropout before its classifier" in train("dropout", "--model-kwargs", "drop_rate=0.5").out
@@ -371,7 +369,7 @@ def test_flags_without_a_frozen_backbone(cli, fast, shards, flags):
 
 
 class Toy(nn.Module):
-    """A backbone without biases, which makes zeros of a blank image, and a head that begins at zero."""
+    """A backbone without biases, which maps a blank image to zeros, and a head that begins at zero."""
 
     def __init__(self, drop=0.0, scale=1.0, calls=1):
         super().__init__()
@@ -395,18 +393,18 @@ class Toy(nn.Module):
         ({"calls": 2}, "has further layers after its classifier"),
     ],
 )
-def test_zeros_hide_nothing(options, words):
+def test_zero_features_do_not_hide_problems(options, words):
     model = Model(Toy(**options), "toy", {}, ("fc",), None, True)
     freeze(model, "backbone")
     state = torch.get_rng_state()
     reason = why_not(model, torch.zeros(1, 3, 8, 8))
     assert reason.endswith(words) and bool(reason) == bool(words)
     assert torch.equal(torch.get_rng_state(), state) and model.module.training
-    assert model.module(torch.zeros(1, 3, 8, 8)).abs().sum() == 0  # nothing was left behind
+    assert model.module(torch.zeros(1, 3, 8, 8)).abs().sum() == 0  # nothing is left behind
 
 
 def test_real_models(monkeypatch):
-    """One whose classifier is a convolution that is pooled afterwards, one with two of them, and one that can."""
+    """Not cacheable: a convolution before pooling as the classifier, or two classifiers. Cacheable: one classifier."""
     for arch, words in {
         "torchvision/squeezenet1_1": "has further layers after its classifier",
         "torchvision/mobilenet_v3_small": "has dropout before its classifier",
@@ -432,7 +430,7 @@ def test_the_digest_of_a_backbone():
     assert backbone_digest(one) != backbone_digest(two)
 
 
-def test_numbers_that_fp16_cannot_hold_end_the_run(shards, trained):
+def test_overflow_of_fp16_ends_the_run(shards, trained):
     model, _ = load_model(trained.run)
     engine = inference.load(trained.run, torch.device("cpu"), FLOAT32)
     dataset = open_dataset(shards, "val")
@@ -446,14 +444,14 @@ def test_numbers_that_fp16_cannot_hold_end_the_run(shards, trained):
 
 
 class Three(Ranks):
-    """One of three ranks that all have the same."""
+    """One of three ranks with equal values."""
 
     def sum(self, tensor):
         return tensor.mul_(3)
 
 
 def test_buffers_of_frozen_modules_are_not_averaged():
-    """The mean of three equal numbers is not always that number."""
+    """The mean of three equal numbers may differ from the number."""
     ranks = Three(0, 3, 3, torch.device("cpu"), "gloo")
     frozen, learning = nn.BatchNorm1d(1000), nn.BatchNorm1d(1000)
     values = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 0.7
@@ -468,8 +466,8 @@ def test_buffers_of_frozen_modules_are_not_averaged():
 
 
 @pytest.mark.slow
-def test_two_ranks_on_kept_embeddings(shards, trained, train, losses, tmp_path, fast, two_ranks):
-    """Each makes its shards, and they train like one process."""
+def test_two_ranks_on_cached_embeddings(shards, trained, train, losses, tmp_path, fast, two_ranks):
+    """Each rank makes its shards, and together they train like one process."""
     frozen = ["--freeze", "backbone", "--weights", trained.run, "--log-interval", "1"]
     more = ["--epochs", "3", "-b", "4", "--cache-dtype", "fp32", "--cache-dir", tmp_path / "ranks"]
     flags = ["train", shards, *fast, *frozen, *more, "-o", tmp_path / "runs", "--name", "two"]

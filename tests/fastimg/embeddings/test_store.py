@@ -1,4 +1,4 @@
-"""Arrays kept by content: made once, whatever is killed, torn, altered or waiting."""
+"""Arrays stored by content: computed once, despite kills, torn or altered files, and waiting processes."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
+from fastimg.data.digests import DIGEST, NONE, of, sample_digests, stamp_of
 from fastimg.embeddings import store as arraycache
-from fastimg.embeddings.digests import DIGEST, NONE, of, sample_digests, stamp_of
 from fastimg.embeddings.store import ArrayCache, key_of
 from fastimg.errors import UserError
 from fastimg.loaders import FilesDataset
@@ -22,11 +22,11 @@ from fastimg.models.ranks import Ranks, torch
 
 ONE = Ranks(0, 1, 1, torch.device("cpu"), None)
 ABOUT = {"kind": "lengths", "format": 1}
-WORDS = ["one", "two", "", "three", "two", "four", "five", "six", "!", "seven", "eight", "nine"]  # "": cannot be read
+WORDS = ["one", "two", "", "three", "two", "four", "five", "six", "!", "seven", "eight", "nine"]  # "": unreadable
 
 
 class Words:
-    """A dataset whose samples are words; an empty one cannot be read."""
+    """A dataset whose samples are words; an empty word cannot be read."""
 
     classes, notes, content, name = ("word",), (), "text", "words"
 
@@ -50,7 +50,7 @@ class Words:
 
 
 class Maker:
-    """Makes an array of each word's letters; "!" cannot be one. Remembers what it was asked for."""
+    """Makes an array of each word's letters, except for "!". Records its requests."""
 
     def __init__(self, dataset, dies_after=None):
         self.dataset, self.made, self.closed, self.dies_after = dataset, [], False, dies_after
@@ -80,7 +80,7 @@ def said():
 
 @pytest.fixture
 def fill(tmp_path, said):
-    """`fill(words, root, dies_after)`: the cache, filled, and who made what was missing."""
+    """`fill(words, root, dies_after)`: the filled cache, and the maker of missing arrays."""
 
     def run(words=WORDS, root=tmp_path / "cache", dies_after=None, **options):
         dataset = Words(words)
@@ -92,13 +92,13 @@ def fill(tmp_path, said):
 
 
 def files(cache):
-    """Everything that a cache holds, by name, but for its lock."""
+    """All files of a cache by name, except its lock."""
     found = {path.name: path.read_bytes() for path in cache.folder.iterdir() if path.name != ".lock"}
     return found | {name: sorted(found[name].splitlines()) for name in found if name == "shards.jsonl"}
 
 
 def words_of(cache, words=WORDS):
-    """The words that its arrays spell; for a sample without one, why."""
+    """The words that its arrays spell; for a sample without an array, the reason."""
     dataset = cache.dataset(Words(words), Words(words).digests())
     found = []
     for index in range(len(words)):
@@ -123,7 +123,7 @@ def test_each_content_is_made_once_and_read_back(fill):
     )
 
 
-def test_a_second_run_makes_nothing_and_new_samples_are_all_that_is_made(fill):
+def test_a_second_run_makes_only_new_samples(fill):
     fill()
     cache, maker = fill()
     assert maker.made == []
@@ -136,8 +136,8 @@ def test_a_second_run_makes_nothing_and_new_samples_are_all_that_is_made(fill):
     }
 
 
-def test_what_has_no_array_is_remembered_with_its_reason(fill, said):
-    """One whole shard of it, too: then there is no file."""
+def test_samples_without_an_array_are_stored_with_the_reason(fill, said):
+    """Also for a whole shard, which then has no file."""
     bad = [*WORDS, *("!" for _ in range(3))]
     fill(["!"])
     cache, maker = fill(bad)
@@ -146,13 +146,13 @@ def test_what_has_no_array_is_remembered_with_its_reason(fill, said):
 
 
 @pytest.mark.parametrize("dies_after", [0, 3, 4, 6, 9])
-def test_a_kill_and_going_on_give_the_same_bytes(fill, tmp_path, dies_after):
+def test_killed_and_resumed_gives_the_same_bytes(fill, tmp_path, dies_after):
     whole, _ = fill()
     root = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
         fill(root=root, dies_after=dies_after)
     cache, maker = fill(root=root)
-    assert len(maker.made) == 10 - dies_after // 4 * 4  # whole shards stand
+    assert len(maker.made) == 10 - dies_after // 4 * 4  # complete shards are kept
     assert files(cache) == files(whole)
 
 
@@ -181,7 +181,7 @@ print("read", helpers.words_of(cache), flush=True)
 
 
 @pytest.mark.slow
-def test_who_waits_goes_on_where_the_writer_was_killed(fill, tmp_path):
+def test_a_waiting_process_continues_after_a_killed_writer(fill, tmp_path):
     """Two processes: SIGKILL while one writes its second shard and the other waits."""
     whole, _ = fill()
     arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "shared"), __file__]
@@ -206,7 +206,7 @@ def test_who_waits_goes_on_where_the_writer_was_killed(fill, tmp_path):
 
 
 def test_one_writes_while_the_other_waits_and_then_reads(tmp_path):
-    """Descriptors lock each other out within a process as well as between two."""
+    """File descriptors exclude each other within a process as well as between two."""
     words, waiting, said = Words(), threading.Event(), []
     cache, maker = ArrayCache(tmp_path, ABOUT, print), Maker(words)
 
@@ -233,7 +233,7 @@ TORN = [b'{"number": 2, "sam', b'"\xff\xfe broken\n', b'{"number":7,"samples":0,
 
 
 @pytest.mark.parametrize("rest", TORN)
-def test_a_torn_or_damaged_line_of_the_journal_is_none(fill, tmp_path, rest, said):
+def test_torn_or_damaged_journal_lines_are_ignored(fill, tmp_path, rest, said):
     whole, _ = fill(root=tmp_path / "whole")
     cache, _ = fill()
     journal = cache.folder / "shards.jsonl"
@@ -252,7 +252,7 @@ def flip(path):
 
 @pytest.mark.parametrize("name", ["00001.tar", "00001.idx", "00002.tar"])
 @pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:100]), lambda p: p.unlink()])
-def test_a_damaged_file_is_found_told_of_once_and_made_again(fill, tmp_path, name, damage, said):
+def test_a_damaged_file_is_reported_once_and_made_again(fill, tmp_path, name, damage, said):
     whole, _ = fill(root=tmp_path / "whole")
     cache, _ = fill()
     damage(cache.folder / name)
@@ -284,7 +284,7 @@ def test_a_complete_cache_is_only_read(fill, monkeypatch):
         fill([*WORDS, "ten"])
 
 
-def test_a_full_disk_is_a_sentence_and_what_was_written_stands(fill, tmp_path, monkeypatch):
+def test_a_full_disk_is_a_one_line_error_and_written_shards_stay(fill, tmp_path, monkeypatch):
     written = []
 
     class Full(arraycache.ShardWriter):
@@ -299,12 +299,12 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stands(fill, tmp_path, m
         words, maker = Words(), Maker(Words())
         with pytest.raises(UserError, match=r"No space left on device\); free some space") as caught:
             ArrayCache(tmp_path / "cache", ABOUT, print).fill(words.digests(), ONE, maker)
-        assert maker.closed and caught  # with its loader and threads, while the error is held
+        assert maker.closed and caught  # together with its loader and threads, while the error is still referenced
     cache, maker = fill()
     assert len(maker.made) == 6 and words_of(cache) == SPELT
 
 
-def test_an_error_of_the_maker_is_not_the_disk_s(tmp_path):
+def test_an_error_of_the_maker_is_not_reported_as_the_disks(tmp_path):
     words = Words()
 
     def make(ids):
@@ -321,7 +321,7 @@ def test_arrange_puts_the_samples_of_a_shard_in_order(fill):
 
 
 class Rank(Ranks):
-    """One of two ranks, whose other is played after the fact: what both say is what this one says."""
+    """One of two ranks; the other is simulated afterwards, with the same answers."""
 
     def gather(self, value):
         return [value]
@@ -330,8 +330,8 @@ class Rank(Ranks):
         pass
 
 
-def test_ranks_share_the_shards_and_the_bytes_are_one_processs(fill, tmp_path, monkeypatch):
-    """Each rank writes every second shard; the journal has a line for each in their order."""
+def test_ranks_share_the_shards_and_give_the_bytes_of_one_process(fill, tmp_path, monkeypatch):
+    """Each rank writes every second shard; the journal lists them in order."""
     whole, _ = fill()
     root, lines = tmp_path / "ranks", []
     monkeypatch.setattr(Rank, "gather", lambda self, value: lines.append(value) or [value])
@@ -356,7 +356,7 @@ def folder(tmp_path):
     return FilesDataset(tmp_path, [f"{number}.txt" for number in range(5)], ("a",), [0] * 5, "text")
 
 
-def test_digests_are_of_the_content_and_kept(folder, tmp_path, monkeypatch):
+def test_digests_of_contents_are_stored(folder, tmp_path, monkeypatch):
     keep = tmp_path / "kept" / "digests.bin"
     found = sample_digests(folder, stamp_of(folder), keep, 2)
     assert [value.tobytes() for value in found] == [of(f"text {number % 4}".encode()) for number in range(5)]
@@ -364,7 +364,7 @@ def test_digests_are_of_the_content_and_kept(folder, tmp_path, monkeypatch):
     assert np.array_equal(sample_digests(folder, stamp_of(folder), keep, 2), found)
 
 
-def test_kept_digests_of_other_files_or_torn_ones_are_read_anew(folder, tmp_path):
+def test_outdated_or_torn_digests_are_computed_again(folder, tmp_path):
     keep = tmp_path / "kept" / "digests.bin"
     before = sample_digests(folder, stamp_of(folder), keep, 2)
     stamp = stamp_of(folder)
@@ -382,8 +382,8 @@ def test_a_stamp_is_the_same_from_any_folder(folder, tmp_path, monkeypatch):
     assert stamp_of(beside) == stamp_of(folder)
 
 
-def test_what_cannot_be_read_is_tried_again_each_time(folder, tmp_path, monkeypatch):
-    """A disk that failed for a moment leaves nobody out for good."""
+def test_unreadable_samples_are_tried_again_each_time(folder, tmp_path, monkeypatch):
+    """A temporary failure of the disk excludes no sample permanently."""
     keep, read = tmp_path / "kept" / "digests.bin", FilesDataset.read
     whole = sample_digests(folder, "stamp", tmp_path / "other.bin", 1)
 
@@ -403,7 +403,7 @@ def test_what_cannot_be_read_is_tried_again_each_time(folder, tmp_path, monkeypa
     assert asked == [2]
 
 
-def test_digests_that_cannot_be_kept_are_told_of(folder, tmp_path):
+def test_digests_that_cannot_be_stored_are_reported(folder, tmp_path):
     said = []
     (tmp_path / "file").write_text("")
     found = sample_digests(folder, "stamp", tmp_path / "file" / "digests.bin", 1, said.append)

@@ -1,4 +1,4 @@
-"""What is in a dataset: counted, compared and drawn, whatever holds it; bad input is named, and nothing else stops."""
+"""Contents of a dataset: counted, compared and drawn, in any container; faults are named without stopping the rest."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ PICTURES = ("samples.png", "trivial.png", "augmented.png")
 
 @pytest.fixture
 def flawed(trained, tmp_path):
-    """24 + 12 images, and: one copied into val, one copied into another class, two that are no images."""
+    """24 + 12 images, including: one copied into val, one copied into another class, two that are not images."""
     root = tmp_path / "flawed"
     shutil.copytree(trained.images, root)
     shutil.copy(root / "train/red/0.jpg", root / "val/red/leak.jpg")
@@ -42,7 +42,7 @@ def flawed(trained, tmp_path):
 
 @pytest.fixture
 def look(tmp_path, cli):
-    """`look(data, flags)`: what `inspect --json` says."""
+    """`look(data, flags)`: the output of `inspect --json`."""
 
     def call(data, *flags):
         ran = cli("inspect", data, "--json", "-o", tmp_path / "pictures", "-j", "2", "--img-size", "32", *flags)
@@ -81,7 +81,7 @@ def test_a_flawed_folder(flawed, look):
     assert said["bytes"] == sum(file.stat().st_size for file in flawed.rglob("*.*") if file.is_file())
 
 
-def test_the_same_in_words(flawed, tmp_path, cli):
+def test_a_flawed_folder_as_text(flawed, tmp_path, cli):
     ran = cli("inspect", flawed, "-o", tmp_path / "pictures")
     assert ran.code == 0, ran.err
     for words in (
@@ -95,7 +95,7 @@ def test_the_same_in_words(flawed, tmp_path, cli):
         assert words in ran.out, words
 
 
-def test_a_folder_says_once_how_it_is_read(tmp_path, encode, look, cli):
+def test_how_a_folder_is_read_is_printed_once(tmp_path, encode, look, cli):
     for name in ("Training/x/a/1", "Training/x/b/2", "dev/x/a/3"):
         (tmp_path / f"D/{name}.jpg").parent.mkdir(parents=True)
         (tmp_path / f"D/{name}.jpg").write_bytes(encode(seed=int(name[-1])))
@@ -119,7 +119,7 @@ def test_pictures(flawed, look, tmp_path):
 
 
 def tars(shards, folder):
-    """Somebody else's: the shards without what convert says of them."""
+    """Foreign tars: the shards without convert's description of them."""
     folder.mkdir()
     for tar in shards.glob("*.tar"):
         shutil.copy(tar, folder)
@@ -163,7 +163,7 @@ def test_one_split(flawed, look, cli):
     assert ran.code == 2 and "no such split; it has train, val" in ran.err
 
 
-def test_headers_only_does_not_see_what_is_cut_short(flawed, look):
+def test_headers_only_does_not_detect_truncation(flawed, look):
     said = look(flawed, "--headers-only")
     assert said["unreadable"] == 1 and not said["decoded"]
 
@@ -194,7 +194,7 @@ def test_nothing_can_be_read(tmp_path, look, cli):
         (("-o", "/proc/none"), 1, "--output /proc/none"),
     ],
 )
-def test_what_cannot_be(flags, code, message, trained, tmp_path, cli, monkeypatch):
+def test_invalid_arguments(flags, code, message, trained, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = cli("inspect", trained.images, *flags)
     assert ran.code == code and message in ran.err and "Traceback" not in ran.err, ran.err
@@ -209,7 +209,7 @@ def test_no_dataset(name, tmp_path, cli):
     assert ran.code == 1 and name in ran.err and "Traceback" not in ran.err
 
 
-def test_a_ppm_file_is_no_raw_image_of_a_beton(tmp_path, look):
+def test_a_ppm_file_is_not_a_raw_image_of_a_beton(tmp_path, look):
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
         Image.new("RGB", (9, 7), "red" if name == "a" else "blue").save(tmp_path / "data" / name / "x.ppm")
@@ -232,13 +232,13 @@ def test_too_many_pixels_are_unreadable(trained, look):
     assert look(trained.images, "--max-pixels", "100")["unreadable"] == 36
 
 
-def test_the_pictures_are_where_one_expects_them(trained, tmp_path, cli, monkeypatch):
+def test_pictures_are_written_to_the_default_folder(trained, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli("inspect", trained.images, "--img-size", "32").code == 0
     assert sorted(file.name for file in (tmp_path / "inspect-images").iterdir()) == ["augmented.png", "samples.png"]
 
 
-def test_trivials_operations_are_drawn_where_it_is_on(trained, look, tmp_path):
+def test_trivial_augments_operations_are_drawn_if_enabled(trained, look, tmp_path):
     assert [Path(file).name for file in look(trained.images, "--aa", "ta_wide")["pictures"]] == list(PICTURES)
     (tmp_path / "pictures" / "trivial.png").unlink()
     for flags in ((), ("--rotate", "10"), ("--aa", "none"), ("--no-aug",)):
@@ -249,7 +249,7 @@ def test_trivials_operations_are_drawn_where_it_is_on(trained, look, tmp_path):
     assert not (tmp_path / "pictures" / "trivial.png").exists()
 
 
-def test_names_in_pictures_are_shortened_and_those_that_no_font_has_are_said(tmp_path, trained, cli, monkeypatch):
+def test_names_in_pictures_are_shortened_and_missing_glyphs_reported(tmp_path, trained, cli, monkeypatch):
     figures, savefig = [], Figure.savefig
     monkeypatch.setattr("fastimg.train.reporting.lettering._fallbacks", lambda wanted: [])  # no other font is installed
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), savefig(self, *args, **kw)))
@@ -264,7 +264,7 @@ def test_names_in_pictures_are_shortened_and_those_that_no_font_has_are_said(tmp
 
 
 def drawn(monkeypatch):
-    """The tiles of every sheet, by its file's name."""
+    """The tiles of every sheet, by file name."""
     kept = {}
     monkeypatch.setattr(
         sheets, "save_sheet", lambda rows, names, side, file, _: kept.update({file.name: (rows, names)})
@@ -272,8 +272,8 @@ def drawn(monkeypatch):
     return kept
 
 
-def test_augmented_is_what_training_sees(trained, look, monkeypatch):
-    """Image by image: the loader's crop of (seed, epoch, id), and the plan of (seed, epoch, id)."""
+def test_augmented_images_equal_those_of_training(trained, look, monkeypatch):
+    """For each image: the loader's crop of (seed, epoch, id), and the plan of (seed, epoch, id)."""
     kept = drawn(monkeypatch)
     flags = ("--seed", "5", "--aa", "trivial", "--rotate", "10", "--hflip", "0.5", "--reprob", "0.5", "--samples", "4")
     look(trained.shards, *flags)
@@ -306,7 +306,7 @@ def test_mixed_captions_name_the_shares(trained, look, monkeypatch):
     assert any(len(lines) == 2 and all("%" in line for line in lines) for lines in captions)
 
 
-def test_an_image_that_another_covers_is_named_by_it(trained):
+def test_captions_of_images_mixed_completely(trained):
     dataset, policy = open_dataset(trained.images), Policy(trivial=True, mixup=1.0)
     plan = draw(policy, np.arange(2), 0, 0)
     classes = sheets._Classes(dataset, [0, 1])
@@ -317,7 +317,7 @@ def test_an_image_that_another_covers_is_named_by_it(trained):
     dataset.close()
 
 
-def test_without_augmentation_it_is_validations_crop(trained, look, monkeypatch):
+def test_without_augmentation_it_is_the_validation_crop(trained, look, monkeypatch):
     kept = drawn(monkeypatch)
     look(trained.images, "--no-aug", "--samples", "3")
     assert [len(row) for row in kept["augmented.png"][0]] == [1, 1, 1]
@@ -335,7 +335,7 @@ def test_trivial_shows_every_operation(trained, look, monkeypatch):
     assert captions["Brightness"][0] == "x 0.01" and captions["ShearY"][-1] == "+0.99"
 
 
-def test_a_runs_file_says_what_is_shown(trained, tmp_path):
+def test_a_runs_file_selects_the_augmentation(trained, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("augmentation: [{rotate: {degree: 7}}, trivial]\ntrain_crop_size: 40\nmean: [0.1, 0.2, 0.3]\n")
     shown, crop = _augmentation(Inspect(data=trained.images, config=file, hflip=0.25))
@@ -352,7 +352,7 @@ def test_a_runs_file_says_what_is_shown(trained, tmp_path):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("kornia"), reason="kornia is not installed: pip install '.[kornia]'")
-def test_kornias_are_shown(trained, tmp_path, look, monkeypatch):
+def test_kornias_operations_are_shown(trained, tmp_path, look, monkeypatch):
     kept = drawn(monkeypatch)
     file = tmp_path / "c.yaml"
     file.write_text("augmentation: [{RandomInvert: {p: 1.0}}]\n")
@@ -365,7 +365,7 @@ def test_kornias_are_shown(trained, tmp_path, look, monkeypatch):
         for r, s in zip(plain, inverted, strict=True)
         for a, b in zip(r, s, strict=True)
     ]
-    assert any(same)  # the list has no flip, so those of the other that were not flipped
+    assert any(same)  # the list has no flip, so these are the images that the other run did not flip
 
 
 def test_duplicates_across_many_splits(tmp_path, encode):

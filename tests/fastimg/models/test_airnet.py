@@ -1,4 +1,4 @@
-"""fastimg/airnet: its first layer whitens, what is fixed never trains, and it is found by its name."""
+"""fastimg/airnet: its first layer whitens, fixed parameters never train, and it is found by its name."""
 
 import pytest
 import torch
@@ -9,18 +9,19 @@ from fastimg.errors import UsageError
 from fastimg.models.blocks import blocks
 from fastimg.models.networks import airnet
 from fastimg.models.registry import build, fixed, freeze
-from fastimg.train.optimisers import Lookahead, build_optimizer
+from fastimg.train.optimisers.construction import build_optimizer
+from fastimg.train.optimisers.lookahead import Lookahead
 
 
 def images(count=200):
-    """Smooth colours, whose neighbours are alike: uint8 [count, 3, 16, 16]."""
+    """Smooth colours with similar neighbours: uint8 [count, 3, 16, 16]."""
     coarse = torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(1))
     noise = torch.rand(count, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     return ((0.85 * F.interpolate(coarse, 16) + 0.15 * noise) * 255).to(torch.uint8)
 
 
 def test_its_filters_whiten_patches():
-    """The second moments of what they give are the identity, but for the floor under small eigenvalues."""
+    """The second moments of the outputs are the identity, except for the floor under small eigenvalues."""
     pixels = images()
     filters = airnet.whitening_filters(airnet.patch_moments(pixels), airnet.MEAN, airnet.STD)
     assert filters.shape == (24, 3, 2, 2) and torch.equal(filters[12:], -filters[:12])
@@ -31,7 +32,7 @@ def test_its_filters_whiten_patches():
     assert (filters.flatten(1).gather(1, filters.flatten(1).abs().argmax(1, keepdim=True))[:12] > 0).all()
 
 
-def test_moments_are_the_same_in_any_parts_and_order():
+def test_moments_do_not_depend_on_chunks_and_order():
     pixels = images()
     whole = airnet.patch_moments(pixels)
     parts = airnet.patch_moments(pixels[150:]) + airnet.patch_moments(pixels[:150].flip(0))
@@ -39,7 +40,7 @@ def test_moments_are_the_same_in_any_parts_and_order():
     assert torch.equal(whole.products, parts.products) and torch.equal(whole.levels, parts.levels)
 
 
-def test_stages_begin_as_identities_and_logits_small():
+def test_stages_begin_as_identities_with_small_logits():
     model = build("fastimg/airnet", 7, kwargs={"width": 32})
     stage = model.module.stages[0]
     x = torch.rand(2, 24, 8, 8)
@@ -50,7 +51,7 @@ def test_stages_begin_as_identities_and_logits_small():
     assert model.module(torch.rand(2, 3, 40, 40)).shape == (2, 7)  # other sizes, too
 
 
-def test_what_is_fixed_stays_fixed():
+def test_fixed_parameters_do_not_change():
     model = build("fastimg/airnet", 7, kwargs={"width": 4})
     norms = {f"stages.{i}.norm{j}.weight" for i in range(3) for j in (1, 2)}
     assert fixed(model.module) == {"stem.weight", *norms}
@@ -67,13 +68,13 @@ def test_what_is_fixed_stays_fixed():
         ({"arch": "fastimg/airnet", "kwargs": {"depth": 3}}, "--model-kwargs: fastimg/airnet does not accept them"),
     ],
 )
-def test_what_it_cannot_be(arguments, words):
+def test_invalid_arguments(arguments, words):
     with pytest.raises(UsageError, match=words):
         build(num_classes=3, **arguments)
 
 
 def test_norms_learn_faster_and_decay_as_ever():
-    """One step of SGD on known gradients: the rate is 64 times that of the others, the decay is the same share."""
+    """One step of SGD on known gradients: the rate is 64 times that of the others, with the same relative decay."""
     model = build("fastimg/airnet", 7, kwargs={"width": 4}).module
     optimizer = build_optimizer(model, "sgd", 0.5, 0.01, 0.0, norm_weight_decay=0.01, norm_lr_scale=64.0)
     for group in optimizer.param_groups:  # as `set_lr`
@@ -107,5 +108,5 @@ def test_lookahead_moves_weights_back_to_their_average(momentum):
         average = before if average is None else average.lerp(before, 1 - 0.95**2 * (step / 10) ** 3)
         assert torch.allclose(layer.weight, average) and (step == 4 or not torch.equal(layer.weight, before))
     copy = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum)
-    copy.load_state_dict(optimizer.state_dict())  # it goes into checkpoints with the optimiser's state
+    copy.load_state_dict(optimizer.state_dict())  # checkpoints include it with the optimiser's state
     assert torch.equal(copy.state[layer.weight]["lookahead"], layer.weight)

@@ -1,4 +1,4 @@
-"""The blocks of a model: they partition its parameters, in the order in which an image meets them."""
+"""The blocks of a model: they partition its parameters, in the order of the forward pass."""
 
 import pytest
 import timm
@@ -8,7 +8,7 @@ import torchvision
 from fastimg.models.blocks import blocks, repeated
 
 TIMM = ("byobnet", "convnext", "efficientnet", "mambaout", "maxvit", "nfnet", "resnet", "vit3", "vit_relpos")
-TORCHVISION = {  # name: stem and blocks and head
+TORCHVISION = {  # name: number of blocks, including stem and head
     "alexnet": 8,
     "vgg11_bn": 11,
     "resnet18": 10,
@@ -30,7 +30,7 @@ def torchvision_model(name):
 
 
 def check(model, size):
-    """Every parameter in one block; blocks in order; their modules are called once each, in that order."""
+    """Every parameter is in one block; the modules of the blocks are called once each, in order."""
     found = blocks(model)
     names = [name for block in found for name in block.parameters]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
@@ -67,7 +67,7 @@ def test_torchvisions_models(name):
     assert len(repeated(model)) == (0 if name in ("alexnet", "vgg11_bn") else TORCHVISION[name] - 2)
 
 
-def test_a_transformer_has_its_depth_and_two():
+def test_a_transformer_has_two_blocks_more_than_its_depth():
     found = blocks(timm.create_model("test_vit", num_classes=3))
     assert [block.name for block in found] == ["stem", *(f"blocks.{n}" for n in range(6)), "head"]
     assert {"cls_token", "pos_embed"} <= set(found[0].parameters)
@@ -85,14 +85,14 @@ def test_resnet50_has_sixteen_residual_blocks():
         assert "layer2.0.downsample.0.weight" in found[4].parameters
 
 
-def test_what_stands_between_two_blocks_goes_with_the_second():
+def test_modules_between_two_blocks_belong_to_the_second():
     found = {block.name: block for block in blocks(torchvision_model("convnext_tiny"))}
     assert "features.2.0.weight" in found["features.3.0"].parameters  # the downsampling layer
     assert "features.2.0.weight" not in dict(found["features.3.0"].module.named_parameters("features.3.0"))
 
 
 @pytest.mark.parametrize(("name", "count"), [("caformer_s18", 18), ("pit_ti_224", 12), ("csatv2", 14)])
-def test_models_of_timm_that_do_not_know_their_blocks(name, count):
+def test_timm_models_without_block_information(name, count):
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=3)
     assert not hasattr(model, "group_matcher")

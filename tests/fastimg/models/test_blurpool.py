@@ -1,4 +1,4 @@
-"""BlurPool: what blurring before strides promises."""
+"""BlurPool: blurring before strides."""
 
 import copy
 
@@ -59,7 +59,7 @@ def test_max_pooling_becomes_dense_and_is_blurred(pool, size):
     assert layers(images).shape == pool(images).shape
 
 
-def test_what_is_left_alone():
+def test_layers_that_are_not_replaced():
     same = timm.layers.create_pool2d("max", 3, 2, padding="same")
     layers = [nn.Conv2d(15, 8, 3, 2), nn.Conv2d(16, 8, 3), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, ceil_mode=True), same]
     for layer in layers:
@@ -71,7 +71,7 @@ def test_a_constant_image_stays_constant():
     layers, _ = turned(nn.MaxPool2d(3, 2, 1))
     found = layers(torch.full((1, 2, 16, 16), 3.0))
     assert torch.allclose(found[..., 1:-1, 1:-1], torch.tensor(3.0))
-    assert (found[..., 0, :] < 3).all()  # zeros lie around it
+    assert (found[..., 0, :] < 3).all()  # it is padded with zeros
     conv = nn.Conv2d(16, 4, 3, stride=2, padding=1)
     images = torch.full((1, 16, 16, 16), 3.0)
     assert torch.allclose(turned(conv)[0](images)[..., 1:-1, 1:-1], conv(images)[..., 1:-1, 1:-1], atol=1e-5)
@@ -79,7 +79,7 @@ def test_a_constant_image_stays_constant():
 
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(3, 2, 1), CONVOLUTIONS["3x3"], CONVOLUTIONS["pointwise"]])
 def test_a_shifted_image_changes_less(layer):
-    """By one pixel, which a stride of two does not divide: the relative change of the features, inside."""
+    """A shift by one pixel, which a stride of two does not divide: the relative change of the inner features."""
     torch.manual_seed(0)
     images = torch.rand(8, 16, 32, 32)
 
@@ -103,7 +103,7 @@ def test_the_filter_follows_the_model(bits):
 
 
 def test_resnet50():
-    """Its pooling, and in each of three stages a 3x3 and the shortcut; names, gradients and a trained state dict."""
+    """Its pooling, and a 3x3 and the shortcut in each of three stages; names, gradients and a trained state dict."""
     for make in (timm.create_model, torchvision.models.get_model):
         with torch.device("meta"):
             model = make("resnet50")

@@ -1,4 +1,4 @@
-"""The moving average: its arithmetic, what is exchanged with the model, and a run that validates and saves it."""
+"""The moving average: its arithmetic, swapping with the model, and a run that validates and saves it."""
 
 import json
 
@@ -11,7 +11,7 @@ from fastimg.models.ema import Ema
 from fastimg.train.checkpoints import run_directory as rundir
 
 
-def test_it_follows_by_its_decay_and_fast_while_it_is_young():
+def test_it_follows_its_decay_and_is_faster_at_the_start():
     module = torch.nn.Linear(1, 1)
     average = Ema(module, decay=0.5)
     expected = module.weight.item()
@@ -25,7 +25,7 @@ def test_it_follows_by_its_decay_and_fast_while_it_is_young():
     assert module.weight.item() == 11.0
 
 
-def test_every_few_steps_it_moves_as_many_times_as_far():
+def test_fewer_updates_move_it_proportionally_further():
     module = torch.nn.Linear(1, 1)
     average = Ema(module, decay=0.9, every=4)
     expected = module.weight.item()
@@ -39,7 +39,7 @@ def test_every_few_steps_it_moves_as_many_times_as_far():
         assert average.tensors["weight"].item() == pytest.approx(expected)
     young = Ema(module, every=64)
     young.update(63)
-    assert torch.equal(young.tensors["weight"], module.weight)  # never beyond the weights
+    assert torch.equal(young.tensors["weight"], module.weight)  # never past the weights
 
 
 def test_tensors_are_looked_up_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""Ghost batch norm: each part of a batch is normalised as a batch of its own."""
+"""Ghost batch norm: each part of a batch is normalised separately."""
 
 import copy
 
@@ -35,7 +35,7 @@ def ghost_of(norm, size):
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_parts_are_batches_of_their_own(kind):
-    """Forward, gradients, and running statistics: the mean over what the parts alone would have given."""
+    """Forward pass and gradients; running statistics are the mean over those of the parts."""
     norm, batch = norm_of(kind), batch_of(kind)
     ghost = ghost_of(norm, 4)
     parts = [copy.deepcopy(norm) for _ in range(3)]
@@ -82,7 +82,7 @@ def test_cumulative_statistics():
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_evaluation_is_unchanged(kind):
-    """For any batch, and for a norm that is frozen while the rest trains."""
+    """For any batch size, and for a frozen norm while the rest trains."""
     norm, batch = norm_of(kind).eval(), batch_of(kind)
     ghost = ghost_of(norm, 4)
     ghost[0].eval()
@@ -91,14 +91,14 @@ def test_evaluation_is_unchanged(kind):
         assert value.equal(ghost.state_dict()[f"0.{name}"]), name
 
 
-def test_a_batch_that_is_no_multiple():
+def test_a_batch_that_is_not_a_multiple():
     with pytest.raises(AssertionError, match="10 samples are not a multiple of 4"):
         ghost_of(nn.BatchNorm2d(3), 4)(torch.randn(10, 3, 2, 2))
 
 
 @pytest.mark.parametrize(("arch", "count"), [("test_resnet", 15), ("test_efficientnet", 13), ("test_vit", 0)])
 def test_models(arch, count):
-    """Names stay, every norm is turned, a copy learns as the model does, and bf16 under autocast stays bf16."""
+    """Names are kept, every norm is replaced, a copy trains like the model, and bf16 stays bf16 under autocast."""
     torch.manual_seed(0)
     model = timm.create_model(arch, num_classes=3, **({"img_size": 32} if arch == "test_vit" else {}))
     before = list(model.state_dict())

@@ -1,4 +1,4 @@
-"""Mixed precision: which type, and why; and torch's own switches."""
+"""Mixed precision: the choice of the type and its reason; and torch's own switches."""
 
 import os
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.mark.parametrize(
     ("native", "dtype", "word"), [(True, torch.bfloat16, "bf16"), (False, None, "no bf16 instructions")]
 )
-def test_a_cpu_follows_its_instructions(native, dtype, word, monkeypatch):
+def test_a_cpus_type_depends_on_its_instructions(native, dtype, word, monkeypatch):
     monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: native)
     chosen = choose(CPU, True, "auto")
     assert chosen.dtype is dtype and word in chosen.reason
@@ -37,7 +37,7 @@ def test_off():
     assert not choose(CPU, False, "auto").scaler().is_enabled()
 
 
-def test_autocast_is_what_was_chosen():
+def test_autocast_uses_the_chosen_type():
     x, layer = torch.ones(2, 2), torch.nn.Linear(2, 2)
     with choose(CPU, True, "bf16").autocast():
         assert layer(x).dtype is torch.bfloat16

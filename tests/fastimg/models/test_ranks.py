@@ -1,4 +1,4 @@
-"""torchrun with two ranks on one machine (gloo) against one process."""
+"""torchrun with two ranks on one machine (gloo), compared with one process."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def command(python: str, *arguments: str) -> list[str]:
 
 
 def arguments(data: Path, output: Path, arch: str, batch_size: int) -> list[str]:
-    """22 training and 5 validation images: neither a multiple of the batch, so both are padded."""
+    """22 training and 5 validation images: neither number is a multiple of the batch, so both are padded."""
     flags = ["--arch", arch, "--img-size", "32", "-b", str(batch_size), "--epochs", "2", "--val-fraction", "0.2"]
     extra = ["--no-amp", "--log-interval", "1", "--workers", "1", "--lr", "1e-3", "--clip-grad", "1.0"]
     return ["train", str(data), *flags, *extra, "--output", str(output), "--name", "run"]
@@ -73,8 +73,7 @@ MIXED = (
 def test_two_ranks_train_like_one_process(
     make_image_folder: Callable[[int], Path], two_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """In float32, without batch norm: flips, accumulated by the two ranks; and augmentation that mixes within a batch,
-    which is not. With batch norm where ranks share its statistics. And patience."""
+    """In float32: accumulation or mixing without batch norm; shared statistics with batch norm; and patience."""
     data = make_image_folder(9)
     kinds = {
         "flips": ("test_vit", (), ("--batch-size", "2", "--grad-accum-steps", "2")),
@@ -87,7 +86,7 @@ def test_two_ranks_train_like_one_process(
         trainings.append([*arguments(data, tmp_path / f"{name}-two", arch, 4), *share, *augmentation])
     still = ("--lr", "1e-12", "--sched", "constant", "--epochs", "9", "--patience", "1", "--patience-metric", "top1")
     done = two_ranks(*trainings, [*arguments(data, tmp_path / "patient", "test_vit", 4), *still])
-    assert done.out.count("stopped: no better for ") == 1  # said by rank 0; ranks that disagreed would hang
+    assert done.out.count("stopped: no better for ") == 1  # printed by rank 0; ranks that disagree would hang
     validations = [r for r in rundir.read_log(tmp_path / "patient/run") if r["kind"] == "val"]
     assert len(validations) < 9
     for name in kinds:
@@ -98,18 +97,18 @@ def test_two_ranks_train_like_one_process(
         assert balanced == pytest.approx(balanced2) and len(balanced) == 2
         one, two = losses(tmp_path / f"{name}-one/run"), losses(tmp_path / f"{name}-two/run")
         assert [r[:2] for r in one] == [r[:2] for r in two]
-        assert [r[3] for r in one] == [r[3] for r in two]  # every sample counted once, in both
+        assert [r[3] for r in one] == [r[3] for r in two]  # every sample is counted once, in both
         np.testing.assert_allclose([r[2] for r in one], [r[2] for r in two], rtol=2e-5)
         weights, weights2 = (load_file(tmp_path / f"{name}-{n}/run/last/model.safetensors") for n in ("one", "two"))
         assert weights.keys() == weights2.keys()
         for tensor in weights:
             torch.testing.assert_close(weights[tensor], weights2[tensor], rtol=1e-3, atol=2e-4)
-    assert done.out.count("last checkpoint") == len(kinds) + 1  # only rank 0 speaks
+    assert done.out.count("last checkpoint") == len(kinds) + 1  # only rank 0 prints
     assert "Warning" not in done.err.replace("OMP_NUM_THREADS", "")
 
 
 @pytest.mark.slow
-def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
+def test_sigterm_to_torchrun_saves_and_one_process_resumes(
     make_image_folder: Callable[[int], Path], python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = make_image_folder(9)
@@ -133,7 +132,7 @@ def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
     assert f"after step {saved['step']} of 36" in said
     assert "--resume: 4 images x 2 accumulated on each of 1 rank, which keeps the number of images per step" in said
     steps = [r["step"] for r in rundir.read_log(run) if r["kind"] == "train"]
-    assert steps == list(range(1, 37))  # none twice, none missing
+    assert steps == list(range(1, 37))  # no duplicates, none missing
     weights = load_file(run / "last/model.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values())
 
@@ -142,7 +141,7 @@ def test_sigterm_to_torchrun_saves_and_one_process_goes_on(
 def test_what_only_rank_0_finds_wrong_is_one_line(
     make_image_folder: Callable[[int], Path], python: str, tmp_path: Path
 ) -> None:
-    """Rank 0 builds the model first, while rank 1 waits at a barrier. The rest is torchrun's own report."""
+    """Rank 0 builds the model first, while rank 1 waits at a barrier. The rest of the output is torchrun's report."""
     flags = arguments(make_image_folder(2), tmp_path / "runs", "no_such_model", 4)
     done = subprocess.run(command(python, *flags), capture_output=True, text=True, timeout=300)
     ours, reported, _ = done.stderr.partition("ChildFailedError")
@@ -153,7 +152,7 @@ def test_what_only_rank_0_finds_wrong_is_one_line(
     assert not (tmp_path / "runs").exists()
 
 
-# A process group that waits for as many seconds as argv says, and ranks that take their time.
+# A process group with a timeout of argv[1] seconds, and slow ranks.
 IMPATIENT = """
 import functools, os, signal, sys, time
 from datetime import timedelta
@@ -209,7 +208,7 @@ def impatient(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_ranks_wait_longer_than_the_process_group_would(impatient: Path, python: str) -> None:
-    """For rank 0 in a block of its own, for the others in theirs, and for what each says."""
+    """For rank 0 within a block, for the others within theirs; and the messages of each."""
     launcher = [*command(python)[:-2], str(impatient), "10", "blocks"]
     done = subprocess.run(launcher, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -217,7 +216,7 @@ def test_ranks_wait_longer_than_the_process_group_would(impatient: Path, python:
 
 
 @pytest.mark.slow
-def test_a_run_whose_rank_0_scans_and_reads_for_longer_goes_on(
+def test_ranks_wait_while_rank_0_scans_and_reads(
     make_image_folder: Callable[[int], Path], impatient: Path, python: str, tmp_path: Path
 ) -> None:
     flags = [*arguments(make_image_folder(9), tmp_path / "runs", "test_vit", 4), "--freeze", "backbone", "--no-aug"]
@@ -231,7 +230,7 @@ def test_a_run_whose_rank_0_scans_and_reads_for_longer_goes_on(
 def test_a_rank_0_that_is_killed_while_others_wait_ends_them(
     make_image_folder: Callable[[int], Path], impatient: Path, python: str, tmp_path: Path
 ) -> None:
-    """Where no torchrun ends them, and the store outlives rank 0: by its silence."""
+    """If no torchrun ends them, and the store outlives rank 0: rank 0's silence is detected."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
@@ -267,7 +266,7 @@ def test_one_process_has_nothing_to_agree_on() -> None:
 
 @dataclass(frozen=True)
 class TwoRanks(Ranks):
-    """This process and another one, whose tensors are known."""
+    """This process and another one with known tensors."""
 
     other: tuple[float, ...] = ()
 
@@ -287,7 +286,7 @@ def test_running_statistics_become_the_mean_over_ranks() -> None:
 
 
 def test_a_checkpoint_has_the_means_and_the_run_goes_on_with_its_own() -> None:
-    """Of running statistics and of their moving averages; and what each rank had is stated."""
+    """Of running statistics and their moving averages; the values of each rank are recorded."""
     norm = torch.nn.BatchNorm1d(1)
     averages = {"weight": torch.tensor([7.0]), "running_mean": torch.tensor([4.0])}
     ranks = TwoRanks(0, 2, 2, torch.device("cpu"), "gloo", other=(2.0, 3.0, 6.0))
@@ -302,7 +301,7 @@ def test_a_checkpoint_has_the_means_and_the_run_goes_on_with_its_own() -> None:
     take_buffers(each, norm, second, averages)
     assert (norm.running_mean.tolist(), norm.running_var.tolist()) == ([2.0], [3.0])
     assert averages["running_mean"].tolist() == [6.0]
-    take_buffers(each, norm, replace(ranks, world_size=3), averages)  # other ranks than then: the means are taken
+    take_buffers(each, norm, replace(ranks, world_size=3), averages)  # another number of ranks: the means are used
     assert norm.running_mean.tolist() == [2.0]
     with agreed_buffers(norm, second.alone(), averages) as each:
         assert each == {} and norm.running_mean.tolist() == [2.0]
@@ -316,7 +315,9 @@ def test_a_checkpoint_has_the_means_and_the_run_goes_on_with_its_own() -> None:
         ("nccl", None, True, "leave --sync-bn out"),
     ],
 )
-def test_what_fsdp_does_not_go_with(backend: str | None, dtype: torch.dtype | None, sync_bn: bool, words: str) -> None:
+def test_settings_incompatible_with_fsdp(
+    backend: str | None, dtype: torch.dtype | None, sync_bn: bool, words: str
+) -> None:
     ranks = Ranks(0, 2, 2, torch.device("cpu"), backend)
     with pytest.raises(UsageError, match=words):
         check_strategy("fsdp", ranks, dtype, sync_bn)
@@ -325,7 +326,7 @@ def test_what_fsdp_does_not_go_with(backend: str | None, dtype: torch.dtype | No
 
 
 @pytest.mark.parametrize("name", ["mps", "nonsense", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+def test_a_missing_device_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="--device"):
         choose_device(name)
 
@@ -383,7 +384,7 @@ with start("cpu") as ranks:
 
 @pytest.mark.slow
 def test_gradients_of_two_ranks(tmp_path: Path, python: str) -> None:
-    """Without warnings of strides in either layout; the same with a static graph; near that when compressed."""
+    """No warnings about strides in either layout; a static graph gives the same result, compression nearly the same."""
     script = tmp_path / "gradients.py"
     script.write_text(GRADIENTS)
     launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -394,7 +395,7 @@ def test_gradients_of_two_ranks(tmp_path: Path, python: str) -> None:
     assert len(found) == 8
     for name, far in found.items():
         assert far["plain"] < 1e-6, name
-        assert 1e-5 < far["bf16"] < 1e-2 and 1e-6 < far["fp16"] < 2e-3, name  # rounded, and by no more than that
+        assert 1e-5 < far["bf16"] < 1e-2 and 1e-6 < far["fp16"] < 2e-3, name  # rounded, but not by more
         assert far.get("static is plain", True), name
 
 
@@ -402,7 +403,7 @@ def test_gradients_of_two_ranks(tmp_path: Path, python: str) -> None:
 def test_compressed_gradients_train_and_resume(
     make_image_folder: Callable[[int], Path], two_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """With accumulation, clipping and shared statistics: near the run without, and resumed to the same bits."""
+    """With accumulation, clipping and shared statistics: near the uncompressed run; resuming gives the same bits."""
     data = make_image_folder(9)
     shared = ("--sync-bn", "--opt", "sgd", "--lr", "0.01", "--verbose", "--checkpoint-hist", "9")
     flags = [*arguments(data, tmp_path / "plain", "test_efficientnet", 2), *shared]
@@ -443,7 +444,7 @@ def test_addresses_of_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("numa_binding", ["auto", "off"])
-def test_a_rank_moves_beside_its_gpu_before_anything_else(monkeypatch: pytest.MonkeyPatch, numa_binding: Any) -> None:
+def test_a_rank_is_bound_to_cores_near_its_gpu_first(monkeypatch: pytest.MonkeyPatch, numa_binding: Any) -> None:
     done: list[str] = []
     bound = Binding((0,), "core 0 of NUMA node 0, beside cuda:0")
 

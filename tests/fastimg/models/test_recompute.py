@@ -20,7 +20,7 @@ ARCHS = {
 
 
 def pair(arch, *, ghost=0, **kwargs):
-    """A model, and the same with checkpointing."""
+    """A model, and the same model with checkpointing."""
     torch.manual_seed(0)
     model = timm.create_model(arch, num_classes=3, **kwargs).train()
     if ghost:
@@ -31,7 +31,7 @@ def pair(arch, *, ghost=0, **kwargs):
 
 
 def step(model, images, seed=3):
-    """Loss and gradients of one pass; the bytes that it keeps for the backward pass."""
+    """Loss and gradients of one pass, and the bytes kept for the backward pass."""
     kept = {}
 
     def keep(tensor):
@@ -68,7 +68,7 @@ def test_with_ghost_norms():
 
 
 class Block(nn.Module):
-    """Small, as compilers are slow."""
+    """A small model, as compilers are slow."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class Block(nn.Module):
 
 
 def test_compiled():
-    """One graph, with ghost norms; the compiled model keeps less too, and statistics move once."""
+    """One graph, with ghost norms; the compiled model also keeps less, and updates statistics once."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(), Block(), nn.Conv2d(4, 2, 1))
     assert ghost_norms(model, 2) == 2
@@ -132,7 +132,7 @@ def test_only_where_it_trains():
     assert len(calls) == 7
 
 
-def test_classes_and_the_next_cut_stay():
+def test_classes_of_blocks_are_kept():
     model, other = pair("test_resnet")
     for one, two in zip(repeated(model), repeated(other), strict=True):
         assert isinstance(two, type(one)) and type(one) is not type(two)

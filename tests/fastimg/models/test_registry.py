@@ -61,7 +61,7 @@ def test_an_old_checkpoint_loads_into_the_model(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["xavier", "he", "zeros"])
-def test_a_classifier_of_another_width_begins_anew(how, tmp_path):
+def test_a_classifier_of_another_width_is_initialised(how, tmp_path):
     source = build("test_resnet", 1000)
     save_file(state(source), tmp_path / "w.safetensors")
     made = state(build("test_resnet", 3, weights=tmp_path / "w.safetensors", head_init=how))
@@ -104,7 +104,7 @@ def test_counters_of_batches_may_be_missing():
     load_weights(model, tensors, "origin")
 
 
-def test_a_run_directory_is_weights_too(trained, tmp_path):
+def test_weights_from_a_run_directory(trained, tmp_path):
     there = load_file(trained.run / "best" / MODEL)
     for path in (trained.run, (trained.run / "best").resolve(), trained.run / "best" / MODEL):
         assert same(state(build("test_resnet", 3, weights=path)), there)
@@ -112,7 +112,7 @@ def test_a_run_directory_is_weights_too(trained, tmp_path):
     assert same(read_weights(tmp_path)[0], load_file(trained.run / "last" / MODEL))
 
 
-def test_weights_state_their_preprocessing(tmp_path):
+def test_preprocessing_is_read_from_weights(tmp_path):
     tensors = state(build("test_resnet", 3))
     save_file(tensors, tmp_path / "w.safetensors", metadata={"mean": "0.1,0.2,0.3", "std": "1, 1,x"})
     pre = build("test_resnet", 3, weights=tmp_path / "w.safetensors").preprocessing
@@ -121,7 +121,7 @@ def test_weights_state_their_preprocessing(tmp_path):
 
 @pytest.mark.parametrize("arch", ["test_resnet", "test_vit"])
 def test_frozen_is_frozen(arch, trained, tmp_path, cli):
-    """Not a bit of the backbone changes, batch norm's statistics included; the classifier learns."""
+    """The backbone does not change by a bit, including batch norm statistics; the classifier learns."""
     source = build(arch, 3, img_size=32)
     save_file(state(source), tmp_path / "w.safetensors")
     flags = ("--arch", arch, "--img-size", "32", "-b", "8", "-j", "1", "--epochs", "1", "--hflip", "0.5")
@@ -149,7 +149,7 @@ def test_frozen_modules_are_in_eval_mode():
 @pytest.mark.parametrize(("arch", "dropout"), [("test_resnet", "drop_path_rate"), ("test_vit", "proj_drop_rate")])
 @pytest.mark.parametrize("first", [1, 3])
 def test_the_first_blocks_are_frozen(arch, dropout, first):
-    """They keep weights and statistics and drop nothing; every other block learns."""
+    """They keep weights and statistics and apply no dropout; every other block learns."""
     kwargs = {dropout: 0.4, **({"img_size": 32} if arch == "test_vit" else {})}
     model = build(arch, 3, kwargs=kwargs)
     module, cut = model.module, blocks(model.module)
@@ -174,7 +174,7 @@ def test_the_first_blocks_are_frozen(arch, dropout, first):
 
 
 @pytest.mark.parametrize("what", ["0", "6", "-1", "1.5", "head", ""])
-def test_what_cannot_be_frozen(what):
+def test_unknown_blocks_cannot_be_frozen(what):
     with pytest.raises(UsageError, match=rf"--freeze {what}: test_resnet has 6 blocks, .* from 1 to 5, or backbone"):
         freeze(build("test_resnet", 3), what)
 
@@ -208,7 +208,7 @@ def test_a_transformer_of_another_image_size(size, trained, tmp_path, cli):
 
 
 def test_torchvisions_models(trained, tmp_path, cli):
-    """A published state_dict of 1000 classes, for three: the trunk is kept, trained, saved and loaded."""
+    """A published state_dict with 1000 classes, used for three: the trunk is kept, trained, saved and loaded."""
     source = torchvision.models.shufflenet_v2_x0_5(weights=None).state_dict()
     torch.save(source, tmp_path / "shufflenet.pth")
     flags = ("--arch", "torchvision/shufflenet_v2_x0_5", "--img-size", "32", "-b", "12", "-j", "1", "--epochs", "1")
@@ -252,7 +252,7 @@ def test_more_outputs_than_classes(trained, tmp_path, fast, cli):
         ),
     ],
 )
-def test_sizes_that_a_model_does_not_take(arch, size, words):
+def test_sizes_that_a_model_does_not_support(arch, size, words):
     with pytest.raises(UsageError) as caught:
         check_input(build(arch, 3, img_size=size), size, 3, "--img-size")
     assert words in str(caught.value)
@@ -267,7 +267,7 @@ def test_sizes_that_a_model_does_not_take(arch, size, words):
         ("test_vit", 160, {}),
     ],
 )
-def test_sizes_that_a_model_takes(arch, size, kwargs):
+def test_sizes_that_a_model_supports(arch, size, kwargs):
     check_input(build(arch, 3, img_size=size, kwargs=kwargs), size, 3, "--img-size")
 
 
@@ -280,13 +280,13 @@ def test_sizes_that_a_model_takes(arch, size, kwargs):
         ("img_size=64", "--model-kwargs img_size=64 contradicts --img-size 32; remove img_size"),
     ],
 )
-def test_arguments_that_contradict_what_a_model_is_fed(kwargs, words, trained, tmp_path, cli):
+def test_arguments_that_contradict_the_models_input(kwargs, words, trained, tmp_path, cli):
     flags = ("--arch", "test_vit", "--img-size", "32", "--model-kwargs", kwargs)
     for command, more in (("train", ("--dry-run",)), ("embed", (tmp_path / "out", "--weights", trained.run))):
         ran = cli(command, trained.images, *(flags if command == "train" else (*more, *flags)))
         assert ran.code == 2 and words in ran.err, ran.err
 
 
-def test_arguments_that_agree_are_taken():
+def test_consistent_arguments_are_accepted():
     check_kwargs({"in_chans": 3, "img_size": 32}, 32, "--img-size")
     assert build("test_vit", 3, kwargs={"img_size": 64}).preprocessing.val_size == 64

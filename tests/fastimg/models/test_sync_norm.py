@@ -1,4 +1,4 @@
-"""Batch norm over ranks equals one process's on the whole batch: outputs, gradients, running statistics."""
+"""Batch norm over ranks equals one process's on the whole batch: outputs, gradients and running statistics."""
 
 import copy
 import threading
@@ -24,7 +24,7 @@ from fastimg.train.assembly import Blueprint, assemble
 
 @dataclass(frozen=True)
 class Meeting(Ranks):
-    """One of two ranks that are threads of this process."""
+    """One of two ranks, which are threads of this process."""
 
     barrier: threading.Barrier = field(kw_only=True)
     given: dict[int, torch.Tensor] = field(kw_only=True)
@@ -38,7 +38,7 @@ class Meeting(Ranks):
 
 
 def two_ranks(work: Callable[[Ranks], Any]) -> list[Any]:
-    """What both return."""
+    """The results of both."""
     barrier, given = threading.Barrier(2), {}
     ranks = [Meeting(rank, 2, 2, torch.device("cpu"), "gloo", barrier=barrier, given=given) for rank in (0, 1)]
 
@@ -46,7 +46,7 @@ def two_ranks(work: Callable[[Ranks], Any]) -> list[Any]:
         try:
             return work(rank)
         except Exception as error:  # noqa: BLE001 - raised below
-            barrier.abort()  # the other one need not wait
+            barrier.abort()  # so that the other one does not wait
             return error
 
     with ThreadPoolExecutor(2) as threads:
@@ -74,7 +74,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def trained(model: nn.Module, rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and the gradient of the rows; those of parameters are in the model."""
+    """Outputs and the gradient of the rows; the parameters' gradients are in the model."""
     rows = rows.clone().requires_grad_()
     found = model(rows)
     (found * weight).sum().backward()
@@ -82,10 +82,9 @@ def trained(model: nn.Module, rows: torch.Tensor, weight: torch.Tensor) -> tuple
     return found.detach(), rows.grad
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", NORMS)
 def test_two_ranks_give_what_one_process_gives_on_the_whole_batch(kind: str) -> None:
-    """Of unequal parts, with a mean that is large beside the deviation."""
+    """With parts of unequal size, and a mean that is large compared with the deviation."""
     torch.manual_seed(0)
     make, shape = NORMS[kind]
     model = make().train()
@@ -135,7 +134,7 @@ def test_norms_keep_their_types_activations_and_dropout() -> None:
 
 @pytest.fixture(params=["cuda", "cpu"])
 def two(request: pytest.FixtureRequest) -> Ranks:
-    """One of two ranks. The converter that GPUs take needs no GPU; the norms that it puts in place do, in training."""
+    """One of two ranks. The converter used on GPUs needs no GPU; the norms that it inserts do, in training."""
     return Ranks(0, 2, 2, torch.device(request.param), "nccl" if request.param == "cuda" else "gloo")
 
 
@@ -144,11 +143,11 @@ ARCHS = ("efficientnet_b0", "regnety_032", "mobilenetv3_large_100", "densenet121
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_activations_and_outputs_stay(arch: str, two: Ranks) -> None:
-    """torch's own converter drops the activations inside timm's norms: 33 of efficientnet_b0, 121 of densenet121."""
+    """torch's own converter drops the activations inside timm's norms: 33 in efficientnet_b0, 121 in densenet121."""
     torch.manual_seed(0)
     model = timm.create_model(arch, num_classes=3).eval()
     for norm in model.modules():
-        if isinstance(norm, BatchNormAct2d):  # unlike those of a new model, which change nothing
+        if isinstance(norm, BatchNormAct2d):  # unlike those of a new model, which have no effect
             nn.init.uniform_(norm.running_mean, -0.2, 0.2)
             nn.init.uniform_(norm.running_var, 0.5, 2)
     images = torch.randn(2, 3, 64, 64)
@@ -175,7 +174,7 @@ def test_activations_and_outputs_stay(arch: str, two: Ranks) -> None:
 
 
 def test_what_a_norm_was_made_with_stays(two: Ranks) -> None:
-    """Also of torch's own norms, of those without weights or statistics, and of frozen ones in bf16."""
+    """Also for torch's own norms, for norms without weights or statistics, and for frozen ones in bf16."""
     made = nn.Sequential(
         BatchNormAct2d(3, eps=1e-3, momentum=0.01, act_layer=nn.SiLU, drop_layer=nn.Identity),
         nn.BatchNorm2d(3, eps=1e-4, momentum=None, dtype=torch.bfloat16),
@@ -211,22 +210,28 @@ def test_a_norm_with_a_forward_pass_of_its_own_is_refused(two: Ranks) -> None:
     assert type(model[0]) is nn.BatchNorm2d  # nothing was changed
 
 
-def test_a_model_without_batch_norm_has_none_to_share() -> None:
+def test_a_model_without_batch_norm_is_refused() -> None:
     ranks = Ranks(0, 2, 2, torch.device("cpu"), "gloo")
     assert share_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), ranks) == 0
     model, config = build("test_vit", 3), Train(arch="test_vit", lr=0.1, weight_decay=0.0, sync_bn=True)
-    pieces: Any = {"model": model, "preprocessing": model.preprocessing, "precision": None, "parts": None}
+    pieces: Any = {
+        "model": model,
+        "preprocessing": model.preprocessing,
+        "precision": None,
+        "parts": None,
+        "targets": None,
+    }
     with pytest.raises(UsageError, match="--sync-bn has no effect: test_vit has no batch norm; leave it out"):
         assemble(Blueprint(config=config, directory=Path(), **pieces), ranks)
 
 
-def test_one_process_has_nobody_to_share_with() -> None:
+def test_one_process_is_refused() -> None:
     with pytest.raises(UsageError, match="--sync-bn has no effect with one process; leave it out, or start several"):
         check_strategy("ddp", Ranks(0, 1, 1, torch.device("cpu"), "gloo"), None, True)
 
 
 def test_one_value_per_channel_has_no_variance() -> None:
-    """As torch says it, so that the step names the batch size. One on each of two ranks has."""
+    """With torch's wording, so that the step names the batch size. One sample on each of two ranks suffices."""
     norm = nn.Sequential(nn.BatchNorm1d(2))
     share_statistics(norm, Ranks(0, 1, 1, torch.device("cpu"), None))
     with pytest.raises(ValueError, match="more than 1 value per channel"):

@@ -1,4 +1,4 @@
-"""Text encoders train on the same loader: a tiny BERT on texts whose label follows a word."""
+"""Text encoders use the same loader: a tiny BERT is trained on texts whose label depends on a word."""
 
 import io
 import json
@@ -37,7 +37,7 @@ WORDS = "good bad the film was seen by many people who then went home and slept"
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    """A folder as Hugging Face's library saves one: BERT of two layers, seventeen words, weights drawn."""
+    """A folder as saved by Hugging Face's library: BERT with two layers, seventeen words and random weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny-bert"
     engine = Tokenizer(WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
     engine.pre_tokenizer = Whitespace()
@@ -69,7 +69,7 @@ def write_texts(folder, splits):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Shards of 80 texts to train on and 20 to validate, half of them good. Not to be changed."""
+    """Shards of 80 texts for training and 20 for validation, half of them good. Do not change it."""
     root = tmp_path_factory.mktemp("texts")
     write_texts(root / "folder", {"train": range(40), "val": range(100, 110)})
     convert(Convert(src=root / "folder", dst=root / "shards"), Console(quiet=True))
@@ -78,7 +78,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture
 def train(cli, bert, texts, tmp_path):
-    """`train("name", *flags)`: what a training said. What is kept is kept in `cache`."""
+    """`train("name", *flags)`: the output of a training. Caches are in `cache`."""
 
     def run(name, *flags, code=0, data=texts, arch=None):
         own = ("--arch", arch or f"hf:{bert}", "-b", "8", "--epochs", "2", "--lr", "0.01", "-j", "2", "--no-amp")
@@ -101,7 +101,7 @@ def records(tmp_path):
     return read
 
 
-def test_fine_tuning_learns_and_the_checkpoint_needs_its_folder_no_more(train, records, bert, texts, tmp_path, cli):
+def test_fine_tuning_learns_and_the_checkpoint_is_self_contained(train, records, bert, texts, tmp_path, cli):
     moved = shutil.copytree(bert, tmp_path / "moved")
     ran = train("run", "--epochs", "8", arch=f"hf:{moved}")
     shutil.rmtree(moved)
@@ -133,7 +133,7 @@ def test_tokens_are_made_once_and_batched_by_length(train, records, tmp_path, mo
     assert records("one") == records("two") and widths == {8, 16, 24}
 
 
-def test_a_greatest_length(train, tmp_path):
+def test_a_maximum_length(train, tmp_path):
     ran = train("run", "--max-length", "6", "--epochs", "1")
     assert "tokens, up to 6 a text, 6 on average" in ran.out and "texts are truncated or exactly that long" in ran.out
     assert train("long", "--max-length", "25", code=2).err.endswith(
@@ -143,7 +143,7 @@ def test_a_greatest_length(train, tmp_path):
 
 
 @pytest.mark.parametrize("step", [3, 12])
-def test_going_on_equals_never_having_stopped(train, records, monkeypatch, tmp_path, step):
+def test_resuming_equals_an_uninterrupted_run(train, records, monkeypatch, tmp_path, step):
     class Killed(BaseException):
         pass
 
@@ -167,7 +167,7 @@ def test_going_on_equals_never_having_stopped(train, records, monkeypatch, tmp_p
 
 @pytest.mark.parametrize("more", [(), ("--head", "mlp", "--head-hidden", "8")])
 def test_a_frozen_encoder_runs_once_and_loses_nothing(train, records, bert, tmp_path, monkeypatch, more):
-    """The same losses to 1e-5 as without a cache, and every tensor of the encoder keeps its bits."""
+    """The same losses to 1e-5 as without a cache, and every tensor of the encoder is unchanged."""
     ran = train("cached", "--freeze", "backbone", "--cache-dtype", "fp32", *more)
     assert "16 fp32, each sample once: 100 made now" in ran.out
     train("uncached", "--freeze", "backbone", "--cache-embeddings", "off", *more)
@@ -217,7 +217,7 @@ def add(tar, name, data):
 
 
 def test_texts_that_are_none_are_counted_and_named(train, tmp_path, records):
-    """In a tar that somebody else made; the same with and without kept embeddings."""
+    """In a foreign tar; the same with and without cached embeddings."""
     data = tmp_path / "foreign"
     data.mkdir()
     bad = {3: b"\xff\xfe film", 7: b"  \n", 11: b""}
@@ -239,7 +239,7 @@ def test_texts_that_are_none_are_counted_and_named(train, tmp_path, records):
 
 @pytest.fixture
 def refused(train):
-    """`refused(*flags, **options)`: the one sentence of a run that cannot be."""
+    """`refused(*flags, **options)`: the one-line error of an invalid run."""
 
     def run(*flags, code=2, **options):
         ran = train("refused", *flags, code=code, **options)
@@ -249,7 +249,7 @@ def refused(train):
     return run
 
 
-def test_what_goes_with_the_wrong_kind_of_data(refused, image_folder):
+def test_encoders_with_the_wrong_kind_of_data(refused, image_folder):
     assert "reads texts, and" in refused(data=image_folder)
     assert "holds images; give a timm model" in refused(data=image_folder)
     assert "give one of Hugging Face's text encoders, such as --arch hf:FOLDER" in refused(
@@ -268,7 +268,7 @@ def test_flags_of_images(refused, flags):
     assert f"{flags[0]} has no effect on texts" in refused(*flags)
 
 
-def test_flags_that_are_idle(refused, bert):
+def test_flags_without_effect(refused, bert):
     assert "comes with its weights; leave it out" in refused("--pretrained")
     assert "reads images; texts are read by fastimg's own" in refused("--loader", "torch")
     assert "pooling=sum: give mean, cls or last" in refused("--model-kwargs", "pooling=sum")
@@ -277,7 +277,7 @@ def test_flags_that_are_idle(refused, bert):
     assert "does not accept them" in refused("--model-kwargs", "nonsense=1")
 
 
-def test_folders_that_are_no_encoder(refused, bert, tmp_path):
+def test_folders_that_are_not_encoders(refused, bert, tmp_path):
     assert "no such folder; give a model's folder" in refused(code=1, arch=f"hf:{tmp_path / 'nowhere'}")
     (tmp_path / "empty").mkdir()
     assert "cannot be loaded" in refused(code=1, arch=f"hf:{tmp_path / 'empty'}")
@@ -287,7 +287,7 @@ def test_folders_that_are_no_encoder(refused, bert, tmp_path):
 
 
 def test_weights_that_are_missing_are_not_drawn(refused, train, bert, tmp_path):
-    """But for those of the pooler, which is not used."""
+    """Except for those of the pooler, which is not used."""
     part = shutil.copytree(bert, tmp_path / "part")
     tensors = load_file(bert / "model.safetensors")
     kept = {name: value for name, value in tensors.items() if not name.startswith("pooler")}
@@ -301,7 +301,7 @@ def test_weights_that_are_missing_are_not_drawn(refused, train, bert, tmp_path):
     assert f"its weights lack 1 of the encoder's {len(kept)} tensors ({gone}, for example)" in words
 
 
-def test_a_name_without_a_network_is_one_sentence(refused, monkeypatch):
+def test_a_name_without_a_network_is_a_one_line_error(refused, monkeypatch):
     def unreachable(*_, **__):
         try:
             raise ConnectionError("[Errno -3] Temporary failure in name resolution")
@@ -330,7 +330,7 @@ def test_pooling():
     assert pooled["last"].tolist() == [[4, 5, 6, 7], [20, 21, 22, 23]]
 
 
-def test_padding_changes_nothing_and_a_row_of_it_is_a_number(bert):
+def test_padding_changes_nothing_and_a_padding_row_is_finite(bert):
     model = build(f"hf:{bert}", 2, head_init="xavier").module.eval()
     tokens = torch.tensor([[2, 5, 6, 3], [2, 5, 3, -1]], dtype=torch.int32)
     padded = torch.cat([tokens, torch.full((2, 4), -1, dtype=torch.int32)], dim=1)
@@ -344,7 +344,7 @@ def test_padding_changes_nothing_and_a_row_of_it_is_a_number(bert):
 
 @pytest.fixture
 def sentence(bert, tmp_path):
-    """The same model as a sentence-transformers folder: the first token's state, cut at 20, of length 1."""
+    """The same model as a sentence-transformers folder: the first token's state, truncated at 20, of length 1."""
     folder = shutil.copytree(bert, tmp_path / "sentence")
     modules = [
         {"type": f"sentence_transformers.models.{name}", "path": path}
@@ -357,7 +357,7 @@ def sentence(bert, tmp_path):
     return folder
 
 
-def test_embeddings_of_texts_are_of_length_1_where_the_model_says_so(sentence, bert, texts, tmp_path, cli):
+def test_embeddings_of_texts_have_length_1_if_the_model_normalises(sentence, bert, texts, tmp_path, cli):
     for folder, name in ((sentence, "unit"), (bert, "plain")):
         cache = ("--cache-dir", tmp_path / "cache", "--format", "npy", "--dtype", "fp32", "--json")
         ran = cli("embed", texts, tmp_path / name, "--arch", f"hf:{folder}", "--no-amp", *cache)
@@ -366,7 +366,7 @@ def test_embeddings_of_texts_are_of_length_1_where_the_model_says_so(sentence, b
     assert lengths[0].shape == (20,) and np.abs(lengths[0] - 1).max() < 1e-6 < np.abs(lengths[1] - 1).min()
 
 
-def test_sentence_transformers_say_how_they_pool(sentence, bert):
+def test_pooling_of_sentence_transformers(sentence, bert):
     folder = sentence
     settings = build(f"hf:{folder}", 2).text.settings
     assert (settings["pooling"], settings["length"], settings["normalize"]) == ("cls", 20, True)
@@ -404,7 +404,7 @@ def test_names_that_are_folders(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "distilbert", "t5"])
 def test_layers_of_an_encoder_are_its_blocks(kind):
-    """What freezes, learns at its own rate, is sharded and computed again is a transformer's layer."""
+    """Freezing, layer-wise learning rates, sharding and recomputation work on a transformer's layers."""
     sizes = {
         "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16},
         "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16},
@@ -425,7 +425,7 @@ def test_layers_of_an_encoder_are_its_blocks(kind):
 
 @pytest.mark.slow
 def test_two_ranks_fine_tune_like_one_process(train, records, bert, texts, tmp_path, cli, two_ranks):
-    """Every parameter gets a gradient: DDP waits for those that do not. FSDP leaves a checkpoint like others."""
+    """Every parameter gets a gradient, as DDP requires. FSDP leaves an ordinary checkpoint."""
     flags = ["train", texts, "--arch", f"hf:{bert}", "-b", "4", "--epochs", "2", "--lr", "0.01", "-j", "1", "--no-amp"]
     where = ["--log-interval", "1", "-o", tmp_path / "runs", "--cache-dir", tmp_path / "ranks"]
     still = ["--model-kwargs", "hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0"]

@@ -1,4 +1,4 @@
-"""`fastimg embed`: what it writes reads back, is made once, and overwrites nobody's files."""
+"""`fastimg embed`: its output can be read back, is computed once, and never overwrites foreign files."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def shards(trained, tmp_path):
 
 @pytest.fixture
 def embed(cli, trained, shards, tmp_path):
-    """`embed(*flags)`: embeddings of the trunk of the trained run, in `out`."""
+    """`embed(*flags)`: embeddings from the trunk of the trained run, in `out`."""
 
     def run(*flags, data=shards, out=tmp_path / "out", code=0):
         encoder = ("--arch", "test_resnet", "--weights", trained.run, "--img-size", "32", "--no-amp", "-j", "2")
@@ -47,7 +47,7 @@ def embed(cli, trained, shards, tmp_path):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """How many samples were encoded, at each time."""
+    """The number of samples of each encoding pass."""
     counts, rows = [], Encoder.rows
 
     def counting(self, loader, samples, tick):
@@ -59,7 +59,7 @@ def encoded(monkeypatch):
 
 
 def from_tars(folder, split):
-    """Keys, labels and embeddings as anybody reads them: members of one stem are a sample."""
+    """Keys, labels and embeddings as any reader sees them: members with the same stem form a sample."""
     samples = {}
     for tar in sorted(folder.glob(f"{split}-*.tar")):
         with tarfile.open(tar) as file:
@@ -90,7 +90,7 @@ READ = {"shards": from_tars, "npy": from_npy, "parquet": from_parquet}
 
 
 def naive(trained, data, split):
-    """Embeddings by the model, torchvision's way: an image at a time."""
+    """The model's embeddings with torchvision's preprocessing, image by image."""
     from torchvision.transforms import v2
 
     model, card = load_model(trained.run)
@@ -139,7 +139,7 @@ def test_the_formats_hold_fp16_by_default(embed, kind, tmp_path):
     assert values.shape[0] == 12 and values.std() > 0
 
 
-def test_a_second_run_and_training_take_what_is_there(embed, encoded, cli, trained, shards, tmp_path):
+def test_a_second_run_and_training_reuse_embeddings(embed, encoded, cli, trained, shards, tmp_path):
     embed()
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     ran = embed("--json")
@@ -152,7 +152,7 @@ def test_a_second_run_and_training_take_what_is_there(embed, encoded, cli, train
 
 
 def test_interrupted_it_goes_on(embed, encoded, tmp_path, monkeypatch):
-    """While it encodes, and while it writes: nothing is encoded twice, and no part of a file stays."""
+    """During encoding and during writing: nothing is encoded twice, and no partial file remains."""
     with monkeypatch.context() as patch:
         patch.setitem(module._WRITERS, "npy", lambda folder, rows: (_ for _ in ()).throw(KeyboardInterrupt))
         embed("--format", "npy", code=130)
@@ -185,7 +185,7 @@ def test_nothing_to_embed_is_an_error(embed, tmp_path):
     assert "none of its samples could be decoded" in embed(data=tmp_path / "bad", code=1).err
 
 
-def test_what_is_somebody_elses_is_refused(embed, tmp_path):
+def test_foreign_files_are_refused(embed, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
@@ -198,7 +198,7 @@ def test_what_is_somebody_elses_is_refused(embed, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [("--format", "npy"), ("--dtype", "fp32"), ("--img-size", "48")])
-def test_embeddings_of_another_make_are_refused_and_replaced_when_asked(embed, flags, tmp_path):
+def test_different_embeddings_are_refused_and_replaced_on_request(embed, flags, tmp_path):
     embed()
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert "contains embeddings made with other settings" in embed(*flags, code=2).err
@@ -216,7 +216,7 @@ def test_embeddings_of_other_data_are_refused(embed, shards, tmp_path):
 
 
 def test_splits_one_after_the_other(embed, tmp_path, monkeypatch):
-    """Each is added, also where a run in between was interrupted."""
+    """Each is appended, even if a run in between was interrupted."""
     embed("--split", "train")
     assert not list((tmp_path / "out").glob("val*"))
     with monkeypatch.context() as patch:
@@ -233,7 +233,7 @@ def test_fewer_shards_than_before_leave_no_old_ones(embed, tmp_path, monkeypatch
         embed()
         out = tmp_path / "out"
         names = [f"train-{n:05d}.{end}" for n in range(4) for end in ("idx", "tar")]
-        assert sorted(path.name for path in out.glob("train*")) == sorted(names)  # 24 samples: no empty fifth
+        assert sorted(path.name for path in out.glob("train*")) == sorted(names)  # 24 samples: no empty fifth shard
         small = from_tars(out, "train")
     embed()
     assert [path.name for path in sorted(out.glob("train*.tar"))] == ["train-00000.tar"]
@@ -241,7 +241,7 @@ def test_fewer_shards_than_before_leave_no_old_ones(embed, tmp_path, monkeypatch
     assert small[:2] == large[:2] and np.array_equal(small[2], large[2])
 
 
-def test_a_full_disk_is_a_sentence(embed, monkeypatch, tmp_path):
+def test_a_full_disk_is_a_one_line_error(embed, monkeypatch, tmp_path):
     def full(folder, rows):
         raise OSError(28, "No space left on device")
 
@@ -250,7 +250,7 @@ def test_a_full_disk_is_a_sentence(embed, monkeypatch, tmp_path):
 
 
 def nearest(known, labels, asked, k, skip):
-    """The k nearest by cosine, one by one."""
+    """The k nearest neighbours by cosine, one query at a time."""
     found = []
     for i, vector in enumerate(asked):
         cosine = known @ vector / np.linalg.norm(known, axis=1) / np.linalg.norm(vector)
@@ -263,7 +263,7 @@ def nearest(known, labels, asked, k, skip):
 def test_knn_of_drawn_vectors(k):
     drawn = np.random.default_rng(k)
     known, labels = drawn.normal(size=(50, 8)), drawn.integers(0, 4, 50)
-    asked, answers = drawn.normal(size=(30, 8)), drawn.integers(0, 5, 30)  # one class that none of the known has
+    asked, answers = drawn.normal(size=(30, 8)), drawn.integers(0, 5, 30)  # a class that none of the known samples has
     own = np.mean(np.array(nearest(known, labels, known, k, True)) == labels)
     other = np.mean(np.array(nearest(known, labels, asked, k, False)) == answers)
     assert knn_accuracy(known, labels, None, labels, k) == pytest.approx(own)
@@ -291,7 +291,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_is_refused(cli, words, shards, trained, tmp_path):
+def test_invalid_arguments_are_refused(cli, words, shards, trained, tmp_path):
     flags = REFUSED[words]
     weights = () if "hf:x" in flags else ("--weights", trained.run, "--img-size", "32")
     arch = () if "--arch" in flags else ("--arch", "test_resnet")

@@ -1,4 +1,4 @@
-"""`fastimg eval`: the numbers, against the same numbers computed apart."""
+"""`fastimg eval`: its results, compared with an independent computation."""
 
 import json
 import shutil
@@ -60,9 +60,9 @@ def test_numbers_are_those_of_the_predictions(trained, plot, cli):
 @pytest.mark.parametrize("classes", [2, 3, 10, 1000])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
 def test_places_are_those_of_a_stable_sort(classes, device):
-    """Of logits with ties, above all: of two classes that are equally likely, the lower index comes first."""
+    """Of logits, mainly with ties: of two equally likely classes, the lower index comes first."""
     generator = torch.Generator().manual_seed(classes)
-    logits = torch.randint(0, 4, (300, classes), generator=generator).float()  # hundreds of each value
+    logits = torch.randint(0, 4, (300, classes), generator=generator).float()  # hundreds of samples per value
     logits[0] = 0.0
     logits[1] = float("nan")
     logits[2:100] += torch.randn(98, classes, generator=generator)
@@ -80,7 +80,7 @@ def test_places_are_those_of_a_stable_sort(classes, device):
     np.testing.assert_array_equal(share, expected)
 
 
-def test_shards_and_folder_say_the_same(trained, plot, cli):
+def test_shards_and_folder_give_the_same_results(trained, plot, cli):
     folder = told_of(cli, trained.run, trained.images, "--plot", plot)
     shards = told_of(cli, trained.run, trained.shards, "--plot", plot)
     for name in ("split", "images", "unreadable", "top1", "classes", "confusion"):
@@ -89,7 +89,7 @@ def test_shards_and_folder_say_the_same(trained, plot, cli):
 
 
 def test_it_is_what_training_validated(trained, plot, cli):
-    """The best checkpoint's own numbers, from the training's log."""
+    """The numbers of the best checkpoint in the training's log."""
     told = told_of(cli, trained.run, trained.images, "--plot", plot, "--no-amp")
     log = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
     best = max((record for record in log if record["kind"] == "val"), key=lambda record: record["top1"])
@@ -111,7 +111,7 @@ def test_the_picture(trained, tmp_path, cli):
     assert np.asarray(image.convert("RGB")).std() > 0
 
 
-def test_what_the_picture_does_not_show_is_said(trained, plot, cli, monkeypatch):
+def test_omissions_of_the_picture_are_reported(trained, plot, cli, monkeypatch):
     monkeypatch.setattr("fastimg.train.reporting.confusion.WHOLE", 2)
     monkeypatch.setattr("fastimg.train.reporting.confusion.NAMED", 2)
     ran = cli("eval", trained.run, trained.images, "--plot", plot, "--json")
@@ -144,7 +144,7 @@ def test_ten_classes_have_a_top5(tmp_path, encode, fast, cli):
 
 
 def test_preprocessing_is_the_checkpoints(trained, tmp_path, fast, cli):
-    """Whoever evaluates need not know with which sizes and means the model was trained."""
+    """The evaluation uses the model's image size and normalisation."""
     sizes = (
         "--val-crop-size",
         "40",
@@ -168,11 +168,11 @@ def test_preprocessing_is_the_checkpoints(trained, tmp_path, fast, cli):
 
 
 def test_balanced_accuracy_and_classes_that_are_never_found(trained, tmp_path, plot, cli):
-    """A class without images has no recall; one whose images are all taken for another has 0."""
+    """A class without images has no recall; a class whose images are all misclassified has 0."""
     data = shutil.copytree(trained.images, tmp_path / "d")
     (data / "val/green").rename(data / "val/kept")
     for file in (data / "val/kept").iterdir():
-        file.rename(data / "val/red" / f"green-{file.name}")  # called red: half of them, at most, are found
+        file.rename(data / "val/red" / f"green-{file.name}")  # classified as red; at most half of them are
     for file in (data / "val/blue").iterdir():
         shutil.copy(trained.images / "val/green" / file.name, file)
     (data / "val/kept").rmdir()
@@ -188,7 +188,7 @@ def test_balanced_accuracy_and_classes_that_are_never_found(trained, tmp_path, p
 
 @pytest.fixture(scope="module")
 def unsplit(write_images, tmp_path_factory):
-    """36 images without a validation split, their shards, and a run on either that held out a sixth."""
+    """36 images without a validation split, their shards, and for each a run that held out a sixth."""
     root = tmp_path_factory.mktemp("unsplit")
     write_images(root / "images")
     assert run(["convert", str(root / "images"), str(root / "shards")]) == 0
@@ -201,7 +201,7 @@ def unsplit(write_images, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["images", "shards"])
 @pytest.mark.parametrize("way", ["same", "moved", "linked", "from inside"])
-def test_what_training_held_out_is_evaluated(kind, way, unsplit, plot, tmp_path, cli, monkeypatch):
+def test_held_out_images_are_evaluated(kind, way, unsplit, plot, tmp_path, cli, monkeypatch):
     data = unsplit / kind
     if way == "moved":
         data = shutil.copytree(data, tmp_path / "elsewhere")
@@ -223,7 +223,7 @@ def test_what_training_held_out_is_evaluated(kind, way, unsplit, plot, tmp_path,
     assert told["trained_on"] is False and told["warning"] is None
 
 
-def test_the_training_split_by_name_is_said_to_have_been_trained_on(unsplit, trained, plot, cli):
+def test_a_warning_if_the_training_split_is_chosen(unsplit, trained, plot, cli):
     told = told_of(cli, unsplit / "on-images", unsplit / "images", "--split", "train", "--plot", plot)
     assert (told["images"], told["part"], told["trained_on"]) == (36, "train", True)
     words = "30 of these 36 images were trained on, so the result says little about new images; leave out --split"
@@ -233,11 +233,11 @@ def test_the_training_split_by_name_is_said_to_have_been_trained_on(unsplit, tra
     told = told_of(cli, trained.run, trained.images, "--split", "train", "--plot", plot)
     assert told["trained_on"] is True
     assert told["warning"] == "all 24 images were trained on, so the result says little about new images"
-    told = told_of(cli, trained.run, trained.images / "train", "--plot", plot)  # the same images, by another path
+    told = told_of(cli, trained.run, trained.images / "train", "--plot", plot)  # the same images at another path
     assert told["trained_on"] is True and told["images"] == 24
 
 
-def test_the_table_says_what_was_held_out(unsplit, plot, cli):
+def test_the_table_names_held_out_images(unsplit, plot, cli):
     ran = cli("eval", unsplit / "on-images", unsplit / "images", "--plot", plot)
     part = "17% of the 36 images of train, held out of training by seed 3"
     assert f"{unsplit / 'images'} ({part}), 6 images\n" in ran.out
@@ -245,7 +245,7 @@ def test_the_table_says_what_was_held_out(unsplit, plot, cli):
 
 
 def test_other_data_needs_no_warning(unsplit, plot, write_images, tmp_path, cli):
-    """With names and labels like those that were trained on, too."""
+    """Even if names and labels equal those of training images."""
     other = write_images(tmp_path / "other")
     for file in other.glob("*/*"):
         Image.effect_noise((40, 40), 50).convert("RGB").save(file)
@@ -254,7 +254,7 @@ def test_other_data_needs_no_warning(unsplit, plot, write_images, tmp_path, cli)
 
 
 def test_a_checkpoint_that_does_not_say_is_doubted(unsplit, trained, plot, tmp_path, cli):
-    """As checkpoints were before there was a record."""
+    """As in checkpoints from before the record existed."""
     for file, name in ((find(unsplit / "on-images"), "a"), (find(trained.run), "b")):
         with safe_open(file, framework="pt") as handle:
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
@@ -269,11 +269,11 @@ def test_a_checkpoint_that_does_not_say_is_doubted(unsplit, trained, plot, tmp_p
     assert (
         "warning: the checkpoint is from before" in cli("eval", tmp_path / "a", unsplit / "images", "--plot", plot).out
     )
-    told = told_of(cli, tmp_path / "b", trained.images, "--plot", plot)  # a split that is for validation
+    told = told_of(cli, tmp_path / "b", trained.images, "--plot", plot)  # a split for validation
     assert (told["split"], told["images"], told["trained_on"], told["warning"]) == ("val", 12, None, None)
 
 
-# What follows asks `select`, which evaluates nothing.
+# The tests below call `select`, which evaluates nothing.
 
 
 def trained_on(data, fraction=None, seed=0, split="train", val_split=None):
@@ -321,7 +321,7 @@ def test_shards_that_were_appended_to_have_changed(image_folder, tmp_path, cli):
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_a_copy_with_further_images_overlaps_what_was_trained_on(shards, image_folder, tmp_path, cli):
+def test_a_copy_with_further_images_overlaps_the_training_images(shards, image_folder, tmp_path, cli):
     data = tmp_path / "d" if shards else image_folder
     if shards:
         assert cli("convert", image_folder, data).code == 0
@@ -339,7 +339,7 @@ def test_a_copy_with_further_images_overlaps_what_was_trained_on(shards, image_f
 
 
 def test_images_with_names_that_were_trained_on_are_compared_by_content(image_folder, tmp_path):
-    """Cameras count from 1 again."""
+    """Cameras number their images from 1 again."""
     history = [trained_on(image_folder)]
     names = [file.relative_to(image_folder) for file in sorted(image_folder.glob("*/*"))]
     others = tmp_path / "others"
@@ -353,7 +353,7 @@ def test_images_with_names_that_were_trained_on_are_compared_by_content(image_fo
 
 @pytest.mark.parametrize("shards", [False, True])
 def test_data_that_was_split_after_training_has_changed(shards, image_folder, tmp_path, cli):
-    """Its validation split was trained on."""
+    """The validation split was used for training."""
     data = tmp_path / "d" if shards else image_folder
     if shards:
         assert cli("convert", image_folder, data).code == 0
@@ -389,7 +389,7 @@ def test_other_shards_need_no_warning(unsplit, trained):
     assert (found.trained_on, found.warning) == (False, None)
 
 
-def test_images_that_join_training_leave_the_validation_split_as_it_was(trained, tmp_path):
+def test_new_training_images_do_not_change_the_validation_split(trained, tmp_path):
     data = shutil.copytree(trained.images, tmp_path / "d")
     history = [trained_on(data)]
     shutil.copy(data / "train/red/0.jpg", data / "train/red/99.jpg")
@@ -419,7 +419,7 @@ def test_texts_have_words_of_their_own(tmp_path):
 
 
 def test_weights_that_training_started_from_are_remembered(unsplit, tmp_path, fast, cli):
-    """Fine-tuned with another seed, what it holds out was in part trained on before."""
+    """After fine-tuning with another seed, part of the held-out images were trained on before."""
     first = find(unsplit / "on-images")
     more = (
         "--weights",
@@ -440,7 +440,7 @@ def test_weights_that_training_started_from_are_remembered(unsplit, tmp_path, fa
     assert [each.seed for each in history] == [4, 3] and history[1:] == trained_before(first) != ()
     found = select(unsplit / "images", None, history)
     assert len(found.indices) == 18 and found.trained_on
-    overlap = set(found.indices.tolist()) & set(history[1].trained(found.dataset).tolist())
+    overlap = set(found.indices.tolist()) & set(history[1].trained(found.dataset, unsplit / "images").tolist())
     assert found.warning.startswith(f"{len(overlap)} of these 18 images were trained on")
 
 

@@ -1,4 +1,4 @@
-"""`fastimg export`: the file alone gives what `predict` gives, and says what callers must do."""
+"""`fastimg export`: the file alone gives the results of `predict`, and documents its preprocessing."""
 
 import errno
 import importlib.util
@@ -38,7 +38,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "export.md"
 
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
-    """Folder with model.onnx, model.pt2 and model.safetensors of the one run."""
+    """Folder with model.onnx, model.pt2 and model.safetensors of one run."""
     folder = tmp_path_factory.mktemp("exported")
     model, card = load_model(trained.run)
     for name in FORMATS:
@@ -48,25 +48,25 @@ def exported(trained, tmp_path_factory):
 
 @pytest.fixture
 def written(monkeypatch):
-    """Exports that take no time: an empty file of the right name."""
+    """Exports that take no time: an empty file with the right name."""
     monkeypatch.setattr(graph, "write", lambda name, file, source, what: file.write_bytes(b""))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_name_of_the_output_says_the_format(name, trained, tmp_path, written, cli):
+def test_the_format_follows_from_the_output_name(name, trained, tmp_path, written, cli):
     ran = cli("export", trained.run, "-o", tmp_path / f"a.{name}", "--json")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["format"] == name and (tmp_path / f"a.{name}").exists()
 
 
 @pytest.mark.parametrize("output", [(), ("-o", "a.bin"), ("-o", ".")])
-def test_a_format_that_nothing_names(output, trained, cli):
+def test_an_unknown_format(output, trained, cli):
     ran = cli("export", trained.run, *output)
     assert ran.code == 2 and "export: which format? give --format onnx, pt2 or safetensors, or an --output" in ran.err
 
 
 def opened(file):
-    """The file as somebody without fastimg would run it: its inputs -> float32 [N, classes]."""
+    """The file as used without fastimg: its inputs -> float32 [N, classes]."""
     if file.suffix == ".pt2":
         module = torch.export.load(file).module()
         return lambda *inputs: module(*map(torch.from_numpy, inputs)).detach().numpy()
@@ -76,7 +76,7 @@ def opened(file):
 
 
 def prepared(files, stated):
-    """Pixels by torchvision, from nothing but the metadata."""
+    """Preprocessing by torchvision, using only the metadata."""
     steps = v2.Compose(
         [
             v2.Resize(stated["resize"], v2.InterpolationMode(stated["interpolation"]), antialias=stated["antialias"]),
@@ -90,16 +90,16 @@ def prepared(files, stated):
 def stated_in(file):
     """The metadata of a file, by name."""
     if file.suffix == ".pt2":
-        found = {"classes": ""}  # torch takes an empty one for none
+        found = {"classes": ""}  # torch takes an empty tuple for none
         torch.export.load(file, extra_files=found)
         return found
     return {pair.key: pair.value for pair in onnx.load(file).metadata_props}
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, of its own reading
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own code
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_the_file_alone_says_what_predict_says(kind, exported, trained, cli):
-    """Pixels cut by torchvision, the metadata's words, any number of images."""
+    """Pixels cut by torchvision, class names from the metadata, any number of images."""
     file = exported / f"model.{kind}"
     stated = stated_in(file)
     names = json.loads(stated["classes"])
@@ -113,7 +113,7 @@ def test_the_file_alone_says_what_predict_says(kind, exported, trained, cli):
         for row, answer in zip(shares, answers, strict=False):
             expected = dict(zip(answer["classes"], answer["probabilities"], strict=True))
             assert dict(zip(names, row, strict=True)) == pytest.approx(expected, abs=1e-5)
-    assert np.ptp(run(pixels), axis=0).max() > 0.1  # images are told apart
+    assert np.ptp(run(pixels), axis=0).max() > 0.1  # images are distinguished
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -142,7 +142,7 @@ def test_metadata(kind, exported, trained):
 
 
 def _with(card, interpolation, resize=None):
-    """The card with another resize."""
+    """The checkpoint's card with another resize."""
     p = card.preprocessing
     return replace(card, preprocessing=replace(p, interpolation=interpolation, val_resize=resize or p.val_resize))
 
@@ -152,7 +152,7 @@ ODD = [(45, 371), (371, 45), (37, 37), (20, 29), (5, 3), (223, 97), (640, 227), 
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory):
-    """Images of sizes at which roundings matter, smooth with sharp edges; the last lies on its side."""
+    """Smooth images with sharp edges, of sizes at which rounding matters; the last one is rotated by EXIF."""
     folder = tmp_path_factory.mktemp("odd")
     for i, (width, height) in enumerate(ODD):
         small = np.random.default_rng(i).integers(0, 256, (9, 9, 3), dtype=np.uint8)
@@ -165,7 +165,7 @@ def odd(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(trained, tmp_path_factory):
-    """Folder with model.onnx and model.pt2 that take images of any size."""
+    """Folder with model.onnx and model.pt2 that accept images of any size."""
     folder = tmp_path_factory.mktemp("whole")
     for name in GRAPHS:
         graph.write(name, folder / f"model.{name}", find(trained.run), subject.of(*load_model(trained.run), True))
@@ -173,7 +173,7 @@ def whole(trained, tmp_path_factory):
 
 
 def told_of(files, trained, cli):
-    """What `predict` says, and the pixels that it sees."""
+    """The output of `predict`, and its input pixels."""
     lines = cli("predict", trained.run, *files, "--json", "--no-amp").out.splitlines()
     shares = [dict(zip(a["classes"], a["probabilities"], strict=True)) for a in map(json.loads, lines)]
     crop = center_crop(read_card(find(trained.run)).preprocessing)
@@ -184,7 +184,7 @@ def told_of(files, trained, cli):
 
 @pytest.mark.parametrize("kind", ["cut", "whole"])
 def test_the_pages_code_answers_as_predict(kind, exported, whole, odd, trained, cli):
-    """docs/export.md with Pillow, NumPy and ONNX Runtime alone, for both kinds of files."""
+    """The code in docs/export.md with only Pillow, NumPy and ONNX Runtime, for both kinds of files."""
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)) == {"json", "numpy", "onnxruntime", "PIL"}
     files = sorted(odd.iterdir())
@@ -199,10 +199,10 @@ def test_the_pages_code_answers_as_predict(kind, exported, whole, odd, trained, 
             assert np.abs(names["pixels"][0].astype(int) - pixels).max() <= 2
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11, of its own reading
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own code
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_images_of_any_size(kind, whole, odd, trained, cli):
-    """Any number of them, in a batch of one size."""
+    """Any number of images, with one size per batch."""
     files = sorted(odd.iterdir())
     expected, _ = told_of(files, trained, cli)
     run = opened(whole / f"model.{kind}")
@@ -221,7 +221,7 @@ def test_images_of_any_size(kind, whole, odd, trained, cli):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_what_the_graph_makes_of_pixels(kind, interpolation, odd, trained, tmp_path):
-    """Resize and crop without the model: torch has the loader's bits, ONNX Runtime at most 2 of 255 beside."""
+    """Resize and crop without the model: torch gives the loader's bits, ONNX Runtime differs by at most 2 of 255."""
     model, card = load_model(trained.run)
     card = _with(card, interpolation, 41)
     what = subject.of(model, card, True)
@@ -243,7 +243,7 @@ def test_what_the_graph_makes_of_pixels(kind, interpolation, odd, trained, tmp_p
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_check_of_images_of_any_size(kind, trained, tmp_path, odd, cli):
-    """With data and on noise; what is told is that nothing but decoding is left."""
+    """With data and with noise; the message says that only decoding is left to the caller."""
     arguments = ("export", trained.run, "--format", kind, "--with-preprocessing", "-o", tmp_path, "--check")
     ran = cli(*arguments, "--check-data", odd, "--json")
     assert ran.code == 0 and ran.err == ""
@@ -277,7 +277,7 @@ def test_check_on_noise_of_several_sizes(trained, tmp_path, written, monkeypatch
     assert ran.code == 1 and "does NOT agree" in ran.out
 
 
-def test_preprocessing_that_has_no_place(trained, text_run, tmp_path, cli):
+def test_preprocessing_that_cannot_be_exported(trained, text_run, tmp_path, cli):
     ran = cli("export", trained.run, "--format", "safetensors", "--with-preprocessing", "-o", tmp_path)
     assert (ran.code, ran.out) == (2, "") and not list(tmp_path.iterdir())
     assert "--with-preprocessing: --format safetensors holds only weights; leave it out" in ran.err
@@ -308,7 +308,7 @@ def test_safetensors_is_a_checkpoint(exported, trained, tmp_path, fast, cli):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_check(kind, trained, tmp_path, cli):
-    """The whole command; the file is checked on real samples, and nothing but the result is said."""
+    """The whole command; the file is checked on real samples, and only the result is printed."""
     ran = cli(
         "export", trained.run, "--format", kind, "-o", tmp_path, "--check", "--check-data", trained.shards, "--json"
     )
@@ -328,7 +328,7 @@ def test_check(kind, trained, tmp_path, cli):
 
 @pytest.fixture
 def judged(trained, exported):
-    """`judged(run, data)`: what the check says of a file that answers as `run` does."""
+    """`judged(run, data)`: the report of the check on a file that behaves like `run`."""
 
     def judge(run, data=None):
         engine = inference.load(trained.run, torch.device("cpu"), Precision("cpu", None, ""))
@@ -355,7 +355,7 @@ def test_words(trained, tmp_path, written, honest, monkeypatch, cli):
     assert ran.code == 0 and "only weights" in ran.out and "check" not in ran.out and "input" not in ran.out
 
 
-def test_what_the_check_counts(judged, honest, trained):
+def test_counts_of_the_check(judged, honest, trained):
     right = judged(honest, trained.shards)
     assert right.agrees and right.top1 == right.samples == 12 and right.logits < 1e-5
     for by in (3, -3):  # the same probabilities
@@ -369,7 +369,7 @@ def test_what_the_check_counts(judged, honest, trained):
     assert not nothing.agrees and nothing.logits is None and nothing.probabilities is None
 
 
-def test_one_sample_that_differs_is_enough(judged, honest, trained):
+def test_one_differing_sample_is_enough(judged, honest, trained):
     seen = []
 
     def run(batch):
@@ -378,10 +378,10 @@ def test_one_sample_that_differs_is_enough(judged, honest, trained):
         return logits.flip(1) if len(seen) == 4 else logits
 
     assert not judged(run, trained.images).agrees
-    assert set(seen) > {1} and sum(seen) >= 36  # the size that was exported, two, is not what is tried
+    assert set(seen) > {1} and sum(seen) >= 36  # the exported size, two, is not tried
 
 
-def test_samples_are_spread_and_at_most_64(judged, honest, tmp_path, encode):
+def test_at_most_64_samples_spread_over_the_data(judged, honest, tmp_path, encode):
     for number in range(100):
         (tmp_path / f"{number:03d}.jpg").write_bytes(encode((2 * number, 99, 99), seed=number))
     (tmp_path / "099.jpg").write_bytes(b"no image")
@@ -466,7 +466,7 @@ def test_missing_packages(trained, monkeypatch, tmp_path, written, cli):
     lost = {"onnxruntime"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in lost else real(name, *rest))
     arguments = ("export", trained.run, "--format", "onnx", "-o", tmp_path)
-    assert cli(*arguments).code == 0  # it is for --check alone
+    assert cli(*arguments).code == 0  # only needed for --check
     ran = cli(*arguments, "--overwrite", "--check")
     assert (
         ran.code == 2
@@ -481,14 +481,14 @@ def test_missing_packages(trained, monkeypatch, tmp_path, written, cli):
 
 
 class Exotic(torch.nn.Module):
-    """What it does depends on the pixels: no graph has that."""
+    """Its control flow depends on the pixels, which no graph can express."""
 
     def forward(self, images):
         return images.flatten(1)[:, :3].float() if images.sum() > 3 else images.flatten(1)[:, 3:6].float()
 
 
 class Fixed(torch.nn.Module):
-    """Takes batches of two alone."""
+    """Accepts only batches of two."""
 
     def forward(self, images):
         return images.flatten(1)[:, :3].float().view(2, 3)
@@ -496,7 +496,7 @@ class Fixed(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("module", [Exotic, Fixed])
-def test_models_that_have_no_graph(module, kind, trained, tmp_path, monkeypatch, cli):
+def test_models_that_cannot_be_traced(module, kind, trained, tmp_path, monkeypatch, cli):
     monkeypatch.setattr(subject, "Pixels", lambda model, card: module())
     ran = cli("export", trained.run, "--format", kind, "-o", tmp_path)
     assert ran.code == 1 and "Traceback" not in ran.err and len(ran.err.splitlines()) == 1 and ran.out == ""
@@ -512,7 +512,7 @@ def test_a_model_too_large_for_onnx(trained, tmp_path, monkeypatch, cli):
 
 
 @pytest.mark.parametrize("kind", ["pt2", "safetensors"])
-def test_a_full_disk_leaves_what_was_there(kind, trained, tmp_path, monkeypatch, cli):
+def test_a_full_disk_keeps_the_old_file(kind, trained, tmp_path, monkeypatch, cli):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -524,7 +524,7 @@ def test_a_full_disk_leaves_what_was_there(kind, trained, tmp_path, monkeypatch,
     assert file.read_text() == "precious" and list(tmp_path.iterdir()) == [file]
 
 
-def test_classes_that_nobody_named_are_cut_off(trained):
+def test_unnamed_outputs_are_cut_off(trained):
     model, card = build("test_resnet", 7), read_card(find(trained.run))
     what = subject.of(model, replace(card, num_classes=7))
     assert not what.module.training
@@ -536,7 +536,7 @@ WORDS = ("[PAD]", "[UNK]", "good", "bad", "film", "the", "a", "was", "very", "no
 
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory):
-    """A checkpoint that reads texts: a BERT of two layers and ten words, of random weights."""
+    """A checkpoint that reads texts: a BERT with two layers, ten words and random weights."""
     engine = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     engine.pre_tokenizer = Whitespace()
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -562,7 +562,7 @@ def text_run(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_texts(kind, text_run, tmp_path, cli):
-    """Token ids and a mask of any size; the tokenizer beside the file; padding changes nothing."""
+    """Token ids and a mask of any size; the tokenizer next to the file; padding changes nothing."""
     texts = ["good film", "the film was not very good", "bad", "a " * 30, "film the bad was a not"]
     for i, text in enumerate(texts):
         (tmp_path / f"{i}.txt").write_text(text)

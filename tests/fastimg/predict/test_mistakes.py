@@ -1,4 +1,4 @@
-"""What `eval` writes of its mistakes: a table of all, and a sheet of those the model is surest of."""
+"""The mistakes written by `eval`: a table of all, and a sheet of the most confident ones."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ def predictions(truth, predicted, confidence):
 
 @pytest.fixture
 def images(tmp_path, encode):
-    """Six images, the fourth of which is none."""
+    """Six files, the fourth of which is not an image."""
     for i in range(6):
         (tmp_path / f"{i}.jpg").write_bytes(b"nothing" if i == 3 else encode(seed=i))
     data = FilesDataset(tmp_path, [f"{i}.jpg" for i in range(6)])
@@ -31,7 +31,7 @@ def images(tmp_path, encode):
 
 @pytest.fixture
 def sheet(monkeypatch):
-    """What would be drawn: rows, title."""
+    """Arguments of the drawing: rows, title."""
     drawn = []
     monkeypatch.setattr(
         mistakes, "save_sheet", lambda rows, names, side, file, letters, title: drawn.append((rows, title))
@@ -44,7 +44,7 @@ def table(file):
         return list(csv.DictReader(opened))
 
 
-def test_the_surest_come_first_and_equal_ones_in_order(images, tmp_path, sheet):
+def test_the_most_confident_come_first_and_ties_in_order(images, tmp_path, sheet):
     found = predictions([0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 1, 0], [0.99, 0.7, 0.9, 0.7, 0.95, float("nan")])
     written = write_mistakes(found, images, ("cat", "犬"), "val", tmp_path)
     rows = table(written.table)
@@ -63,14 +63,14 @@ def test_the_surest_come_first_and_equal_ones_in_order(images, tmp_path, sheet):
 
 
 def test_an_image_that_cannot_be_decoded_is_grey(images, tmp_path, sheet):
-    """Another loader may have decoded it."""
+    """Another loader may have been able to decode it."""
     found = predictions([0] * 6, [0, 0, 1, 1, 0, 0], [0.9] * 6)
     assert write_mistakes(found, images, ("a", "b"), "val", tmp_path).undecodable == 1
     tiles = sheet[0][0][0]
     assert tiles[0].pixels.std() > 0 and tiles[1].pixels.std() == 0
 
 
-def test_a_sheet_has_so_many_and_no_more(images, tmp_path, sheet, monkeypatch):
+def test_the_size_of_a_sheet_is_limited(images, tmp_path, sheet, monkeypatch):
     monkeypatch.setattr(mistakes, "SHOWN", 2)
     found = predictions([0] * 6, [1, 1, 1, 0, 0, 0], [0.9, 0.8, 0.7, 1.0, 1.0, 1.0])
     written = write_mistakes(found, images, ("a", "b"), "val", tmp_path)
@@ -88,7 +88,7 @@ def test_the_picture_opens(wrong, images, tmp_path):
             assert picture.height < 200  # the title alone
 
 
-def test_eval_writes_them_beside_the_confusion_matrix(trained, tmp_path, cli):
+def test_eval_writes_them_next_to_the_confusion_matrix(trained, tmp_path, cli):
     ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png", "--json", "--no-amp")
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
@@ -101,7 +101,7 @@ def test_eval_writes_them_beside_the_confusion_matrix(trained, tmp_path, cli):
     assert all(pairs.count((t, p)) == matrix[t, p] for t in range(3) for p in range(3) if t != p)
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(trained, tmp_path, cli):
+def test_an_unwritable_folder_is_a_one_line_error(trained, tmp_path, cli):
     (tmp_path / "mistakes.csv").mkdir()
     ran = cli("eval", trained.run, trained.images, "--plot", tmp_path / "plot.png")
     assert ran.code == 1 and "choose a folder that can be written" in ran.err and "Traceback" not in ran.err

@@ -1,4 +1,4 @@
-"""`fastimg predict`: every file gets its line, whatever it is."""
+"""`fastimg predict`: every file gets a line of output, whatever it contains."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ def answers(ran):
 
 @pytest.fixture
 def odd(tmp_path):
-    """The same red picture in many ways; EXIF asks for a quarter turn, under which it was stored turned back."""
+    """The same red picture in many forms; with EXIF orientation, it is stored rotated the other way."""
     folder = tmp_path / "odd"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(40, 90, (36, 60, 3), dtype=np.uint8)
@@ -36,7 +36,7 @@ def odd(tmp_path):
     image.convert("L").save(folder / "gray.png")
     Image.fromarray((pixels[:, :, 0].astype(np.uint16) << 8) + 7).save(folder / "sixteen.png")
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored turned by a quarter to the left, shown turned to the right
+    exif[0x0112] = 6  # stored rotated by a quarter to the left, shown rotated to the right
     image.transpose(Image.Transpose.ROTATE_90).save(folder / "rotated.png", exif=exif)
     return folder
 
@@ -147,13 +147,13 @@ def test_no_sources(run, tmp_path, cli):
     )
 
 
-def test_a_pipe_is_not_waited_for(run, tmp_path, cli):
+def test_a_pipe_does_not_block(run, tmp_path, cli):
     os.mkfifo(tmp_path / "pipe.jpg")
     ran = cli("predict", run, tmp_path / "pipe.jpg")
     assert ran.code == 1 and "neither a file nor a folder" in ran.err
 
 
-def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, heic, heif_plugin, cli):
+def test_undecodable_images_have_a_row_each(trained, run, tmp_path, heic, heif_plugin, cli):
     shutil.copy(trained.images / "val/red/0.jpg", tmp_path / "good.jpg")
     Image.open(tmp_path / "good.jpg").save(tmp_path / "good.avif")
     (tmp_path / "phone.heic").write_bytes(heic())
@@ -179,14 +179,14 @@ def test_images_that_cannot_be_decoded_have_a_row_each(trained, run, tmp_path, h
 
 
 @pytest.mark.usefixtures("heif_plugin")
-def test_a_folder_of_heic_alone_is_answered(run, tmp_path, heic, cli):
+def test_a_folder_with_only_heic_files(run, tmp_path, heic, cli):
     (tmp_path / "1.heic").write_bytes(heic())
     ran = cli("predict", run, tmp_path)
     assert ran.code == 1 and "not read: HEIC, readable after `pip install pillow-heif`" in ran.out
 
 
 def test_of_equally_likely_classes_the_first_comes_first(trained, cli, monkeypatch):
-    """As a model without training finds them."""
+    """As a model finds them without training."""
     monkeypatch.setattr("fastimg.predict.inference.answer", lambda module, images, tta: torch.zeros(len(images), 3))
     files = sorted((trained.images / "val").glob("*/*"))
     told = answers(cli("predict", trained.run, *files, "--json", "-b", "5"))

@@ -1,4 +1,4 @@
-"""A checkpoint that reads texts needs no --arch and no folder: eval, predict and embed take all from it."""
+"""A checkpoint that reads texts needs no --arch and no folder: eval, predict and embed get everything from it."""
 
 import json
 
@@ -21,7 +21,7 @@ LABELS = ("good", "bad", "good", "bad")
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of a BERT of two layers and ten words, of random weights, whose folder `hf:tiny` is not there."""
+    """A run of a BERT with two layers, ten words and random weights, whose folder `hf:tiny` does not exist."""
     engine = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     engine.pre_tokenizer = Whitespace()
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -55,7 +55,7 @@ def shards(tmp_path, cli):
 
 @pytest.fixture
 def expected(run):
-    """Probabilities [N, 2] and embeddings [N, 16] of TEXTS, one by one."""
+    """Probabilities [N, 2] and embeddings [N, 16] of TEXTS, computed one by one."""
     model = load_model(run)[0]
     tokens = [torch.from_numpy(model.text.tokenizer.tokens(text.encode()))[None] for text in TEXTS]
     inputs = []
@@ -76,7 +76,7 @@ def test_eval_and_predict(run, shards, expected, cli):
     ran = cli("predict", run, "--text", *TEXTS, "--no-amp", "--json")
     assert ran.code == 0, ran.err
     apart = cli("predict", run, "--text", TEXTS[0], "--json", "--text", *TEXTS[1:3], "--no-amp", f"--text={TEXTS[3]}")
-    assert apart == ran  # every text that is given, wherever
+    assert apart == ran  # all given texts, wherever they are
     for line, row in zip(ran.out.splitlines(), shares, strict=True):
         answer = json.loads(line)
         assert answer["classes"][0] == ("bad", "good")[row.argmax()]

@@ -1,4 +1,4 @@
-"""The cores of a rank, on machines that the test made up."""
+"""The cores of a rank, on simulated machines."""
 
 import os
 
@@ -12,7 +12,7 @@ ADDRESSES = [f"0000:{bus:02x}:00.0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0x
 
 @pytest.fixture
 def machine(tmp_path):
-    """`machine(nodes, siblings)`: the root of a machine whose GPUs are attached to these (node, cores)."""
+    """`machine(nodes, siblings)`: the root folder of a machine whose GPUs are attached to these (node, cores)."""
 
     def build(places, cores, siblings=None):
         def put(name, text):
@@ -52,7 +52,7 @@ def test_sixteen_cores_over_eight_ranks_are_two_each(machine):
 
 
 def test_threads_of_one_processor_stay_together(machine):
-    """Cores 0-3 and 8-11 are threads of the same four processors of node 0."""
+    """Cores 0-3 and 8-11 are threads of the same four physical cores of node 0."""
     root = machine([(0, "0-3,8-11"), (0, "0-3,8-11"), (1, "4-7,12-15")], 16, siblings=8)
     plans = [plan([ADDRESSES[0], ADDRESSES[1]], rank, "cuda:0", parse_list("0-3,8-11"), root) for rank in range(2)]
     assert plans[0].words.startswith("cores 0-3,8-11, to which this process was restricted")  # of all 16
@@ -64,7 +64,7 @@ def test_threads_of_one_processor_stay_together(machine):
 
 
 def test_a_rank_that_would_lose_cores_stays_unbound(machine):
-    """One process on a machine of two nodes keeps both; ranks that all sit on one node do, too."""
+    """One process on a machine with two nodes keeps both, and so do ranks that are all on one node."""
     root = machine([(0, "0-15"), (0, "0-15")], 32)
     alone = plan(ADDRESSES[:1], 0, "cuda:0", all_of(32), root)
     assert alone.cores == () and "would have 16 of the 32 cores, and 1 rank can have 32 each" in alone.words
@@ -73,7 +73,7 @@ def test_a_rank_that_would_lose_cores_stays_unbound(machine):
 
 
 def test_seven_ranks_are_bound_though_some_lose_a_little(machine):
-    """8 cores where an even share of 64 is 9.14; 4 of 36, where it is 5.14, are too few for all of them."""
+    """8 cores, where an equal share of 64 is 9.14; with 4 of 36, where it is 5.14, there are too few for all ranks."""
     root = machine([(0, "0-31")] * 4 + [(1, "32-63")] * 3, 64)
     plans = [plan(ADDRESSES[:7], rank, "cuda:0", all_of(64), root) for rank in range(7)]
     assert [len(one.cores) for one in plans] == [8, 8, 8, 8, 10, 11, 11]
@@ -81,12 +81,12 @@ def test_seven_ranks_are_bound_though_some_lose_a_little(machine):
     assert {plan(ADDRESSES[:7], rank, "cuda:0", all_of(36), root).cores for rank in range(7)} == {()}
 
 
-def test_all_cores_are_no_news(machine):
+def test_all_cores_are_not_reported(machine):
     assert plan(ADDRESSES[:1], 0, "cuda:0", all_of(16), machine([(0, "0-15")], 16)) == UNBOUND
 
 
 @pytest.mark.parametrize("places", [[(-1, "0-15"), (-1, "0-15")], [(0, ""), (0, "")], []])
-def test_a_machine_that_does_not_tell(machine, places):
+def test_a_machine_without_topology(machine, places):
     found = plan(ADDRESSES[:2], 1, "cuda:1", all_of(16), machine(places, 16))
     assert found.cores == () and "does not tell the NUMA node of cuda:1" in found.words
 
@@ -106,7 +106,7 @@ def test_a_gpu_without_an_address(machine):
     ],
 )
 def test_the_cpuset_of_a_container_is_the_whole_machine(machine, groups, files):
-    """And so a process in it was not restricted by hand; with taskset in it, it was."""
+    """So a process in it was not restricted explicitly; with taskset in it, it was."""
     root = machine([(0, "0-3"), (1, "4-7")], 16)
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
@@ -136,7 +136,7 @@ def test_all_threads_of_the_process_move(machine, monkeypatch):
     assert moved == {0: tuple(range(8, 16)), 100: tuple(range(8, 16))}
 
 
-def test_a_system_that_forbids_it_is_told(machine, monkeypatch):
+def test_a_system_that_forbids_it_is_reported(machine, monkeypatch):
     def setaffinity(thread, cores):
         raise PermissionError(1, "Operation not permitted")
 
@@ -148,7 +148,7 @@ def test_a_system_that_forbids_it_is_told(machine, monkeypatch):
 
 
 def test_this_process_really_moves(machine):
-    """To one core of those that it has, and back."""
+    """To one of its cores, and back."""
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("needs two cores")

@@ -1,4 +1,4 @@
-"""How reading and copying are measured: with a clock that the test turns, on real files."""
+"""Measuring reads and copies: real files, with a simulated clock."""
 
 import errno
 import itertools
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 class Clock:
-    """Every look at it takes a second, or what it is told."""
+    """A clock that advances by a second, or by a given time, at every reading."""
 
     def __init__(self, tick=1.0):
         self.now, self.tick = 0.0, tick
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def files(tmp_path):
-    """Three of 20, 3 and 9 MiB."""
+    """Three files of 20, 3 and 9 MiB."""
     paths = []
     for number, size in enumerate((20, 3, 9)):
         paths.append(tmp_path / f"{number}.bin")
@@ -45,7 +45,7 @@ def cannot_drop(monkeypatch):
 
 
 def test_pieces_are_counted_and_timed(files):
-    """One look at the clock before, one after each read."""
+    """One clock reading before, and one after each read."""
     found = sequential_read(files, cold=False, clock=Clock(0.25))
     assert (found.bytes, found.reads) == (32 * MIB, 3 + 1 + 2)
     assert found.seconds == 6 * 0.25
@@ -58,7 +58,7 @@ def test_the_limit_holds_over_all_files(files):
     assert (found.bytes, found.reads) == (21 * MIB + 5, 3 + 1)
 
 
-def test_a_slow_disk_is_left_soon(files):
+def test_a_slow_disk_is_measured_briefly(files):
     found = sequential_read(files, cold=False, most_seconds=2, clock=Clock())
     assert (found.reads, found.seconds) == (2, 2)
 
@@ -70,12 +70,12 @@ def test_nothing_to_read(tmp_path):
     assert not found.cold and found.why == "nothing was read"
 
 
-def test_cold_is_what_was_dropped_from_memory(files):
+def test_cold_reads_follow_dropping_from_memory(files):
     with files[0].open("rb") as file:
         why = drop(file.fileno())
     found = sequential_read(files, cold=True)
     assert found.bytes == 32 * MIB and found.cold == (not found.why)
-    if not why:  # this file system can; others are named
+    if not why:  # if this file system supports it; others are named
         assert found.cold
 
 
@@ -85,7 +85,7 @@ def test_a_file_that_stays_in_memory_is_not_cold(files, cannot_drop):
 
 
 def test_what_another_program_has_mapped_is_not_cold(files):
-    """As Linux does it on any file system."""
+    """As Linux reports for any file system."""
     with files[0].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[::4096]) > 0
         assert drop(file.fileno())
@@ -100,7 +100,7 @@ def test_what_another_program_has_mapped_is_not_cold(files):
         (OSError(errno.EOPNOTSUPP, "Operation not supported"), "does not say what is in memory (Operation not"),
     ],
 )
-def test_what_the_system_says_of_its_memory(files, monkeypatch, answer, expected):
+def test_the_systems_report_on_the_page_cache(files, monkeypatch, answer, expected):
     asked = []
 
     def preadv(file, buffers, offset, flags):
@@ -131,7 +131,7 @@ def test_the_disk_below_a_folder(tmp_path, monkeypatch):
     assert found.measured_on == "a temporary file of 16 MiB" and found.why == ""
     assert found.cold is not None and found.scattered is not None
     assert (found.cold.bytes, found.cold.reads, found.cold.seconds) == (16 * MIB, 2, 0.25)
-    assert (found.scattered.bytes, found.scattered.reads) == (10 * MIB, 80)  # ten seconds, then it is known
+    assert (found.scattered.bytes, found.scattered.reads) == (10 * MIB, 80)  # ten seconds are enough
     assert (found.warm.bytes, found.warm.cold) == (16 * MIB, False)
     assert found.cold.cold and found.scattered.cold
     assert found.free > 0 and found.folder == str(tmp_path.resolve())
@@ -162,12 +162,12 @@ def test_a_file_system_without_a_disk(tmp_path, monkeypatch):
 
 
 def test_writing_is_ended_on_a_slow_disk(tmp_path):
-    """After ten seconds there is enough to know that."""
+    """Ten seconds of measurements are enough."""
     found = measure_disk(tmp_path, 256 * MIB, Clock(4.0))
     assert found.measured_on == "a temporary file of 32 MiB"
 
 
-def test_the_file_goes_when_measuring_is_interrupted(tmp_path, monkeypatch):
+def test_the_file_is_removed_on_interruption(tmp_path, monkeypatch):
     def interrupt(file, checked=True):
         raise KeyboardInterrupt
 
@@ -180,7 +180,7 @@ def test_the_file_goes_when_measuring_is_interrupted(tmp_path, monkeypatch):
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """Folders that take no file."""
+    """Folders in which no file can be made."""
 
     def refuse(**_):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -188,7 +188,7 @@ def read_only(monkeypatch):
     monkeypatch.setattr(disks.tempfile, "TemporaryFile", refuse)
 
 
-def test_a_folder_that_takes_no_file_has_one_to_read(tmp_path, read_only):
+def test_a_read_only_folder_with_a_file_to_read(tmp_path, read_only):
     (tmp_path / "small").write_bytes(bytes(MIB))
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "large.tar").write_bytes(bytes(17 * MIB))
@@ -197,7 +197,7 @@ def test_a_folder_that_takes_no_file_has_one_to_read(tmp_path, read_only):
     assert found.warm.bytes == 17 * MIB
 
 
-def test_a_folder_that_takes_no_file_and_has_none(tmp_path, read_only):
+def test_a_read_only_folder_without_files(tmp_path, read_only):
     (tmp_path / "small").write_bytes(bytes(MIB))
     with pytest.raises(UserError, match=r"Permission denied\), and it holds no file of at least 16 MiB"):
         measure_disk(tmp_path)
@@ -210,7 +210,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
         measure_disk(tmp_path)
 
 
-def test_a_disk_that_fills_up_meanwhile(tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_during_measurement(tmp_path, monkeypatch):
     opened = []
 
     def full(*_):

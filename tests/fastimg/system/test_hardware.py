@@ -1,4 +1,4 @@
-"""What a machine has, read from system files that the test made up."""
+"""A machine's hardware, read from simulated system files."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastimg.embeddings.encoder import cache_root
+from fastimg.data.derived import cache_root
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import hardware
 
@@ -30,7 +30,7 @@ MEMINFO = "MemTotal:       67108864 kB\nMemFree: 1 kB\nMemAvailable:   50331648 
 
 @pytest.fixture
 def system(tmp_path):
-    """`system("proc/meminfo", text)`: a file below the root that it returns."""
+    """`system("proc/meminfo", text)`: write a file below the root, which is returned."""
 
     def put(name, text):
         path = tmp_path / name
@@ -42,7 +42,7 @@ def system(tmp_path):
 
 
 def cpuinfo(more="amx_bf16"):
-    """Two sockets of two cores of two threads."""
+    """Two sockets with two cores of two threads each."""
     return "".join(CPUINFO.format(number=n, socket=n // 4, core=n % 4 // 2, more=more) for n in range(8))
 
 
@@ -54,7 +54,7 @@ def test_processors(system):
     assert found.logical == os.cpu_count() and found.load >= 0 and found.model
 
 
-def test_processors_that_say_less(system):
+def test_processors_with_less_information(system):
     root = system("proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd bf16\n")
     found = hardware.cpu(root)
     assert found.physical is None and found.instructions == ["asimd", "bf16"]
@@ -94,7 +94,7 @@ def test_memory_without_a_limit(system):
     ],
 )
 def test_memory_of_a_container(system, groups, own, names):
-    """Cached files do not count: they go when there is need. In a container its group is the root."""
+    """Cached files do not count, since they are dropped on demand. In a container, its cgroup is the root."""
     most, used, cached = names
     folder = f"sys/fs/cgroup/{groups}/{'slurm/job:7' if 'slurm' in own else ''}"
     system(f"{folder}/{most}", str(8 * GIB))
@@ -106,7 +106,7 @@ def test_memory_of_a_container(system, groups, own, names):
 
 
 def test_the_tightest_group_counts(system):
-    """And all that are above the process's own."""
+    """And the limits of all groups above the process's own."""
     for folder, limit, used in (("", 32, 20), ("a", 16, 15), ("a/b", 24, 1)):
         system(f"sys/fs/cgroup/{folder}/memory.max", str(limit * GIB))
         system(f"sys/fs/cgroup/{folder}/memory.current", str(used * GIB))
@@ -134,19 +134,19 @@ def test_open_files(monkeypatch, limit, expected):
     assert hardware.open_files() == expected
 
 
-def test_a_folder_that_will_be_made(tmp_path):
+def test_a_folder_that_does_not_exist_yet(tmp_path):
     found = hardware.folder(tmp_path / "a" / "b")
     assert found.writable and found.free > 0 and found.reason == "" and found.path.endswith("a/b")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_takes_no_file(tmp_path):
+def test_a_read_only_folder(tmp_path):
     (tmp_path / "file").touch()
     found = hardware.folder(tmp_path / "file")
     assert not found.writable and found.reason == f"{tmp_path}/file: Not a directory"
 
 
-def test_the_cache_is_the_one_that_embeddings_go_to(tmp_path, monkeypatch):
+def test_the_cache_folder_is_that_of_embeddings(tmp_path, monkeypatch):
     for cache in (None, tmp_path / "xdg"):
         if cache is None:
             monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -208,7 +208,7 @@ def test_gpus_that_are_hidden(monkeypatch, visible):
     assert found.hidden and found.reason == "CUDA_VISIBLE_DEVICES names no GPU" and found.gpus == []
 
 
-def test_torch_has_the_reason(monkeypatch):
+def test_torchs_reason_is_used(monkeypatch):
     def refuse():
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
 

@@ -1,4 +1,4 @@
-"""Memory that runs out in training ends in a sentence that names the flags."""
+"""Running out of memory in training ends with a sentence that names flags."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fastimg.system.memory import advice, available, ran_out, release
 
 
 def accelerator_error(code: int) -> RuntimeError:
-    """torch's own class for errors of the CUDA runtime, with the code that it sets."""
+    """torch's own class for CUDA runtime errors, with the error code that it sets."""
     error = torch.AcceleratorError("CUDA error: unknown")
     error.error_code = code
     return error
@@ -68,19 +68,19 @@ MEANING_SOMETHING_ELSE = {
 
 
 @pytest.mark.parametrize("error", MEANING_SO.values(), ids=MEANING_SO)
-def test_what_means_that_memory_ran_out(error):
+def test_errors_that_mean_out_of_memory(error):
     assert ran_out(error) is True
 
 
 @pytest.mark.parametrize("error", MEANING_SOMETHING_ELSE.values(), ids=MEANING_SOMETHING_ELSE)
-def test_what_does_not(error):
+def test_errors_that_do_not_mean_out_of_memory(error):
     assert ran_out(error) is False
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_says_it_so():
-    """More than any has: on the device, and pinned on the host."""
+    """More memory than any machine has: on the device, and pinned on the host."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     assert ran_out(caught.value)
@@ -88,20 +88,20 @@ def test_a_gpu_says_it_so():
         torch.empty(1 << 50, dtype=torch.uint8, pin_memory=True)
     assert ran_out(caught.value)
     release(torch.device("cuda"))
-    assert float(torch.ones(3, device="cuda").sum()) == 3.0  # the device goes on
+    assert float(torch.ones(3, device="cuda").sum()) == 3.0  # the device still works
 
 
-def test_torch_says_it_so_on_this_machine():
+def test_torchs_wording_on_this_machine():
     with pytest.raises(Exception) as caught:
         torch.empty(1 << 62, dtype=torch.uint8)
     assert ran_out(caught.value)
 
 
-def test_what_there_is():
+def test_available_memory():
     assert 2**20 < available() < 2**50
 
 
-def test_advice_names_what_is_not_in_use_yet():
+def test_advice_names_unused_flags():
     plain = advice(Train(batch_size=64))
     assert "--batch-size (64, or auto)" in plain and "--grad-accum-steps" in plain and "--grad-checkpointing" in plain
     saving = advice(Train(batch_size=64, grad_checkpointing=True, strategy="fsdp", amp=False))

@@ -1,4 +1,4 @@
-"""Packages: those that are there, broken, too old or not there."""
+"""Packages that are installed, broken, outdated or missing."""
 
 import importlib
 import importlib.metadata
@@ -19,7 +19,7 @@ from fastimg.system import packages as installed
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_what_is_needed_is_what_the_project_says():
+def test_required_packages_equal_pyproject():
     stated = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in PROJECT["dependencies"])
     assert {name: oldest for name, (_, oldest) in installed.NEEDED.items()} == stated
 
@@ -34,7 +34,7 @@ def test_extras_are_those_of_the_project():
     assert "[gpu]" in nvcodec.INSTALL
 
 
-def test_here_all_that_is_needed_can_be_imported():
+def test_required_packages_can_be_imported_here():
     found = installed.packages(trying=lambda module: "")
     assert not [name for name, package in found.items() if package.needed and (package.fault or package.oldest)]
     assert found["torch"].version == importlib.import_module("torch").__version__
@@ -64,7 +64,7 @@ def test_missing_broken_and_old():
     assert found["pyarrow"].oldest == "" and found["pillow"].oldest == ""  # Pillow-SIMD counts otherwise
 
 
-def test_what_is_optional(monkeypatch):
+def test_optional_packages(monkeypatch):
     there = {"nvidia-dali-cuda120": "1.50", "onnxruntime-gpu": "1.24", "kornia-rs": "0.2", "kornia": "0.9"}
     tried = []
     modules = {"nvidia.dali", "onnxruntime", "kornia", "webdataset"}
@@ -103,7 +103,7 @@ def test_an_import_that_hangs(tmp_path, monkeypatch):
 
 
 def test_names_of_distributions(tmp_path, monkeypatch):
-    """As indexes write them; what has none is passed over."""
+    """As package indexes write them; packages without one are skipped."""
     for folder, text in (("Some_Thing-1.2", "Name: Some_Thing\nVersion: 1.2\n"), ("left_behind-1", "")):
         (tmp_path / f"{folder}.dist-info").mkdir()
         (tmp_path / f"{folder}.dist-info" / "METADATA").write_text(text)
@@ -141,7 +141,7 @@ def test_which_pillow(monkeypatch, version, there, simd, count):
         ({"CC": "cc -mavx2"}, {"gcc", "cc"}, None, "/bin/gcc"),
     ],
 )
-def test_the_compiler_is_the_one_that_triton_finds(environ, there, command, other):
+def test_the_compiler_is_tritons(environ, there, command, other):
     found = installed.compiler(environ, lambda name: f"/bin/{name}" if name in there else None)
     assert (found.command, found.other, found.cc) == (command, other, environ.get("CC"))
 
@@ -154,7 +154,7 @@ def test_pythons_headers(tmp_path, monkeypatch, there):
     assert installed.compiler().headers is there
 
 
-def test_where_machine_code_is_kept(monkeypatch):
+def test_the_cache_folder_of_machine_code(monkeypatch):
     found = installed.compiled()
     assert found.folder is None or Path(found.folder).is_dir()
     assert set(found.made) == {"convert", "train"}

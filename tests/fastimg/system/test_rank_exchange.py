@@ -1,4 +1,4 @@
-"""Ranks that wait for each other through the store: for as long as it takes, and no longer than the others live."""
+"""Ranks that wait for each other through the store: as long as necessary, but not longer than the others live."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ def host() -> dist.TCPStore:
 
 @pytest.fixture
 def connect(host: dist.TCPStore, request: pytest.FixtureRequest) -> Callable[[str], PrefixStore]:
-    """`connect(part)`: a connection of its own to a part of the store that only this test uses."""
+    """`connect(part)`: a new connection to a part of the store that only this test uses."""
 
     def call(part: str) -> PrefixStore:
         client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
@@ -34,7 +34,7 @@ def connect(host: dist.TCPStore, request: pytest.FixtureRequest) -> Callable[[st
 
 @pytest.fixture
 def meet(connect: Callable[[str], PrefixStore]) -> Iterator[Meet]:
-    """`meet(ranks, of)`: so many ranks, of a world that may have more."""
+    """`meet(ranks, of)`: this many ranks, in a world that may have more."""
     made: list[RankExchange] = []
 
     def call(ranks: int, of: int | None = None) -> list[RankExchange]:
@@ -46,7 +46,7 @@ def meet(connect: Callable[[str], PrefixStore]) -> Iterator[Meet]:
         exchange.close()
 
 
-def test_every_rank_has_every_value_and_nothing_piles_up(
+def test_every_rank_has_every_value_and_keys_are_removed(
     meet: Meet, connect: Callable[[str], PrefixStore], host: dist.TCPStore
 ) -> None:
     ranks = meet(4)
@@ -59,10 +59,10 @@ def test_every_rank_has_every_value_and_nothing_piles_up(
         done = list(threads.map(work, range(4)))
     assert done[0] == [[f"{turn}:{rank} é \udcff" if turn % 3 else "" for rank in range(4)] for turn in range(200)]
     assert all(own == done[0] for own in done)
-    assert host.num_keys() <= before + 4 + 2 + 4  # of the last turn, and signs of life
+    assert host.num_keys() <= before + 4 + 2 + 4  # from the last exchange, and heartbeats
 
 
-def test_it_waits_longer_than_its_patience_for_a_rank_that_lives(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_longer_than_its_timeout_for_a_live_rank(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_exchange, "BEAT", 0.05)
     monkeypatch.setattr(rank_exchange, "PATIENCE", 0.8)
     first, second = meet(2)
@@ -72,11 +72,11 @@ def test_it_waits_longer_than_its_patience_for_a_rank_that_lives(meet: Meet, mon
     late.join()
 
 
-def test_a_rank_without_a_sign_of_life_is_lost(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_heartbeats_is_lost(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_exchange, "BEAT", 0.05)
     monkeypatch.setattr(rank_exchange, "PATIENCE", 0.8)
     first, second = meet(2)
-    first.close()  # its thread has ended, as that of a process that was killed
+    first.close()  # its thread has ended, as if the process had been killed
     began = time.monotonic()
     with pytest.raises(LostRankError, match="rank 0 has given no sign of life for 1 seconds") as caught:
         second.gather("")
@@ -87,11 +87,11 @@ def test_a_rank_without_a_sign_of_life_is_lost(meet: Meet, monkeypatch: pytest.M
 def test_a_rank_that_never_came_is_lost(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_exchange, "BEAT", 0.05)
     monkeypatch.setattr(rank_exchange, "PATIENCE", 0.3)
-    with pytest.raises(LostRankError, match="rank 0 has given no sign"):  # nor has rank 2: nobody can tell
+    with pytest.raises(LostRankError, match="rank 0 has given no sign"):  # rank 2 has not come either: unknown
         meet(2, of=3)[1].gather("")
 
 
-def test_a_rank_that_fails_is_heard_of_at_once(meet: Meet, connect: Callable[[str], PrefixStore]) -> None:
+def test_a_failing_rank_is_noticed_at_once(meet: Meet, connect: Callable[[str], PrefixStore]) -> None:
     failures = connect("failures")
     threading.Timer(0.2, lambda: failures.add("failed", 1)).start()
     began = time.monotonic()
@@ -101,7 +101,7 @@ def test_a_rank_that_fails_is_heard_of_at_once(meet: Meet, connect: Callable[[st
 
 
 def test_a_process_that_slept_itself_has_patience(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that was suspended, with all the others."""
+    """As if suspended together with all the others."""
     first, second = meet(2)
     second._look_for_life()
     second._looked -= 3600.0

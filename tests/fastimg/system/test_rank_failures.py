@@ -1,4 +1,4 @@
-"""Ranks of which one fails: one message, one exit code, and no traceback of those that waited for it."""
+"""One failing rank: one message, one exit code, and no traceback from the ranks that wait for it."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ CLOSED = "[/a/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0
 
 @pytest.fixture(scope="module")
 def store() -> dist.TCPStore:
-    """One for all tests: torch takes its time to connect to many."""
+    """One store for all tests, since connecting is slow."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
@@ -28,7 +28,7 @@ def store() -> dist.TCPStore:
 def as_rank(
     store: dist.TCPStore, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int], None]:
-    """`as_rank(n)`: from here on this process is rank n of two, which share a store as torchrun's do."""
+    """`as_rank(n)`: from here on this process is rank n of two, which share a store as under torchrun."""
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": request.node.name}
     for name, value in variables.items():
@@ -49,7 +49,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_all_ranks_fail_and_the_first_speaks(
+def test_all_ranks_fail_and_the_first_prints(
     first: int, as_rank: Callable[[int], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in (first, 1 - first):
@@ -89,7 +89,7 @@ def test_ranks_that_waited_leave_quietly_with_the_code_of_the_one_that_failed(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_rank_that_loses_the_others_says_so_in_one_line(
+def test_a_rank_that_loses_the_others_prints_one_line(
     as_rank: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     as_rank(1)
@@ -100,7 +100,7 @@ def test_a_rank_that_loses_the_others_says_so_in_one_line(
     assert words in said and "GLHF" not in said and len(said.splitlines()) == 1
 
 
-def test_a_fault_of_fastimg_is_reported_once_with_its_traceback(
+def test_an_internal_error_is_reported_once_with_its_traceback(
     as_rank: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, ZeroDivisionError("division"))
@@ -127,7 +127,7 @@ def test_wrong_flags_are_printed_once(
     assert (said.err + said.out).count(words) == 1
 
 
-def test_a_restart_does_not_hear_of_the_failure_before_it(
+def test_a_restart_ignores_the_failure_before_it(
     as_rank: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     as_rank(0)
@@ -140,11 +140,11 @@ def test_a_restart_does_not_hear_of_the_failure_before_it(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TORCHELASTIC_USE_AGENT_STORE", "False"),  # rank 0 would host it, in its process group
+        ("TORCHELASTIC_USE_AGENT_STORE", "False"),  # rank 0 would host it in its process group
         ("MASTER_PORT", "1"),  # nobody listens: its host has ended
     ],
 )
-def test_without_a_store_each_rank_speaks_for_itself(
+def test_without_a_store_each_rank_prints_its_own_error(
     name: str,
     value: str,
     as_rank: Callable[[int], None],
@@ -176,7 +176,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_in_the_process_group(
 
 
 def test_the_last_collection_is_left_out_only_without_torch(monkeypatch):
-    """Triton's bindings report what was not collected as leaked, on the terminal."""
+    """Triton's bindings print warnings about leaks for objects that were not collected."""
     asked = []
     monkeypatch.setattr(ending.gc, "freeze", lambda: asked.append("freeze"))
     monkeypatch.setattr(ending.gc, "unfreeze", lambda: asked.append("unfreeze"))

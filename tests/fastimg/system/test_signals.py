@@ -1,4 +1,4 @@
-"""Signals as requests, and how ranks agree on one."""
+"""Signals as requests, and the agreement of ranks on one."""
 
 import signal
 
@@ -18,7 +18,7 @@ INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
         ([0] * 7 + [INT], INT),
         ([TERM] * 8, TERM),
         ([0, TERM], TERM),
-        ([INT] * 15, INT),  # as a sum of signal numbers, two SIGTERMs
+        ([INT] * 15, INT),  # the sum of two signal numbers would be two SIGTERMs
         ([INT] * 30 + [0] * 34, INT),
         ([INT, TERM], TERM),
         ([INT] * 63 + [TERM], TERM),
@@ -27,12 +27,12 @@ INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
     ],
 )
 def test_ranks_agree_on_the_strongest_signal(heard, agreed):
-    """From the sum over ranks alone, which is all that they exchange."""
+    """From the sum over ranks only, which is all that they exchange."""
     counts = [sum(column) for column in zip(*map(votes, heard), strict=True)]
     assert strongest(counts) == agreed
 
 
-def test_a_second_interrupt_is_obeyed_at_once():
+def test_a_second_interrupt_takes_effect_at_once():
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
         assert interrupt.signal == INT

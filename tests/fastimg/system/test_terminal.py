@@ -1,4 +1,4 @@
-"""What commands print stays whole: in pipes nothing folds, on a terminal nothing is cut."""
+"""Output of commands is complete: pipes do not wrap lines, and terminals truncate nothing."""
 
 import io
 import re
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fastimg.bench import rig
 from fastimg.doctor import diagnosis as doctor
+from fastimg.doctor import torch_facts
 from fastimg.system import packages as installed
 from fastimg.system import terminal
 
@@ -20,12 +21,12 @@ BENCH = (*MODEL, "--threads", "1", "-b", "4", "--images", "8", "--repeats", "1",
 
 @pytest.fixture
 def deep(trained, tmp_path, monkeypatch):
-    """A folder whose path has more than 300 characters, some of which rich could take for its own, with
-    data, shards and a run; COLUMNS is 40."""
+    """Data, shards and a run below a path of more than 300 characters, some like rich's markup; COLUMNS is 40."""
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(rig, "SECONDS", 0.01)
     monkeypatch.setattr(doctor.disks, "FILE", 16 << 20)
     monkeypatch.setattr(installed, "why_not_importable", lambda module: "")
+    monkeypatch.setattr(torch_facts, "_ask", torch_facts.look)
     folder = tmp_path / f"[bold]{'a' * 150}:smile:" / f"it is long {'b' * 150}"
     folder.mkdir(parents=True)
     for name, target in (("images", trained.images), ("shards", trained.shards), ("run", trained.run)):
@@ -74,7 +75,7 @@ TOLD = {"convert": ["{}/made"], "inspect": ["{}/look/samples.png"], "eval": ["{}
 
 
 @pytest.mark.parametrize("command", [*TOLD, "predict"])
-def test_a_narrow_terminal_folds_paths_and_cuts_none(command, cli, deep, monkeypatch):
+def test_a_narrow_terminal_wraps_paths_and_truncates_none(command, cli, deep, monkeypatch):
     def narrow(stderr=False):
         return Console(file=sys.stderr if stderr else sys.stdout, width=60, force_terminal=True, **PLAIN)
 
@@ -82,7 +83,7 @@ def test_a_narrow_terminal_folds_paths_and_cuts_none(command, cli, deep, monkeyp
     ran = cli(*(argument.replace("{}", str(deep)) for argument in COMMANDS[command][0]))
     out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ran.out)
     assert ran.code == 0 and "…" not in out
-    if command == "predict":  # the path alone, without the classes beside it
+    if command == "predict":  # the path only, without the classes after it
         out = "".join(line.split("│")[1] for line in out.splitlines() if line.startswith("│"))
     for text in TOLD.get(command, ["{}/images/val/red/0.jpg", "{}/other.jpg"]):
         assert re.sub(r"\s", "", text.replace("{}", str(deep))) in re.sub(r"[\s│]", "", out)
@@ -96,7 +97,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_width_is_that_of_a_terminal_alone(monkeypatch):
+def test_only_terminals_have_a_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "44")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal())
@@ -110,7 +111,7 @@ def test_the_width_is_that_of_a_terminal_alone(monkeypatch):
     terminal.console().print("nobody reads this")
 
 
-def test_a_title_is_as_long_as_it_is():
+def test_long_titles_are_not_wrapped():
     out = io.StringIO()
     terminal.print_table(
         Console(file=out, width=30), Table("x", "y"), "[a] title that is longer than its table :smile:"

@@ -1,4 +1,4 @@
-"""Where the time of training goes: the sums, and whole runs that wait for a slow disk, a slow decoder, or nothing."""
+"""Accounting for training time: the sums, and whole runs limited by a slow disk, a slow decoder, or nothing."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ SHARES = {"seconds", "wait_share", "copy_share", "compute_share", "loader_busy_s
 
 
 class Clock:
-    """The time, and what a loader of two threads has counted by then."""
+    """The time, and the counts of a loader with two threads at that time."""
 
     def __init__(self):
         self.now, self.spent = 100.0, LoaderTimes(5.0, 1.0, 2.0, 3.0)
@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
     def batch(self, account, seconds=1.0, wait=0.0, copy=0.0, read=0.0, busy=0.0, samples=10):
-        """A batch that took so long."""
+        """A batch that took this long."""
         self.now += seconds
         s = self.spent
         self.spent = LoaderTimes(s.wait + wait, s.copy + copy, s.read + read, s.busy + busy)
@@ -63,24 +63,24 @@ def test_shares_of_a_window(clock, account):
     }
     assert window.wait_share + window.compute_share == 1.0
     clock.batch(account, seconds=1.0)
-    assert account.read().record()["wait_share"] == 0.0  # the next window knows nothing of this one
+    assert account.read().record()["wait_share"] == 0.0  # the next window is independent of this one
 
 
-def test_what_a_loader_does_not_tell_apart_is_left_out(clock):
+def test_shares_that_a_loader_does_not_count_are_left_out(clock):
     clock.spent = LoaderTimes(0.0, None, None, None)
     account = Account(lambda: clock.spent, 2, clock)
     clock.now, clock.spent = 102.0, LoaderTimes(0.5, None, None, None)
     assert account.read().record() == {"seconds": 2.0, "wait_share": 0.25, "compute_share": 0.75}
 
 
-def test_a_window_that_the_clock_cuts_has_shares_of_one_at_most(clock, account):
+def test_shares_of_a_truncated_window_are_at_most_one(clock, account):
     clock.batch(account, seconds=1.0, wait=1.5, busy=3.0)  # chunks and batches are counted when they end
     window = account.read()
     assert window.wait_share == window.busy_share == 1.0 and window.compute_share == 0.0
     assert TrainingTime().record()["wait_share"] == 0.0 and TrainingTime().speed == 0.0
 
 
-def test_what_lies_between_epochs_is_nobodys(clock, account):
+def test_time_between_epochs_is_not_counted(clock, account):
     account.begin()
     clock.batch(account, seconds=1.0)
     account.read()
@@ -91,8 +91,8 @@ def test_what_lies_between_epochs_is_nobodys(clock, account):
     assert account.read() == TrainingTime(1.0, 10, 0.5, 0.0, 0.0, 0.0, 2.0, 1)
 
 
-def test_the_first_batches_of_an_epoch_are_no_evidence(clock, account):
-    for _ in range(3):  # epochs: the loader begins with nothing
+def test_the_first_batches_of_an_epoch_are_not_evidence(clock, account):
+    for _ in range(3):  # epochs: the loader starts with empty slots
         account.begin()
         clock.batch(account, seconds=3.0, wait=2.0)
         clock.batch(account, seconds=1.0)
@@ -105,7 +105,7 @@ def test_the_first_batches_of_an_epoch_are_no_evidence(clock, account):
     assert account.read().seconds == 1.0 and account.steady.seconds == 3.0  # a window within the first batches
 
 
-def test_evidence_is_what_is_new_and_long_enough(clock, account):
+def test_evidence_is_new_and_long_enough(clock, account):
     account.begin()
     clock.batch(account)
     clock.batch(account)
@@ -131,7 +131,7 @@ def test_evidence_is_what_is_new_and_long_enough(clock, account):
 
 
 def test_records_add_up_to_the_run_over_a_resume(clock):
-    """By the length of windows, whoever wrote them; what older versions wrote has none."""
+    """Weighted by the length of windows, also over several processes; records of older versions have no windows."""
     records, whole = [{"kind": "train", "wait_share": 1.0}], TrainingTime()
     for _ in range(2):  # a process each
         account = Account(lambda: clock.spent, 2, clock)
@@ -148,7 +148,7 @@ def test_records_add_up_to_the_run_over_a_resume(clock):
     assert overall([]).seconds == 0.0 and overall([{"seconds": 1.0, "wait_share": 0.5}]).busy_share is None
 
 
-def test_the_summary_says_what_copies_are_to_the_rest():
+def test_the_summary_has_the_share_of_copies():
     class Ranks:
         class device:
             type = "cpu"
@@ -165,13 +165,13 @@ def test_the_summary_says_what_copies_are_to_the_rest():
 
 
 @pytest.fixture
-def soon(monkeypatch, one_thread):
-    """Less than two seconds is enough to judge by."""
+def soon(monkeypatch):
+    """Judge windows of less than two seconds, too."""
     monkeypatch.setattr(accounting, "SETTLED", 0.3)
 
 
 def verdicts(out, kind):
-    """Lines with a verdict: (while it trained, in the summary)."""
+    """Lines with a verdict: (during training, in the summary)."""
     lines = [line for line in out.splitlines() if f"{kind}: " in line]
     return [line for line in lines if line.startswith(kind)], [line for line in lines if "verdict" in line]
 
@@ -223,7 +223,7 @@ def run_with(account):
     )
 
 
-def test_a_run_that_waits_is_told_once(monkeypatch):
+def test_a_waiting_run_gets_advice_once(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(waiting, "_facts", lambda run, window: replace(FACTS, wait=window.wait_share, backend="torch"))
     run = run_with(SimpleNamespace(evidence=lambda: TrainingTime(9.0, 9, 9.0)))
@@ -233,7 +233,7 @@ def test_a_run_that_waits_is_told_once(monkeypatch):
 
 
 @pytest.mark.parametrize(("steady", "told"), [(0.3, False), (0.2, True)])
-def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, steady, told):
+def test_a_share_states_what_it_leaves_out(monkeypatch, steady, told):
     monkeypatch.setattr(waiting.rundir, "train_records", lambda _: [{"seconds": 10.0, "wait_share": 0.3}])
     monkeypatch.setattr(waiting, "_facts", lambda run, window: replace(FACTS, wait=window.wait_share))
     monkeypatch.setattr(waiting, "hint", lambda facts: Hint("decode-bound", f"{facts.wait:.0%}"))
@@ -252,8 +252,8 @@ def test_a_share_that_is_not_the_summarys_says_what_it_leaves_out(monkeypatch, s
         (5, 0.5, 0.4, False),  # a short run of several epochs
     ],
 )
-def test_epochs_that_are_mostly_beginning(clock, account, monkeypatch, epochs, seconds, each, told):
-    """The first epoch compiles and reads everything for the first time: its start is no evidence of the others'."""
+def test_short_epochs(clock, account, monkeypatch, epochs, seconds, each, told):
+    """The first epoch compiles, and reads everything for the first time: its start is not evidence for the others'."""
     for epoch in range(epochs):
         account.begin()
         wait = 30.0 if epoch == 0 else each
@@ -271,13 +271,13 @@ def test_epochs_that_are_mostly_beginning(clock, account, monkeypatch, epochs, s
     assert "for the first batches of each epoch (1.0 s per epoch)" in said
 
 
-def test_pixels_that_nobody_reads_have_no_verdict(cli, image_folder, tmp_path, soon):
+def test_synthetic_pixels_have_no_verdict(cli, image_folder, tmp_path, soon):
     out, records = trained(cli, image_folder, tmp_path, "--loader", "synthetic")
     assert "-bound: " not in out and all("wait_share" in record for record in records)
 
 
-def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, one_thread, slower):
-    """It waits, and for no longer than what may be chance."""
+def test_a_short_run_has_no_verdict(cli, image_folder, tmp_path, monkeypatch, slower):
+    """It waits, but not longer than may be chance."""
     monkeypatch.setattr(accounting, "SETTLED", float("inf"))
     monkeypatch.setattr(FilesDataset, "read", slower(FilesDataset.read, 0.1))
     out, records = trained(cli, image_folder, tmp_path, "--epochs", "1", "--workers", "1")

@@ -1,4 +1,4 @@
-"""Augmentation beside the step: which stream waits for which, and nothing at all on a CPU."""
+"""Augmentation beside the step: the order of streams on a device, and no change on a CPU."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ def batch_of(ready):
 
 
 class Recorder:
-    """A stream that says what it is told, and whether it was entered."""
+    """A stream that records its calls."""
 
     device = torch.device("cuda", 0)
 
@@ -57,7 +57,7 @@ def test_the_side_waits_for_the_batch_and_the_step_for_the_side(said):
 
 
 @pytest.mark.parametrize(("device", "ready"), [("cpu", None), ("cuda", None), ("cpu", "the copy")])
-def test_nothing_differs_where_there_is_nothing_to_wait_for(said, device, ready):
+def test_without_a_device_nothing_changes(said, device, ready):
     stream, batch = AugmentStream(torch.device(device)), batch_of(ready)
     with stream.step(batch):
         said.append("augment")
@@ -68,7 +68,7 @@ def test_nothing_differs_where_there_is_nothing_to_wait_for(said, device, ready)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_device_the_bits_are_the_same():
-    """A copy that is late, a step that is slow, and memory that is used again."""
+    """With a late copy, a slow step, and reused memory."""
     device = torch.device("cuda")
     stream, copies = AugmentStream(device), torch.cuda.Stream(device)
     host = [torch.full((64, 3, 64, 64), i, dtype=torch.uint8).pin_memory() for i in range(20)]

@@ -1,4 +1,4 @@
-"""--batch-size auto: which sizes are tried, which one is chosen, and that nothing is left behind."""
+"""--batch-size auto: the sizes tried, the size chosen, and no side effects."""
 
 import os
 import re
@@ -22,7 +22,7 @@ ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
 
 @pytest.fixture
 def search(monkeypatch):
-    """search(rates, samples): find a batch size where each has the rate of a table, 0 for no memory."""
+    """search(rates, samples): find a batch size, given the rate of each size; 0 means out of memory."""
 
     def call(rates, samples=10**6, multiple=None, host_bytes=0):
         tried = []
@@ -38,7 +38,7 @@ def search(monkeypatch):
     return call
 
 
-def test_it_doubles_until_that_is_no_faster(search):
+def test_it_doubles_while_that_is_faster(search):
     rates = {8: 100.0, 16: 180.0, 32: 300.0, 64: 305.0, 128: 1000.0}
     assert search(rates.get) == (32, [8, 16, 32, 64])
 
@@ -53,7 +53,7 @@ def test_it_takes_at_most_a_fifth_of_the_dataset(search):
     assert search(float, samples=1) == (1, [1])
 
 
-def test_where_the_first_does_not_fit_it_goes_down(search):
+def test_it_halves_if_the_first_size_does_not_fit(search):
     assert search(lambda size: 5.0 if size <= 2 else 0.0) == (2, [8, 4, 2, 4])
 
 
@@ -61,12 +61,12 @@ def test_it_keeps_to_multiples_of_the_ghost_batch(search):
     assert search(lambda size: float(min(size, 96)), multiple=24) == (96, [24, 48, 96, 192])
 
 
-def test_it_does_not_take_more_of_the_host_than_there_is(search, monkeypatch):
+def test_it_is_limited_by_host_memory(search, monkeypatch):
     monkeypatch.setattr(autobatch, "available", lambda: 10_000)
-    assert search(float, host_bytes=100) == (64, [8, 16, 32, 64])  # 128 would take 12,800 bytes of 8,000
+    assert search(float, host_bytes=100) == (64, [8, 16, 32, 64])  # 128 would take 12,800 of 8,000 bytes
 
 
-def test_not_even_one_image(monkeypatch):
+def test_no_memory_for_a_single_image(monkeypatch):
     monkeypatch.setattr(autobatch, "_try", lambda _, size: Trial(size, 0.0, 0))
 
     setup = SimpleNamespace(config=Train(), data=SimpleNamespace(loaders=()))
@@ -74,8 +74,8 @@ def test_not_even_one_image(monkeypatch):
         find_batch_size(lambda _: SimpleNamespace(setup=setup), 5, None, ALONE, Console(quiet=True))
 
 
-def test_memory_that_runs_out_is_a_trial_like_any_other(trained, fast, tmp_path, cli, monkeypatch):
-    """torch's own error in the forward pass of 4 images and more: 2 are taken, and training goes on with them."""
+def test_out_of_memory_ends_only_a_trial(trained, fast, tmp_path, cli, monkeypatch):
+    """torch's own error in the forward pass of 4 or more images: 2 are used, and training continues with them."""
     inner = autobatch.optimiser_step
 
     def short(run, *rest):
@@ -92,7 +92,7 @@ def test_memory_that_runs_out_is_a_trial_like_any_other(trained, fast, tmp_path,
     assert re.search(r"batch size +2 +chosen: memory ran out", ran.out)
 
 
-def test_a_run_says_what_it_tried_and_trains_as_if_the_size_had_been_given(trained, fast, tmp_path, cli):
+def test_a_run_prints_the_trials_and_trains_as_with_a_given_size(trained, fast, tmp_path, cli):
     flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path / "runs"]
     ran = cli("train", trained.shards, *flags, "-b", "auto", "--lr", "0.1", "--name", "auto")
     assert ran.code == 0, ran.err
@@ -100,15 +100,15 @@ def test_a_run_says_what_it_tried_and_trains_as_if_the_size_had_been_given(train
     assert 1 <= size <= 24 * 0.2
     assert re.search(rf"batch size +{size} +[\d,.]+ img/s", ran.out)
     rate = configfile.load(tmp_path / "runs/auto/config.yaml", Train).lr
-    assert rate == pytest.approx(0.1 * (size / 256) ** 0.5, rel=5e-3)  # rescaled, by the root for AdamW
+    assert rate == pytest.approx(0.1 * (size / 256) ** 0.5, rel=5e-3)  # scaled by the square root for AdamW
     assert f"0.1 at batch 256, sqrt to {size}" in ran.out
     given = cli("train", trained.shards, *flags, "-b", size, "--lr", rate, "--name", "given")
     assert given.code == 0, given.err
     one, two = (load_file(tmp_path / f"runs/{name}/last/model.safetensors") for name in ("auto", "given"))
-    assert all(torch.equal(one[name], two[name]) for name in one)  # the search left no trace in the weights
+    assert all(torch.equal(one[name], two[name]) for name in one)  # the search does not change the weights
 
 
-def test_a_given_rate_stays_where_it_is_told_to(trained, fast, tmp_path, cli):
+def test_a_given_learning_rate_is_kept(trained, fast, tmp_path, cli):
     flags = [*fast[: fast.index("--batch-size")], *fast[fast.index("--batch-size") + 2 :], "-o", tmp_path / "runs"]
     ran = cli("train", trained.shards, *flags, "-b", "auto", "--lr", "0.1", "--lr-scale", "none", "--dry-run")
     assert ran.code == 0 and "lr 0.1," in ran.out
@@ -137,8 +137,7 @@ sys.exit(cli.run(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_ranks_search_before_their_norms_are_shared(trained, tmp_path, python):
-    """Trials end by each rank's clock, rank 0 here after eight steps and rank 1 after two: if a step met the other
-    rank, that would wait for ever."""
+    """Trials end by each rank's clock, after eight steps on rank 0, two on rank 1: communicating steps would hang."""
     (tmp_path / "uneven.py").write_text(UNEVEN)
     launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     flags = ["--arch", "test_efficientnet", "--img-size", "32", "-b", "auto", "--sync-bn", "--workers", "1", "--no-amp"]

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, and what is kept."""
+"""Checkpoints: complete or absent, and which of them are kept."""
 
 import json
 
@@ -62,14 +62,14 @@ def test_a_model_survives_its_file(tmp_path):
     assert load_training(folder)["x"].tolist() == [0, 1, 2]
 
 
-def test_a_card_of_before_there_was_blurpool():
+def test_a_card_from_before_blurpool():
     fields = json.loads(card().to_json())
     del fields["blurpool"]
     assert Card.from_json(json.dumps(fields)) == card()
     assert Card.from_json(card(blurpool=True).to_json()).blurpool
 
 
-def test_a_card_says_that_strides_are_blurred(tmp_path):
+def test_a_card_records_blurpool(tmp_path):
     built = build("torchvision/resnet18", 4, blurpool=True)
     folder = save(tmp_path, card(arch="torchvision/resnet18", kwargs={}, blurpool=True), built.module.state_dict(), {})
     loaded, _ = load_model(folder)
@@ -77,7 +77,7 @@ def test_a_card_says_that_strides_are_blurred(tmp_path):
     assert loaded.module(image).equal(built.module.eval()(image))
 
 
-def test_averages_are_the_model_and_the_weights_go_on(tmp_path, module):
+def test_averages_are_the_saved_model_and_training_uses_the_weights(tmp_path, module):
     own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     averages = {"weight": torch.full((3,), 0.5), "no_longer_saved": torch.ones(2)}
     folder = save(tmp_path, card(), module.state_dict(), {"step": 7}, averages)
@@ -97,7 +97,7 @@ def test_a_crash_while_saving_leaves_the_last_one_whole(fails, tmp_path, module,
     holder, _, name = f"checkpoint.{fails}".rpartition(".")
     target = {"checkpoint": checkpoint, "checkpoint.torch": checkpoint.torch, "checkpoint.os": checkpoint.os}[holder]
     monkeypatch.setattr(target, name, crash)
-    for step in (2, 1):  # another step, and the same again
+    for step in (2, 1):  # another step, and the same step again
         with pytest.raises(OSError, match="full"):
             write(tmp_path, module, step)
         assert (tmp_path / "last").resolve() == first and step_of(tmp_path / "last") == 1
@@ -108,7 +108,7 @@ def test_a_crash_while_saving_leaves_the_last_one_whole(fails, tmp_path, module,
 
 
 def test_the_same_step_saved_again_replaces_the_link_only(tmp_path, module):
-    """`last` may point at the first one: it stays whole until the link has moved."""
+    """`last` may point to the first one, which stays complete until the link has moved."""
     first = write(tmp_path, module, 5)
     again = save(tmp_path, card(5, epoch=3), module.state_dict(), {"step": 5})
     assert again != first and (tmp_path / "last").resolve() == first and step_of(first) == 5
@@ -119,7 +119,7 @@ def test_the_same_step_saved_again_replaces_the_link_only(tmp_path, module):
 
 def test_a_link_is_never_missing(tmp_path, module, monkeypatch):
     write(tmp_path, module, 1)
-    (tmp_path / ".last.part").symlink_to("nowhere")  # of a run that was killed
+    (tmp_path / ".last.part").symlink_to("nowhere")  # left by a run that was killed
     write(tmp_path, module, 2)
     assert step_of(tmp_path / "last") == 2 and not (tmp_path / "last").readlink().is_absolute()
 
@@ -143,14 +143,14 @@ def test_a_long_history_grows_one_by_one(tmp_path, module):
         assert len(list((tmp_path / "checkpoints").iterdir())) == step
 
 
-def test_prune_clears_what_a_kill_left(tmp_path, module):
+def test_prune_removes_remains_of_a_killed_run(tmp_path, module):
     write(tmp_path, module, 1)
     (tmp_path / "checkpoints" / ".00000002.part").mkdir()
     prune(tmp_path, 1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["00000001"]
 
 
-def test_what_a_path_means(tmp_path, module):
+def test_meaning_of_paths(tmp_path, module):
     first, second = write(tmp_path, module, 1), write(tmp_path, module, 2)
     assert find(tmp_path) == tmp_path / "last" / "model.safetensors"
     point(tmp_path, "best", first)
@@ -162,7 +162,7 @@ def test_what_a_path_means(tmp_path, module):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02", None])
-def test_a_training_state_that_is_cut_short(content, tmp_path, module):
+def test_a_truncated_training_state(content, tmp_path, module):
     folder = write(tmp_path, module, 1)
     file = folder / "training.pt"
     file.write_bytes(file.read_bytes()[:-200] if content is None else content)

@@ -1,4 +1,4 @@
-"""The picture of a confusion matrix: from one class to a thousand, names that are long, alike or that no font has."""
+"""The plot of a confusion matrix: one to a thousand classes; names that are long, similar or not in any font."""
 
 import numpy as np
 import pytest
@@ -34,13 +34,13 @@ def labels_of(axis):
 
 
 def listed(figure):
-    """The rows below the headings of the list of pairs."""
+    """The rows below the header of the list of pairs."""
     texts = [text.get_text() for text in figure.axes[1].texts]
     return [tuple(texts[at : at + 5]) for at in range(0, len(texts), 5)][2:]
 
 
 def confused(n):
-    """Ten images of each class; of class i, min(i, 10) are taken for the class before it."""
+    """Ten images of each class; of class i, min(i, 10) are classified as the class before it."""
     matrix = np.diag(10 - np.minimum(np.arange(n), 10))
     for i in range(1, n):
         matrix[i, i - 1] = min(i, 10)
@@ -48,7 +48,7 @@ def confused(n):
 
 
 @pytest.mark.parametrize("n", [1, 3, 41])
-def test_it_is_written_whatever_the_names(n, draw, tmp_path):
+def test_it_is_written_for_any_names(n, draw, tmp_path):
     names = ["$x^$", "[bold]", "a_b", "ä b", "long" * 20, ""][:n] + [f"c{i}" for i in range(n - 6)]
     draw(np.eye(n), names, written=True)
     assert opens(tmp_path / "c.png").std() > 0
@@ -61,7 +61,7 @@ def test_few_classes_have_shares_and_counts(draw):
     assert listed(figure) == [("2", "25%", "a", "→", "b")]
 
 
-def test_without_mistakes_it_says_so(draw):
+def test_without_mistakes(draw):
     figure, _ = draw(np.eye(2), ["a", "b"])
     assert [text.get_text() for text in figure.axes[1].texts if text.get_text()] == ["no mistakes"]
 
@@ -88,11 +88,11 @@ def test_more_classes_have_numbers_and_the_worst_pairs_their_names(draw):
     (marks,) = axis.collections
     assert marks.get_offsets().tolist() == [[8, 3], [170, 169]]
     pixels = axis.get_position().width * figure.get_figwidth() * 110 / 200
-    assert pixels > 3  # a cell can be seen
+    assert pixels > 3  # a cell is visible
 
 
-def test_labels_are_not_cut(draw, tmp_path):
-    """The layout leaves no room for so many: the picture grows instead of cutting them."""
+def test_labels_are_not_clipped(draw, tmp_path):
+    """The layout has no room for so many labels: the figure grows instead of clipping them."""
     draw(np.eye(40), [f"a very long name of the class number {i}" for i in range(40)], written=True)
     edge = opens(tmp_path / "c.png")[:, :3]
     assert edge.min() == edge.max()
@@ -114,14 +114,14 @@ def test_of_a_thousand_classes_the_most_confused_are_shown(draw):
     assert len(listed(figure)) == 3
 
 
-def test_long_names_are_shortened_in_the_middle_and_stay_apart(draw):
+def test_long_names_are_shortened_in_the_middle_and_stay_distinct(draw):
     names = ["x" * 79 + "a", "x" * 79 + "b", "y" * 40 + "a" + "y" * 40, "y" * 40 + "b" + "y" * 40, "z" * 32]
     figure, _ = draw(confused(5), names)
     short, same = "x" * 16 + "…" + "x" * 14, "y" * 16 + "…" + "y" * 15
     assert labels_of(figure.axes[0]) == [f"{short}a", f"{short}b", f"2: {same}", f"3: {same}", "z" * 32]
 
 
-def test_the_worst_pairs_have_an_order_of_their_own():
+def test_the_order_of_the_worst_pairs():
     matrix = np.array([[5, 2, 0], [4, 4, 0], [1, 2, 1]])
     assert confused_pairs(matrix, 3) == [
         ConfusedPair(true=1, predicted=0, count=4, share=0.5),

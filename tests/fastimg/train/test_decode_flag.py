@@ -1,4 +1,4 @@
-"""`--decode`: refused where it cannot be, recorded where it is, and every image that the GPU refuses is named."""
+"""`--decode`: refused if impossible, recorded in the run, and images that the GPU refuses are named."""
 
 import json
 import shutil
@@ -28,14 +28,14 @@ def test_the_extra_is_needed(monkeypatch):
     refusals.check_device(Train(decode="gpu"), "cuda")
 
 
-def test_auto_is_the_cpu_and_is_written_down(trained, tmp_path, fast, cli):
+def test_auto_is_the_cpu_and_is_recorded(trained, tmp_path, fast, cli):
     ran = cli("train", trained.shards, *fast, "--output", tmp_path, "--name", "run", "--dry-run")
     assert ran.code == 0 and "JPEGs decoded on the CPU" in ran.out
     assert load(trained.run / "config.yaml", Train).decode == "cpu"
 
 
 def test_resuming_keeps_the_decoder(trained, tmp_path, fast, cli):
-    """The pixels differ, so it would be another training."""
+    """The pixels differ, so it would be a different training."""
     run = tmp_path / "run"
     shutil.copytree(trained.run, run, symlinks=True)
     text = (run / "config.yaml").read_text()
@@ -46,7 +46,7 @@ def test_resuming_keeps_the_decoder(trained, tmp_path, fast, cli):
 
 
 class Refusing:
-    """A GPU's decoder that refuses every image."""
+    """A GPU decoder that refuses every image."""
 
     def parse(self, jpeg):
         return jpeg
@@ -56,7 +56,7 @@ class Refusing:
 
 
 def test_images_that_the_gpu_refuses_are_trained_on_and_named(image_folder, tmp_path, fast, cli, monkeypatch):
-    """All of them, so that no kernel has to run: the same training, to the bit, as with --decode cpu."""
+    """All of them, so that no kernel has to run: the training equals that with --decode cpu bit for bit."""
     pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
     from fastimg.loaders.backends import gpu_decode, ragged_ring
 

@@ -1,4 +1,4 @@
-"""What is chosen where flags are left out: the batch by device, the type by measured rates, hints after a run."""
+"""Defaults of flags: the batch size by device, the type by measured rates, and hints after a run."""
 
 import io
 import shutil
@@ -32,7 +32,7 @@ BF16 = Precision("cuda", torch.bfloat16, "bf16 autocast")
         (None, CPU, (64, True)),
         (None, CUDA, (256, True)),
         (8, CUDA, (8, False)),
-        (64, CUDA, (64, False)),  # also where it is a default elsewhere
+        (64, CUDA, (64, False)),  # also if it is a default elsewhere
         ("auto", CUDA, ("auto", False)),
     ],
 )
@@ -42,7 +42,7 @@ def test_the_batch_of_a_device(asked, ranks, expected):
 
 
 def test_a_resumed_run_keeps_its_batch(tmp_path):
-    """One from before there were defaults by device, too; a flag changes it as it did."""
+    """Also a run from before defaults by device; a flag changes it as before."""
     rundir.begin(tmp_path / "run", Train(batch_size=64))
     said = io.StringIO()
     config, left_out = with_batch(Train(), tmp_path / "run", CUDA, Console(file=said, width=200))
@@ -51,8 +51,8 @@ def test_a_resumed_run_keeps_its_batch(tmp_path):
     assert (config.batch_size, left_out) == (32, False)
 
 
-def test_resuming_without_the_flag_goes_on(trained, tmp_path, cli):
-    """Its batch is 8: neither device's default."""
+def test_resuming_without_the_flag(trained, tmp_path, cli):
+    """Its batch size is 8: neither device's default."""
     shutil.copytree(trained.run, tmp_path / "runs/run", symlinks=True)
     flags = ("--arch", "test_resnet", "--img-size", "32", "--workers", "1", "--no-amp", "--epochs", "2", "--lr", "3e-3")
     place = ("--no-aug", "--output", tmp_path / "runs", "--name", "run", "--resume", "auto")
@@ -101,7 +101,7 @@ def test_other_commands_take_the_default_of_the_device(trained, tmp_path, cli, m
 
 
 @pytest.mark.parametrize("resuming", [False, True])
-def test_a_run_asks_the_measured_rates(monkeypatch, resuming):
+def test_a_run_uses_the_measured_rates(monkeypatch, resuming):
     asked = []
 
     def precision(rule, config, model, gpu, scaled):
@@ -128,7 +128,7 @@ def test_whether_a_run_scaled_its_gradients(trained, tmp_path):
     assert rundir.scaled_before(tmp_path) is True
 
 
-def test_gains_are_told_and_never_taken(monkeypatch):
+def test_gains_are_reported_but_not_applied(monkeypatch):
     gain = ("--compile", Gain(1.5, "for resnet50 on NVIDIA H200, torch 2.11"))
     for module in (summary, advice):
         monkeypatch.setattr(module, "device_name", lambda device: "NVIDIA H200")

@@ -1,4 +1,4 @@
-"""--strategy fsdp: the same training as one process, checkpoints for any number of ranks, and ranks that die."""
+"""--strategy fsdp: the same training as one process, checkpoints for any number of ranks, and ranks that fail."""
 
 import os
 import shutil
@@ -81,7 +81,7 @@ def test_shards_train_like_one_process(whole: Path, trained: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_one_rank_goes_on_with_what_two_began(
+def test_one_rank_resumes_a_run_of_two(
     whole: Path, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(whole, tmp_path / "run", symlinks=True)
@@ -125,7 +125,7 @@ def test_a_rank_killed_while_it_saves_is_started_again_by_torchrun(
     flags = arguments(trained.images, tmp_path, *SHARED)
     done = torchrun(python, "--max-restarts", "1", str(script), *flags, "--resume", "auto")
     assert done.returncode == 0, done.stderr
-    assert f"after step 2 of {STEPS}" in done.stdout  # the third checkpoint was never there
+    assert f"after step 2 of {STEPS}" in done.stdout  # the third checkpoint never existed
     assert losses(tmp_path / "run") == losses(whole)
     weights, weights2 = (load_file(run / "last/model.safetensors") for run in (tmp_path / "run", whole))
     assert all(torch.equal(weights[name], weights2[name]) for name in weights)
@@ -144,7 +144,7 @@ PRE = Preprocessing(
 
 @pytest.fixture
 def alone() -> Iterator[Ranks]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Ranks(0, 1, 1, torch.device("cpu"), "gloo")
     dist.destroy_process_group()
@@ -175,10 +175,10 @@ def card(arch: str) -> Card:
 
 
 @pytest.mark.parametrize(("arch", "trained_part"), [("test_vit", ""), ("test_resnet", ""), ("test_vit", "head")])
-def test_going_on_from_shards_equals_never_having_stopped(
+def test_resuming_from_shards_equals_an_uninterrupted_run(
     arch: str, trained_part: str, alone: Ranks, tmp_path: Path
 ) -> None:
-    """Batch norms, and weights that begin to train later, included."""
+    """Including batch norms, and weights that begin to train later."""
     module, optimizer = trainee(alone, arch, 0, trained_part)
     for seed in (0, 1):
         step(module, optimizer, seed)
@@ -223,7 +223,7 @@ def test_damaged_shards_are_named(
 @pytest.mark.parametrize(
     ("module_of", "fails"), [(sharded, "save_shards"), (checkpoint, "save_file"), (sharded, "sync_folder")]
 )
-def test_a_crash_while_saving_leaves_nothing_that_looks_whole(
+def test_a_crash_while_saving_leaves_no_complete_checkpoint(
     module_of: ModuleType, fails: str, alone: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = nn.Linear(3, 2)
@@ -256,7 +256,7 @@ def test_blocks_are_gathered_one_by_one_and_batch_norms_in_float32(alone: Ranks)
         assert all(p.grad.dtype == torch.float32 for p in module.parameters())
 
 
-def test_an_evaluation_leaves_the_shards_in_their_place(alone: Ranks) -> None:
+def test_an_evaluation_keeps_the_shards(alone: Ranks) -> None:
     module, optimizer = trainee(alone, "test_vit", 0)
     with torch.inference_mode():
         module.eval()(torch.zeros(1, 3, 32, 32))

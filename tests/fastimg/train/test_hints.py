@@ -1,4 +1,4 @@
-"""The verdict on a run that waits: its kind, its words, and what it promises."""
+"""The verdict on a run that waits: its kind, its wording, and its prediction."""
 
 import itertools
 from dataclasses import replace
@@ -17,11 +17,11 @@ def told(**changes):
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05, 0.1])
-def test_a_run_that_hardly_waits_is_told_nothing(wait):
+def test_a_run_that_hardly_waits_gets_no_advice(wait):
     assert hint(replace(FACTS, wait=wait)) is None
 
 
-def test_pixels_that_nobody_reads():
+def test_synthetic_pixels():
     assert hint(replace(FACTS, backend="synthetic", busy=None, read=None)) is None
 
 
@@ -77,7 +77,7 @@ def test_arrays_are_not_decoded():
 
 @pytest.mark.parametrize(("cuda", "cores"), [(True, ""), (False, ", which also competes for cores")])
 def test_the_loader_of_another_library(cuda, cores):
-    """One sentence of advice without an estimate: how to change it, and how to measure both."""
+    """One sentence of advice without an estimate: the change, and how to measure both."""
     other = {"backend": "torch", "busy": None, "read": None, "workers": 8, "cuda": cuda}
     found = told(**other, wait=0.63)
     assert found.text == (
@@ -93,17 +93,17 @@ def test_ranks_count_in_rates_and_not_in_factors():
     assert "2.0x, 400 img/s" in two.text and two.promised == 2 * (one.promised or 0)
 
 
-def test_a_run_of_beginnings():
+def test_a_run_of_short_epochs():
     found = started_slowly(replace(FACTS, wait=0.3), 1.25)
     assert found.kind == "start-up" and "not counting the first epoch's start, 30% of the time" in found.text
     assert "for the first batches of each epoch (1.2 s per epoch)" in found.text
 
 
 def simulated(compute, decode, cores, threads, workers, batches=60):
-    """Training and loading on the same cores, in small steps of time: (samples per second, share of waiting).
+    """Training and loading on the same cores, in small time steps: (samples per second, share of waiting).
 
-    `compute` and `decode` are core-seconds of a sample; the system is fair to threads. A batch is taken when it is
-    whole, and there is room for two more.
+    `compute` and `decode` are core-seconds per sample; the system schedules threads fairly. A batch is taken when it is
+    complete, and there is room for two more.
     """
     batch, ready, left, done, waited, now = 8, 0.0, 0.0, 0, 0.0, 0.0
     step = batch * min(compute, decode) / cores / 20
@@ -120,8 +120,8 @@ def simulated(compute, decode, cores, threads, workers, batches=60):
 
 
 @pytest.mark.parametrize("cores", [2, 4])
-def test_promises_on_a_cpu_are_kept_where_cores_are_shared_fairly(cores):
-    """What a run shows with slow workers tells its rate with fast ones, or with more of them."""
+def test_predictions_on_a_cpu_hold_if_cores_are_shared_fairly(cores):
+    """A run with slow workers predicts its rate with fast workers, or with more of them."""
     tried = 0
     for compute, slow, gain, workers in itertools.product((0.001, 0.003, 0.01), (0.004, 0.02), (1, 8), (1, 2, 4)):
         speed, wait = simulated(compute, slow, cores, cores, workers)

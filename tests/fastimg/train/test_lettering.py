@@ -1,4 +1,4 @@
-"""Letters in pictures: a font that has them, or code points and a sentence."""
+"""Text in plots: a font with the glyphs, or code points and a message."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from fastimg.train.reporting.lettering import Lettering, lettering
 
 
 def make_font(file, characters, outline=True):
-    """A font of the family `file.stem`, a square for each of some characters."""
+    """A font of the family `file.stem`, with a square for each of some characters."""
     pen = TTGlyphPen(None)
     if outline:
         pen.moveTo((100, 0))
@@ -38,7 +38,7 @@ def make_font(file, characters, outline=True):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """`install(name, characters)`: a font on a system that has none but matplotlib's."""
+    """`install(name, characters)`: install a font on a system that has only matplotlib's."""
     own = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in str(entry.fname)]
     files = []
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
@@ -52,7 +52,7 @@ def test_plain_names_need_no_other_font(install, monkeypatch):
     assert (len(found.families), found.missing, found.note()) == (1, frozenset(), None)
 
 
-def test_a_font_that_has_the_letters_is_used(install, tmp_path):
+def test_a_font_with_the_glyphs_is_used(install, tmp_path):
     install("Dogs", "犬猫")
     install("Cats", "猫")
     install("Faces", "🐶")
@@ -66,9 +66,9 @@ def test_a_font_that_has_the_letters_is_used(install, tmp_path):
     assert not [str(one.message) for one in caught if "lyph" in str(one.message)]
 
 
-def test_what_no_font_has_is_a_code_point_and_said(install):
+def test_missing_glyphs_become_code_points_and_are_reported(install):
     install("Dogs", "犬")
-    install("Blank", "🐶", outline=False)  # as fonts of coloured bitmaps are
+    install("Blank", "🐶", outline=False)  # as in fonts of coloured bitmaps
     found = lettering(["犬 🐶", "鳥"])
     assert found.families[1:] == ("Dogs",) and found.missing == {"🐶", "鳥"}
     assert found.text("犬 🐶 鳥") == "犬 \\U0001f436 \\u9ce5"
@@ -84,14 +84,14 @@ def test_what_no_font_has_is_a_code_point_and_said(install):
     ("text", "length", "drawn"),
     [
         ("a\u0301b", None, "áb"),  # composed
-        ("👍\u200d\ufe0f!", None, "👍!"),  # joiners and selectors have no form of their own
+        ("👍\u200d\ufe0f!", None, "👍!"),  # joiners and selectors have no glyphs
         ("x\ty\nz\u3000", None, "x y z "),
         ("bell\x07", None, "bell\\x07"),
         ("\udcff", None, "\\udcff"),  # a file name that is not UTF-8
         ("abcdefgh", 8, "abcdefgh"),
         ("abcdefghi", 8, "abcd…ghi"),
         ("abc d e ghi", 8, "abc…ghi"),
-        ("鳥鳥鳥", 14, "\\u9ce5…\\u9ce5"),  # no code point is cut in two
+        ("鳥鳥鳥", 14, "\\u9ce5…\\u9ce5"),  # no code point is split
     ],
 )
 def test_texts(text, length, drawn):

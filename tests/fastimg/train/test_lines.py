@@ -1,4 +1,4 @@
-"""Progress lines that are shown a line later, as on a GPU: the same lines and records, each with its own step."""
+"""Progress lines that are printed one line late, as on a GPU: the same lines and records, each for its own step."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ TIMING = ("per_second", "seconds", "share")
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """What the clock says aside."""
+    """The records without times."""
     return [{k: v for k, v in r.items() if not k.endswith(TIMING)} for r in rundir.read_log(run)]
 
 
 @pytest.fixture
 def train(trained: Any, fast: tuple[str, ...], cli: Any, tmp_path: Path) -> Callable[..., Any]:
-    """`train(name, *flags)`: 12 steps in two epochs, a line after every second one."""
+    """`train(name, *flags)`: 12 steps in two epochs, with a line after every second one."""
 
     def call(name: str, *flags: str) -> Any:
         settings = (*fast, "-b", "4", "--epochs", "2", "--log-interval", "2", "-o", tmp_path, "--name", name)
@@ -42,7 +42,7 @@ def test_the_same_lines_and_records_a_line_later(train: Any, tmp_path: Path, mon
     average = training_step.average_gradients
 
     def counting(run: Any, *rest: Any) -> int:
-        now[0] = run.progress.step + 1  # the step that is being taken
+        now[0] = run.progress.step + 1  # the current step
         return average(run, *rest)
 
     monkeypatch.setattr(training_step, "average_gradients", counting)
@@ -54,7 +54,7 @@ def test_the_same_lines_and_records_a_line_later(train: Any, tmp_path: Path, mon
     shown.clear()
     monkeypatch.setattr(lines, "behind", lambda device: True)
     assert train("later", "--save-interval", "5").code == 0
-    # A save reads what is on its way; at the end of an epoch nothing is left.
+    # A save reads pending results; at the end of an epoch none are pending.
     assert shown == [(2, 4), (4, 5), (6, 6), (8, 10), (10, 10), (12, 12)]
     assert records(tmp_path / "once") == records(tmp_path / "later")
 
@@ -79,7 +79,7 @@ def test_a_signal_and_a_resumed_run(train: Any, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("interval", ["1", "3"])
-def test_a_run_that_diverged_unseen_is_not_saved(
+def test_a_run_whose_divergence_is_pending_is_not_saved(
     interval: str, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "behind", lambda device: True)
@@ -99,7 +99,7 @@ def test_a_run_that_diverged_unseen_is_not_saved(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_numbers_on_the_way_wait_for_no_later_work() -> None:
+def test_pending_results_do_not_wait_for_later_work() -> None:
     device = torch.device("cuda")
     sums = torch.arange(4.0, device=device)
     OnTheWay(sums).read()  # allocates

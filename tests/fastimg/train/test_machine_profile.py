@@ -1,4 +1,4 @@
-"""The machine's profile: written, read and refused, and what `train --profile` takes from it."""
+"""The machine's profile: writing, reading, errors, and the settings that `train --profile` uses."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ AUTO = Train(profile="auto")
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """Where the profile is."""
+    """The path of the profile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "fastimg" / "machine.json"
 
@@ -41,7 +41,7 @@ def test_it_is_read_as_it_was_written(file):
     assert machine.read(file, ALONE) == PROFILE
 
 
-def test_one_that_is_missing_is_refused(file):
+def test_a_missing_profile_is_refused(file):
     with pytest.raises(UsageError, match=f"^--profile: there is no profile {file}; make a new one with `fastimg bench"):
         machine.applied(AUTO, ALONE)
 
@@ -91,7 +91,7 @@ def test_it_is_for_one_process(file):
         machine.applied(AUTO, Ranks(0, 2, 2, torch.device("cpu"), "gloo"))
 
 
-def test_the_batch_is_for_its_model_alone(file):
+def test_the_batch_is_only_for_its_model(file):
     machine.write(PROFILE)
     config = Train(arch="test_resnet", batch_size="auto", amp=False, profile="auto")
     size, said = machine.batch_size(config, 32, 100, ALONE)

@@ -1,6 +1,6 @@
-"""Everything that a GPU does in a run: training, resuming, compiling, checkpoints, evaluating, several processes.
+"""Training on a GPU: training, resuming, compiling, checkpoints, evaluation and several processes.
 
-Nothing here is compared with numbers that somebody wrote down, but with the CPU's, or with another run on the GPU.
+Results are compared with the CPU's or with another run on the GPU, not with constants.
 """
 
 import json
@@ -26,19 +26,19 @@ DEVICE = "cuda"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Of torch about itself, while it tries algorithms and compiles.
+    # torch's warnings about itself while it selects algorithms and compiles.
     pytest.mark.filterwarnings("ignore:Plan failed with a cudnnException:UserWarning"),
     pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32:UserWarning"),
 ]
 
-# Without augmentation, in float32 but for TF32, whose products have 11 bits; steps are small, and rounding with them.
+# Without augmentation, in float32 except for TF32, whose products have 11 bits; small steps keep rounding errors small.
 PLAIN = ("--no-aug", "--no-amp", "--opt", "sgd", "--lr", "1e-3", "--clip-grad", "1")
-CLOSE = 0.03  # relative: what other kernels may make of the same loss
+CLOSE = 0.03  # relative: differences of the loss between kernels
 
 
 @pytest.fixture(scope="module")
 def data(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 24 images to train on, three full batches, and 12 to validate, of three colours."""
+    """Shards of 24 training images (three full batches) and 12 validation images, of three colours."""
     root = tmp_path_factory.mktemp("gpu")
     images = write_images(root / "images")
     assert command_line.run(["convert", str(images), str(root / "shards"), "--val-fraction", "0.34"]) == 0
@@ -47,7 +47,7 @@ def data(write_images: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(autouse=True)
 def switches() -> Any:
-    """What a run sets for its process is as before after it."""
+    """Restore process-wide settings of a run after it."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
@@ -67,14 +67,14 @@ def losses(run: Path, kind: str = "train") -> list[float]:
 
 
 def momentum(run: Path) -> torch.Tensor:
-    """SGD's sums of gradients, of all weights."""
+    """The sums of SGD's gradients over the run, for all weights."""
     training = torch.load(run / "last/training.pt", map_location="cpu", weights_only=True)
     return torch.cat([state["momentum_buffer"].flatten().float() for state in training["optimizer"]["state"].values()])
 
 
 @pytest.fixture
 def train(data: Path, tmp_path: Path, cli: Callable[..., Any]) -> Callable[..., tuple[Path, str]]:
-    """`train(name, flags...)`: (the run, what it said)."""
+    """`train(name, flags...)`: (the run, its output)."""
 
     def call(name: str, *flags: object, device: str = DEVICE) -> tuple[Path, str]:
         ran = cli(*arguments(data, tmp_path / name, *flags, device=device))
@@ -85,7 +85,7 @@ def train(data: Path, tmp_path: Path, cli: Callable[..., Any]) -> Callable[..., 
 
 
 def test_it_trains_like_a_cpu(train: Callable[..., tuple[Path, str]]) -> None:
-    """The same order, crops, weights and arithmetic, up to TF32: losses, and the last steps' direction."""
+    """The same order, crops, weights and arithmetic, up to TF32: losses, and the direction of the last steps."""
     (gpu, said), (cpu, _) = train("gpu", *PLAIN), train("cpu", *PLAIN, device="cpu")
     assert "float32 (--no-amp)" in said
     assert len(losses(gpu)) == 2 * 3 and len(losses(gpu, "val")) == 2
@@ -98,7 +98,7 @@ def test_it_trains_like_a_cpu(train: Callable[..., tuple[Path, str]]) -> None:
 
 
 def test_it_learns_with_everything_on(train: Callable[..., tuple[Path, str]]) -> None:
-    """Augmentation, mixing, accumulation, clipping, averages, bf16, growing crops: on separable colours."""
+    """Augmentation, mixing, accumulation, clipping, averages, bf16 and growing crops, on separable colours."""
     mixed = ("--aa", "trivial", "--rotate", "10", "--reprob", "0.2", "--mixup", "0.2", "--cutmix", "0.2")
     steps = ("--grad-accum-steps", "2", "--clip-grad", "1", "--model-ema", "--model-ema-decay", "0.8", "--tta")
     growing = ("--progressive", "32:64", "--epochs", "12", "--lr", "3e-3", "-b", "7")
@@ -141,7 +141,7 @@ os._exit(code)
 
 
 def process(script: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    """A run in a process of its own."""
+    """A run in its own process."""
     call = [sys.executable, str(script), *map(str, command)]
     return subprocess.run(call, capture_output=True, text=True, timeout=300)
 
@@ -154,11 +154,11 @@ def process(script: Path, *command: object) -> subprocess.CompletedProcess[str]:
         (
             ("--no-amp", "--opt", "sgd", "--lr", "1e-3", "--clip-grad", "1"),
             0.05,
-        ),  # atomic sums and cuDNN's choice differ between processes
+        ),  # atomic sums and cuDNN's choices differ between processes
     ],
     ids=["float and bf16", "everything", "not deterministic"],
 )
-def test_a_run_that_is_killed_goes_on(flags: Sequence[str], bound: float, data: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes(flags: Sequence[str], bound: float, data: Path, tmp_path: Path) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING)
     every = (*flags, "--save-interval", "2", "--model-kwargs", "drop_rate=0.2")
@@ -186,7 +186,7 @@ def test_a_run_that_is_killed_goes_on(flags: Sequence[str], bound: float, data: 
             torch.testing.assert_close(other, torch.as_tensor(value), atol=bound, rtol=bound, msg=f"{key} {index}")
 
 
-def test_a_checkpoint_goes_on_and_evaluates_anywhere(
+def test_a_checkpoint_resumes_and_evaluates_on_any_device(
     train: Callable[..., tuple[Path, str]], data: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     run, _ = train("runs", *PLAIN, "--save-interval", "2")
@@ -197,13 +197,13 @@ def test_a_checkpoint_goes_on_and_evaluates_anywhere(
         told = cli("eval", run / "last", data, "--no-amp", "--device", device, "--plot", tmp_path / "p.png", "--json")
         assert told.code == 0, told.err
         assert json.loads(told.out)["loss"] == pytest.approx(losses(run, "val")[-1], rel=CLOSE)
-    # Whether it is the last or not, a checkpoint of one device is restored on the other.
+    # Whether it is the last or not, a checkpoint made on one device is restored on the other.
     for device in ("cpu", DEVICE):
         ran = cli(*arguments(data, tmp_path / "runs", *PLAIN, "--resume", "auto", device=device))
         assert ran.code == 0 and "after step 6 of 6" in ran.out, ran.err
 
 
-@pytest.mark.filterwarnings("default")  # compilers warn about themselves
+@pytest.mark.filterwarnings("default")  # warnings of compilers
 @pytest.mark.parametrize(
     ("mode", "flags"),
     [("default", ()), ("reduce-overhead", ("--tta", "--model-ema")), ("max-autotune-no-cudagraphs", ())],
@@ -211,7 +211,7 @@ def test_a_checkpoint_goes_on_and_evaluates_anywhere(
 def test_a_compiled_run_trains_like_a_plain_one(
     mode: str, flags: Sequence[str], train: Callable[..., tuple[Path, str]]
 ) -> None:
-    """Graphs that are replayed hold outputs, gradients and the averages' sources in memory of their own."""
+    """Replayed graphs keep outputs, gradients and the averages' sources in their own memory."""
     torch._dynamo.reset()
     plain, _ = train("plain", *PLAIN, *flags)
     run, said = train("compiled", *PLAIN, *flags, "--compile", mode)
@@ -223,14 +223,14 @@ def test_a_compiled_run_trains_like_a_plain_one(
 
 @pytest.fixture(scope="module")
 def trained_on_gpu(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that tells the colours apart."""
+    """A run that distinguishes the colours."""
     output = tmp_path_factory.mktemp("trained-on-gpu")
     assert command_line.run(arguments(data, output, "--no-aug", "--epochs", "12", "--lr", "3e-3")) == 0
     return output / "run"
 
 
-def test_eval_is_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    """In batches that do not divide the split, of which the last is read after the loader has ended."""
+def test_eval_equals_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """With batches that do not divide the split; the last one is read after the loader has ended."""
     told = {}
     for device in (DEVICE, "cpu"):
         flags = ("--split", "train", "-b", "5", "--no-amp", "--tta", "--plot", tmp_path / "plot.png", "--json")
@@ -243,10 +243,10 @@ def test_eval_is_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli:
     assert [sum(row) for row in gpu["confusion"]] == [sum(row) for row in cpu["confusion"]] == [8, 8, 8]
 
 
-def test_predict_is_the_cpus(
+def test_predict_equals_the_cpus(
     trained_on_gpu: Path, write_images: Callable[..., Path], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    """With files that cannot be read, in the order in which they were given."""
+    """With unreadable files, in the given order."""
     files = sorted(write_images(tmp_path / "images", 5).glob("*/*"))
     files.insert(7, tmp_path / "missing.jpg")
     answers = {}
@@ -262,7 +262,7 @@ def test_predict_is_the_cpus(
             assert gpu["classes"][0] == cpu["classes"][0]
 
 
-def test_embed_is_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_embed_equals_the_cpus(trained_on_gpu: Path, data: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     found = {}
     for device in (DEVICE, "cpu"):
         flags = ("--weights", trained_on_gpu, "--no-amp", "--dtype", "fp32", "--format", "npy", "--split", "train")
@@ -299,7 +299,7 @@ def test_one_rank_of_nccl_trains_like_one_process(
     plain, _ = train("plain", *flags[:-2])
     done = torchrun(1, *arguments(data, tmp_path / "ranks", *flags))
     assert done.returncode == 0, done.stderr
-    assert "destroy_process_group" not in done.stderr  # torch's complaint of a group that is left
+    assert "destroy_process_group" not in done.stderr  # torch's warning about a process group that is not destroyed
     np.testing.assert_allclose(losses(tmp_path / "ranks/run"), losses(plain), rtol=CLOSE)
 
 

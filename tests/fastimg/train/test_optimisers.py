@@ -1,20 +1,31 @@
-"""Optimisers and schedules: which parameters decay, and the learning rate at the steps that matter."""
+"""Optimisers and schedules: which parameters decay, and the learning rate at key steps."""
 
 import copy
+import io
 import json
 import math
+import re
 import socket
 
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from fastimg.config.commands import Train
+from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.errors import UsageError
 from fastimg.models.blocks import blocks
 from fastimg.models.registry import build
-from fastimg.train.optimisers import Schedule, build_optimizer, implementation, parameter_groups, set_lr
+from fastimg.train.checkpoints.host_copy import HostCopy
+from fastimg.train.choices import refusals
+from fastimg.train.optimisers import catalogue
+from fastimg.train.optimisers.construction import build_optimizer, implementation
+from fastimg.train.optimisers.groups import parameter_groups, set_lr
+from fastimg.train.optimisers.schedule_free import ScheduleFreeAverage
+from fastimg.train.optimisers.schedules import Schedule
 
 
 def test_warmup_rises_in_even_steps_to_the_peak():
@@ -32,12 +43,12 @@ def test_warmup_rises_in_even_steps_to_the_peak():
         ("constant", {0: 1.0, 50: 1.0, 99: 1.0}),
     ],
 )
-def test_how_it_falls(kind, expected):
+def test_decay_schedules(kind, expected):
     schedule = Schedule(kind=kind, lr=1.0, steps=100, warmup_steps=0, min_lr=0.1, decay_steps=30.0, decay_rate=0.5)
     assert {step: schedule(step) for step in expected} == pytest.approx(expected)
 
 
-def test_the_fall_begins_after_warmup():
+def test_decay_begins_after_warmup():
     schedule = Schedule(kind="linear", lr=2.0, steps=30, warmup_steps=10)
     assert (schedule(10), schedule(20), schedule(30)) == (2.0, 1.0, 0.0)
 
@@ -151,7 +162,7 @@ def test_implementations_agree_and_say_what_they_are(opt):
 
 @pytest.fixture
 def lone_rank(monkeypatch):
-    """A process group of one, as sharding needs it."""
+    """A process group of one process, as sharding needs it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -162,7 +173,7 @@ def lone_rank(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_weights(lone_rank):
-    """Fused where torch can: it has no such SGD; each choice really steps."""
+    """Fused where torch can; for SGD it cannot. Each choice takes a step."""
     for opt, expected in (("sgd", "foreach"), ("adamw", "fused")):
         model, plain = small_model(), small_model()
         fully_shard(model)
@@ -177,8 +188,8 @@ def test_sharded_weights(lone_rank):
 
 
 @pytest.mark.parametrize("opt", ["sgd", "adamw"])
-def test_going_on_with_parameters_that_were_frozen(opt):
-    """Saved while a layer was frozen and had no state; thawed after; equal to never having stopped, bit for bit."""
+def test_resuming_with_parameters_that_were_frozen(opt):
+    """Saved while a layer was frozen and had no state, then unfrozen: equal to an uninterrupted run bit for bit."""
 
     def begin():
         model = small_model()
@@ -204,7 +215,7 @@ def test_going_on_with_parameters_that_were_frozen(opt):
 
 @pytest.fixture
 def start(tmp_path):
-    """Weights of test_vit for three classes, with a classifier that is not zero."""
+    """Weights of test_vit for three classes, with a non-zero classifier."""
     torch.manual_seed(3)
     model = build("test_vit", 3, img_size=32).module
     torch.nn.init.normal_(model.head.weight, std=0.1)
@@ -214,7 +225,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def step_by_step(trained, start, tmp_path, cli):
-    """Train test_vit (no batch norm) with plain SGD, three steps of eight; its weights and its log."""
+    """Train test_vit (no batch norm) with plain SGD, three steps of eight images; returns its weights and log."""
 
     def train(name, *flags):
         run = tmp_path / name
@@ -240,7 +251,7 @@ def test_accumulated_gradients_are_those_of_a_large_batch(step_by_step, start):
 
 
 def test_a_short_last_batch_weighs_as_its_samples(step_by_step):
-    """24 images in batches of 16: the second has 8, and counts as a mean over 8."""
+    """24 images in batches of 16: the second batch has 8, and its loss is a mean over 8."""
     large, _ = step_by_step("large", "-b", "16", "--lr", "0.1")
     small, _ = step_by_step("small", "-b", "4", "--grad-accum-steps", "4", "--lr", "0.1")
     assert max(float((large[name] - small[name]).abs().max()) for name in large) < 1e-5
@@ -255,7 +266,7 @@ def test_clipping_bounds_the_step(step_by_step, start):
 
 
 def test_label_smoothing_mixes_in_the_mean_over_classes(step_by_step):
-    """The loss is linear in the smoothing, for the same logits: those before the first step."""
+    """The loss is linear in the smoothing for the same logits: those before the first step."""
     flags = ("-b", "24", "--lr", "0.1")
     losses = [step_by_step(f"s{s}", *flags, "--smoothing", str(s))[1][0]["loss"] for s in (0.0, 0.3, 0.6)]
     assert abs(losses[1] - losses[0]) > 1e-4
@@ -263,7 +274,7 @@ def test_label_smoothing_mixes_in_the_mean_over_classes(step_by_step):
 
 
 def test_weight_decay_leaves_vectors_alone(step_by_step, start):
-    """With a learning rate of 0.1 and a decay of 5 a matrix shrinks by half a step; a zero-gradient norm would too."""
+    """With learning rate 0.1 and decay 5, a step halves a matrix, and would halve a norm with zero gradient."""
     plain, _ = step_by_step("plain", "-b", "24", "--lr", "0.1")
     decayed, _ = step_by_step("decayed", "-b", "24", "--lr", "0.1", "--wd", "5")
     before = load_file(start)
@@ -271,3 +282,137 @@ def test_weight_decay_leaves_vectors_alone(step_by_step, start):
         difference = decayed[name] - plain[name]
         expected = -0.5 * tensor if tensor.ndim > 1 and name not in ("pos_embed", "cls_token") else 0 * tensor
         assert torch.allclose(difference, expected, atol=1e-5), name
+
+
+def test_any_of_timms_goes_on_to_the_bit(small, step_of):
+    """All of timm's that can run here, in one process: state through a checkpoint's own path, and two steps more."""
+    checked = 0
+    for name in (*timm.optim.list_optimizers(), *SCHEDULE_FREE):
+        try:
+            catalogue.check(Train(opt=name, lr=1e-3))
+        except UsageError as error:
+            assert any(word in str(error) for word in ("needs second derivatives", "is not installed", "CUDA")), error
+            continue
+        model = small()
+        optimizer = build_optimizer(model, name, 1e-3, 0.01, None)
+        before = copy.deepcopy(model.state_dict())
+        for number in (0, 1):
+            step_of(model, optimizer, number)
+        file = io.BytesIO()
+        torch.save(HostCopy(torch.device("cpu")).take([model.state_dict(), optimizer.state_dict()]), file)
+        file.seek(0)
+        weights, state = torch.load(file, weights_only=True)
+        again = small()
+        again.load_state_dict(weights)
+        resumed = build_optimizer(again, name, 1e-3, 0.01, None)
+        resumed.load_state_dict(state)
+        for number in (2, 3):
+            step_of(model, optimizer, number)
+            step_of(again, resumed, number)
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, again.state_dict()[key]), (name, key)
+        assert not torch.equal(before["0.weight"], model.state_dict()["0.weight"]), name
+        checked += 1
+    assert checked >= 70
+
+
+@pytest.fixture
+def small():
+    """A plain stack: a stem, a hidden convolution, a head."""
+
+    def build_it():
+        torch.manual_seed(0)
+        hidden = (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), *hidden, nn.Flatten(), nn.Linear(128, 5))
+
+    return build_it
+
+
+@pytest.fixture
+def step_of():
+    def step(model, optimizer, number):
+        torch.manual_seed(number)
+        logits = model(torch.randn(6, 3, 6, 6))
+        torch.nn.functional.cross_entropy(logits, torch.arange(6) % 5).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_muon_has_the_hidden_matrices_alone(small):
+    model = small()
+    groups = build_optimizer(model, "muon", 1e-3, 0.1, None).param_groups
+    hidden = [p for group in groups if not group["use_fallback"] for p in group["params"]]
+    assert [id(p) for p in hidden] == [id(model[2].weight)]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    assert {group["weight_decay"] for group in groups if group["params"][0].ndim > 1} == {0.1}
+    with pytest.raises(UsageError, match="no hidden matrix of the model trains"):
+        build_optimizer(nn.Sequential(nn.Linear(4, 2)), "muon", 1e-3, 0.1, None)
+
+
+def test_arguments_reach_the_optimiser(small):
+    adan = build_optimizer(small(), "adan", 1e-3, 0.0, None, eps=1e-5, betas=(0.9, 0.8, 0.7), kwargs={"caution": True})
+    group = adan.param_groups[0]
+    assert (group["eps"], group["betas"], group["caution"], group["foreach"]) == (1e-5, (0.9, 0.8, 0.7), True, True)
+    assert build_optimizer(small(), "adamw", 1e-3, 0.0, None, kwargs={"amsgrad": True}).param_groups[0]["amsgrad"]
+    with pytest.raises(UsageError, match="--opt lion: Invalid beta"):
+        build_optimizer(small(), "lion", 1e-3, 0.0, None, betas=(2.0, 0.9))
+    with pytest.raises(UsageError, match="--opt-impl fused: lion has no such implementation"):
+        build_optimizer(small(), "lion", 1e-3, 0.0, None, impl="fused")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"opt": "adamv"}, "--opt adamv: no such optimiser; did you mean"),
+        ({"opt": "lion"}, "--opt lion: no learning rate is known to serve it; give --lr"),
+        ({"opt": "adahessian"}, "needs second derivatives"),
+        ({"opt": "lamb", "strategy": "fsdp"}, "--opt lamb: looks at whole weights"),
+        ({"opt": "adan", "opt_betas": (0.9, 0.9)}, "--opt-betas 0.9 0.9: adan has 3; give 3 numbers"),
+        ({"opt": "lion", "opt_eps": 1e-3}, "--opt-eps has no effect with --opt lion"),
+        ({"opt": "lamb", "momentum": 0.8}, "--momentum has no effect with --opt lamb"),
+        ({"opt_kwargs": ("amsgrat=1",)}, "adamw has no such argument; did you mean amsgrad"),
+        ({"opt_kwargs": ("lr=1",)}, "--opt-kwargs lr=1: there is a flag for it; use --lr instead"),
+        ({"opt_kwargs": ("amsgrad",)}, "--opt-kwargs amsgrad: give name=value, such as nesterov=True"),
+        ({"opt": "schedule_free_sgd", "sched": "cosine"}, "needs no schedule"),
+        ({"opt": "schedule_free_sgd", "model_ema": True}, "which averages weights itself"),
+        ({"opt": "schedule_free_sgd", "freeze": "1", "freeze_epochs": 2}, "from the first step on"),
+    ],
+)
+def test_what_an_optimiser_does_not_know_is_refused(settings, words):
+    config = Train(**settings if "no learning rate" in words else {"lr": 1e-3, **settings})
+    with pytest.raises(UsageError, match=re.escape(words)):
+        refusals.check(config)
+
+
+@pytest.mark.parametrize("opt", ["schedule_free_sgd", "schedule_free_adamw"])
+def test_schedule_free_is_its_three_sequences(opt):
+    """Against the paper's own x, y and z, kept apart, in float64."""
+    torch.manual_seed(1)
+    layer = nn.Linear(4, 1, bias=False).double()
+    optimizer = build_optimizer(layer, opt, 0.1, 0.02, None)
+    beta, beta2, eps = 0.9, 0.999, 1e-8
+    x = z = layer.weight.detach().clone()
+    second, highest, total = torch.zeros_like(z), 0.0, 0.0
+    average = ScheduleFreeAverage(layer, optimizer)
+    for number, rate in enumerate([0.03, 0.06, 0.1, 0.1, 0.1], start=1):
+        set_lr(optimizer, rate)
+        y = (1 - beta) * z + beta * x
+        torch.testing.assert_close(layer.weight.detach(), y)
+        gradient = torch.randn_like(y)
+        layer.weight.grad = gradient.clone()
+        optimizer.step()
+        assert torch.equal(layer.weight.grad, gradient)
+        if opt == "schedule_free_adamw":
+            second = beta2 * second + (1 - beta2) * gradient**2
+            gradient = gradient / ((second / (1 - beta2**number)).sqrt() + eps)
+        z = z - rate * (gradient + 0.02 * y)
+        highest = max(highest, rate)
+        total += highest**2
+        x = (1 - highest**2 / total) * x + highest**2 / total * z
+        torch.testing.assert_close(average.tensors["weight"], x)
+    own = layer.weight.detach().clone()
+    with average.swapped(layer):
+        torch.testing.assert_close(layer.weight.detach(), x)
+    assert torch.equal(layer.weight, own)

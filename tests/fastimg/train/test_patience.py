@@ -1,4 +1,4 @@
-"""Which validation is the best, and when a run stops for want of a better one."""
+"""Which validation is the best, and when a run stops early."""
 
 import dataclasses
 import json
@@ -11,8 +11,8 @@ import torch
 from fastimg.train import loop as train
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.metrics import Score
 from fastimg.train.patience import Standing, is_better
+from fastimg.train.tasks.score import Score
 
 
 def score(top1, loss, balanced=0.5):
@@ -21,19 +21,19 @@ def score(top1, loss, balanced=0.5):
 
 @pytest.fixture
 def validated(monkeypatch):
-    """`validated([(top1, loss, balanced), ...])`: what the validations of a run say, one after the other."""
+    """`validated([(top1, loss, balanced), ...])`: the output for validations one after the other."""
 
     def script(scores):
         left = [score(*values) for values in scores]
         monkeypatch.setattr(train, "evaluate", lambda *_: left.pop(0))
-        monkeypatch.setattr(os, "fsync", lambda _: None)  # what a busy disk takes longest for
+        monkeypatch.setattr(os, "fsync", lambda _: None)  # the slow part on a busy disk
 
     return script
 
 
 @pytest.fixture
 def run_of(trained, fast, tmp_path, cli):
-    """`run_of("--patience", 2, ...)`: a training, and the records of its validations."""
+    """`run_of("--patience", 2, ...)`: a training, and its validation records."""
 
     def call(*flags, name="run"):
         ran = cli("train", trained.images, *fast, "-b", "24", "--no-aug", "-o", tmp_path, "--name", name, *flags)
@@ -88,7 +88,7 @@ def test_a_new_best_checkpoint_is_always_better(metric):
     assert stale(metric, (0.5, 0.1, 0.5), (0.6, 0.9, 0.4), (0.6, 0.8, 0.4), (0.6, 0.8, 0.4)) == [0, 0, 0, 1]
 
 
-def test_validations_that_do_not_count_use_up_nothing():
+def test_validations_that_do_not_count_do_not_use_patience():
     standing = Standing().after(score(0.5, 0.1), 1, "loss", counts=False)
     standing = standing.after(score(0.4, 0.2), 2, "loss", counts=False)
     assert standing.stale == 0 and standing.after(score(0.4, 0.2), 3, "loss").stale == 1
@@ -120,7 +120,7 @@ def test_ties_go_to_the_lower_loss(validated, run_of, tmp_path):
     assert [line.endswith("(best)") for line in ran.out.splitlines() if "validation  loss" in line] == [1, 1, 0]
 
 
-def test_balanced_accuracy_and_classes_that_are_never_found_are_told(validated, run_of):
+def test_balanced_accuracy_and_classes_without_recall_are_printed(validated, run_of):
     validated([(0.98, 0.1, 0.5)])
     ran, records = run_of()
     assert "top1 98.00%  balanced 50.00%" in ran.out and "balanced accuracy 50.00%, loss 0.1000" in ran.out
@@ -171,7 +171,7 @@ def test_epochs_are_counted_where_not_all_are_validated(validated, run_of):
     assert [record["epoch"] for record in records] == [3, 6] and "stopped: no better for 3 epochs" in ran.out
 
 
-def test_the_last_epoch_is_no_early_stop(validated, run_of):
+def test_the_last_epoch_is_not_an_early_stop(validated, run_of):
     validated([(0.9, 0.1), (0.8, 0.2)])
     ran, records = run_of("--epochs", "2", "--patience", "1")
     assert len(records) == 2 and "stopped" not in ran.out
@@ -184,7 +184,7 @@ def test_the_last_epoch_is_no_early_stop(validated, run_of):
         (("--progressive", "32:64", "--progressive-epochs", "2:3"), "counted once crops have their full size", 4),
     ],
 )
-def test_what_is_still_to_change_is_waited_for(flags, words, last, validated, trained, tmp_path, fast, cli):
+def test_patience_waits_for_scheduled_changes(flags, words, last, validated, trained, tmp_path, fast, cli):
     validated([(0.9, 0.1)] + [(0.8, 0.2)] * 5)
     images = ("--img-size", "64") if "--progressive" not in flags else ()
     bare = [flag for flag in fast if flag not in ("--img-size", "32")] + list(images)
@@ -209,18 +209,18 @@ def test_what_is_still_to_change_is_waited_for(flags, words, last, validated, tr
     assert [r["epoch"] for r in rundir.read_log(tmp_path / "r") if r["kind"] == "val"] == list(range(1, last + 1))
 
 
-def test_the_training_split_has_no_say(validated, run_of):
+def test_the_training_split_does_not_count(validated, run_of):
     validated([(0.9, 0.1), (0.5, 0.9), (0.8, 0.2), (0.9, 0.01), (0.8, 0.2), (0.9, 0.001)])  # in turn
     ran, records = run_of("--epochs", "9", "--patience", "2", "--evaluate-training-set")
     assert len(records) == 3 and "lowest validation loss 0.1000 in epoch 1" in ran.out
 
 
 class Killed(BaseException):
-    """Stands for a kill -9."""
+    """Simulates kill -9."""
 
 
-def test_going_on_stops_where_the_whole_run_would_have(validated, run_of, tmp_path, monkeypatch):
-    """Killed after one validation, and again after one that was no better."""
+def test_a_resumed_run_stops_at_the_same_epoch(validated, run_of, tmp_path, monkeypatch):
+    """Killed after one validation, and again after a second one that is not better."""
     flags = ("--epochs", "6", "--patience", "2", "--resume", "auto")
     validated(LOSSES)
     whole, records = run_of(*flags, name="whole")
@@ -235,7 +235,7 @@ def test_going_on_stops_where_the_whole_run_would_have(validated, run_of, tmp_pa
     assert resumed.code == 0, resumed.err
     assert again == records and len(records) == 5
     validated([])
-    once_more, _ = run_of(*flags, name="parts")  # a run that has stopped stays so
+    once_more, _ = run_of(*flags, name="parts")  # a stopped run does not continue
     said = [
         next(line for line in r.out.splitlines() if line.startswith("stopped")) for r in (whole, resumed, once_more)
     ]
@@ -250,7 +250,7 @@ def kill_at(run, epoch):
     return 0
 
 
-def test_a_run_from_before_there_was_a_choice_goes_on(validated, run_of, tmp_path):
+def test_resuming_a_run_from_before_the_flag(validated, run_of, tmp_path):
     flags = ("--epochs", "2", "--patience", "2")
     validated(LOSSES)
     assert run_of(*flags)[0].code == 0
@@ -263,6 +263,6 @@ def test_a_run_from_before_there_was_a_choice_goes_on(validated, run_of, tmp_pat
 
 
 def test_scores_are_json():
-    """A checkpoint's card and metrics.jsonl hold them."""
+    """A checkpoint's card and metrics.jsonl contain them."""
     assert json.loads(json.dumps(score(0.5, 0.1).as_dict(3)))["balanced_accuracy"] == 0.5
     assert dataclasses.asdict(score(0.5, 0.1))["missed"] == (1,)

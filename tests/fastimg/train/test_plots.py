@@ -1,4 +1,4 @@
-"""Pictures: they are written, they open, and odd data does not stop them."""
+"""Plots: they are written, they can be opened, and unusual data does not stop them."""
 
 from dataclasses import astuple
 from functools import partial
@@ -19,7 +19,7 @@ def opens(file):
 
 
 def drawn_by(draw, monkeypatch):
-    """(The figure that `draw()` saves, what it returns)."""
+    """(The figure saved by `draw()`, its return value)."""
     kept, save = [], plots.save
 
     def keep(figure, *rest, **options):
@@ -38,7 +38,7 @@ def record(kind, step, epoch=1, loss=1.0):
 
 
 def curves(records, monkeypatch, tmp_path, steps_per_epoch=5, **notes):
-    """Axes of the figure that is drawn of these records."""
+    """Axes of the figure drawn from these records."""
     draw = partial(plot_curves, records, steps_per_epoch, CurveNotes(**notes), tmp_path / "curves.png")
     return drawn_by(draw, monkeypatch)[0].axes
 
@@ -49,7 +49,7 @@ def lines(axis):
 
 
 def ticks(axis):
-    """Those that are seen."""
+    """The visible ones."""
     low, high = axis.get_xlim()
     return [tick for tick in axis.get_xticks().tolist() if low <= tick <= high]
 
@@ -121,7 +121,7 @@ def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_sets_training_apart_is_noted(settings, notes):
+def test_a_note_on_training_with_augmentation(settings, notes):
     assert astuple(summary._curve_notes(Train(**settings))) == notes
 
 
@@ -132,7 +132,7 @@ def test_predictions(count, tmp_path):
     assert opens(tmp_path / "p.png").shape[1] == pytest.approx(187 * min(6, count), abs=1)
 
 
-def test_a_caption_that_is_too_long_is_shortened_in_its_middle(tmp_path, monkeypatch):
+def test_a_long_caption_is_shortened_in_the_middle(tmp_path, monkeypatch):
     images = [np.zeros((8, 9, 3), np.uint8)]
     figure, said = drawn_by(
         partial(plot_predictions, images, ["v" * 40 + "w" * 40], [True], tmp_path / "p.png"), monkeypatch

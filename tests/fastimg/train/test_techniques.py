@@ -1,4 +1,4 @@
-"""What the speed-ups do to a whole run: equal losses where they promise that, and what they say of themselves."""
+"""The techniques in a whole run: equal losses where they are exact, and their messages."""
 
 import json
 import re
@@ -16,7 +16,7 @@ BASE = ("--img-size", "32", "--workers", "1", "--log-interval", "1", "--lr", "1e
 
 @pytest.fixture
 def run(trained, tmp_path, cli):
-    """run("name", flag, ...): train on the small shards; gives what was said, and the run's directory."""
+    """run("name", flag, ...): train on the small shards; returns the output and the run's directory."""
 
     def call(name, *flags, arch="test_resnet", code=0):
         pairs = zip(BASE[::2], BASE[1::2], strict=True)
@@ -34,8 +34,8 @@ def losses(directory, kind="train"):
     return [record["loss"] for record in rundir.read_log(directory) if record["kind"] == kind]
 
 
-def test_accumulated_batches_are_the_large_batch(run):
-    """Without batch norm and with clipping; 24 images do not divide by 10, so that the last batch is short."""
+def test_accumulated_batches_equal_the_large_batch(run):
+    """Without batch norm and with clipping; 24 images in batches of 10, so that the last batch is short."""
     _, large = run("large", "-b", "10", "--clip-grad", "1", arch="test_vit")
     _, small = run("small", "-b", "5", "--grad-accum-steps", "2", "--clip-grad", "1", arch="test_vit")
     np.testing.assert_allclose(losses(large, "val"), losses(small, "val"), rtol=2e-5)
@@ -72,7 +72,7 @@ def test_blurpool_is_part_of_the_checkpoint(run, trained, cli):
     assert losses(blurred, "val") != losses(plain, "val")
 
 
-def test_a_length_in_steps_ends_there_and_resumes(run, tmp_path):
+def test_a_duration_in_steps_ends_and_resumes(run, tmp_path):
     ran, whole = run("whole", "-b", "8", "--duration", "5ba")
     assert "5 steps (5 steps)" in ran.out and "2 epochs, 5 steps" in ran.out
     records = rundir.read_log(whole)
@@ -84,8 +84,8 @@ def test_a_length_in_steps_ends_there_and_resumes(run, tmp_path):
     assert losses(samples) == losses(whole)
 
 
-def test_warmup_in_steps_is_that_in_epochs(run):
-    """Three steps an epoch."""
+def test_warmup_in_steps_equals_warmup_in_epochs(run):
+    """Three steps per epoch."""
     runs = [run(name, "-b", "8", "--warmup", text)[1] for name, text in (("a", "3ba"), ("b", "1ep"), ("c", "24sp"))]
     rates = [[r["lr"] for r in rundir.read_log(run) if r["kind"] == "train"] for run in runs]
     assert rates[0] == rates[1] == rates[2]
@@ -95,7 +95,7 @@ def test_warmup_in_steps_is_that_in_epochs(run):
 
 
 def test_gradual_unfreezing(run):
-    """One epoch with the head alone, then all of it, lower blocks more slowly; and the same when it is resumed."""
+    """One epoch with only the head, then all of it, lower blocks more slowly; and the same if resumed."""
     _, start = run("start", "-b", "8")
     flags = ("-b", "8", "--weights", start, "--freeze", "backbone", "--freeze-epochs", "1", "--layer-decay", "0.5")
     ran, thawed = run("thawed", *flags)
@@ -110,7 +110,7 @@ def test_gradual_unfreezing(run):
     assert stem < top / 2  # four blocks lower, at 0.5 each
 
 
-def test_the_first_blocks_stay(run):
+def test_the_first_blocks_are_frozen(run):
     _, start = run("start", "-b", "8")
     ran, partly = run("partly", "-b", "8", "--weights", start, "--freeze", "2")
     assert "the first 2 blocks" in ran.out
@@ -120,7 +120,7 @@ def test_the_first_blocks_stay(run):
     assert "layer2.0.conv1.weight" not in same and "layer2.0.bn1.running_mean" not in same
 
 
-def test_the_training_split_is_evaluated_when_asked(run):
+def test_the_training_split_is_evaluated_on_request(run):
     ran, there = run("there", "-b", "8", "--evaluate-training-set", "--tta")
     assert "each image and its mirror image, the training split too" in ran.out
     records = [record for record in rundir.read_log(there) if record["kind"] == "train_eval"]
@@ -139,13 +139,13 @@ def test_mirror_images_are_averaged_alike_in_training_and_evaluation(run, traine
     assert without != pytest.approx(recorded, rel=1e-5)
 
 
-def test_a_loss_of_binary_questions(run):
+def test_binary_cross_entropy_is_reported(run):
     ran, _ = run("there", "-b", "8", "--bce-loss")
     assert "binary cross-entropy of each class, label smoothing 0.1" in ran.out
 
 
-def test_a_loss_that_is_no_number_names_its_step(run):
-    """Seen only at the end of the epoch, long after it came."""
+def test_a_loss_that_became_nan_names_its_step(run):
+    """Detected only at the end of the epoch, long after the step."""
     flags = ("-b", "4", "--opt", "sgd", "--warmup", "0ba", "--sched", "constant")
     base = ("--log-interval", "100")
     ran, there = run("there", *flags, "--lr", "1e30", *base, code=1)

@@ -1,4 +1,4 @@
-"""The trainer as a person meets it: it learns, it leaves a run directory, it says what it does."""
+"""The trainer from a user's view: it learns, leaves a run directory, and prints its progress."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def test_it_overfits_a_few_images(image_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.curves
-def test_a_run_leaves_all_that_was_promised(
+def test_a_run_writes_all_documented_files(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "3", "--verbose")) == 0
@@ -71,7 +71,7 @@ def test_long_runs_write_one_record_for_several_steps(
     more = ["-b", "4", "--duration", "10ba", "--val-fraction", "0", "--save-interval", "7"]
     assert cli.run([*flags(image_folder, tmp_path / "runs"), *more]) == 0
     steps = [record for record in rundir.read_log(tmp_path / "runs/run") if record["kind"] == "step"]
-    # Means of four steps each; also where the run is saved, and where an epoch ends.
+    # Means of four steps each, also where the run is saved, and where an epoch ends.
     expected = [(1, 4, 16), (1, 7, 12), (1, 8, 4), (1, 9, 4), (2, 10, 4)]
     assert [(one["epoch"], one["step"], one["samples"]) for one in steps] == expected
 
@@ -114,7 +114,7 @@ def test_classes_has_no_effect_on_shards(trained: Any, tmp_path: Path, cli: Call
         assert ran.code == 2 and message in ran.err + ran.out
 
 
-def test_config_yaml_runs_again_to_the_same_weights(image_folder: Path, tmp_path: Path) -> None:
+def test_config_yaml_reproduces_the_weights(image_folder: Path, tmp_path: Path) -> None:
     assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "2")) == 0
     config = tmp_path / "runs/run/config.yaml"
     assert cli.run(["train", "--config", str(config), "--output", str(tmp_path / "again")]) == 0
@@ -127,7 +127,7 @@ def test_config_yaml_runs_again_to_the_same_weights(image_folder: Path, tmp_path
     }
 
 
-def test_shards_and_their_folder_train_to_the_same_validation(image_folder: Path, tmp_path: Path) -> None:
+def test_shards_and_their_folder_give_the_same_validation(image_folder: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     convert(Convert(src=image_folder, dst=shards, val_fraction=0.25), Console(quiet=True))
     assert cli.run(["train", str(shards), "--arch", "test_vit", "--img-size", "32", "-o", str(tmp_path / "runs")]) == 0
@@ -165,7 +165,7 @@ def test_patience_ends_a_run(image_folder: Path, tmp_path: Path) -> None:
     assert 3 <= len(epochs) < 20
 
 
-def test_a_loss_that_is_no_number_stops_the_run(
+def test_a_loss_that_became_nan_stops_the_run(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = [
@@ -193,17 +193,17 @@ def test_a_dry_run_writes_nothing(image_folder: Path, tmp_path: Path, capsys: py
     assert "adamw (fused), lr" in capsys.readouterr().out
 
 
-def test_a_frozen_backbone_stays_as_it_was(image_folder: Path, tmp_path: Path) -> None:
+def test_a_frozen_backbone_does_not_change(image_folder: Path, tmp_path: Path) -> None:
     assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "1")) == 0
     start = tmp_path / "runs/run/last/model.safetensors"
     more = ["--weights", str(start), "--freeze", "backbone", "--lr", "0.1", "--epochs", "2"]
     assert cli.run(flags(image_folder, tmp_path / "frozen", *more)) == 0
     before, after = load_file(start), load_file(tmp_path / "frozen/run/last/model.safetensors")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"fc.weight", "fc.bias"}  # batch-norm statistics included in what has not
+    assert changed == {"fc.weight", "fc.bias"}  # batch norm statistics are unchanged, too
 
 
-def test_a_second_ctrl_c_is_obeyed() -> None:
+def test_a_second_ctrl_c_stops_at_once() -> None:
     with Interrupt() as interrupt:
         interrupt._note(2, None)
         assert interrupt.signal == 2
@@ -211,7 +211,7 @@ def test_a_second_ctrl_c_is_obeyed() -> None:
             interrupt._note(2, None)
 
 
-def test_weights_of_a_model_with_other_classes_bring_their_trunk_alone(image_folder: Path, tmp_path: Path) -> None:
+def test_only_the_trunk_is_loaded_from_weights_with_other_classes(image_folder: Path, tmp_path: Path) -> None:
     assert cli.run(flags(image_folder, tmp_path / "runs", "--epochs", "1")) == 0
     (image_folder / "blue").rename(image_folder / "azure")
     more = ["--weights", str(tmp_path / "runs/run"), "--freeze", "backbone", "--epochs", "1", "--lr", "1e-9"]
@@ -236,7 +236,7 @@ def test_no_readable_validation_image_stops_the_run(
     assert "no validation image could be decoded" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_full_disk_is_a_sentence(
+def test_a_full_disk_is_a_one_line_error(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -261,5 +261,5 @@ def test_a_beton_trains_and_evaluates(image_folder: Path, tmp_path: Path, capsys
     assert cli.run(["train", str(tmp_path / "betons"), *base]) == 0
     assert cli.run(["eval", str(tmp_path / "runs/betons-test_resnet"), str(tmp_path / "betons"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["images"] == 27
-    assert cli.run(["train", str(tmp_path / "betons/train.beton"), *base]) == 0  # a lone file: some are held out
+    assert cli.run(["train", str(tmp_path / "betons/train.beton"), *base]) == 0  # one file: some are held out
     assert "plain folder" not in capsys.readouterr().out

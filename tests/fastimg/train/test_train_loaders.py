@@ -1,4 +1,4 @@
-"""`--loader`: training and evaluation on every library's batches. dali and ffcv are in tests/peers."""
+"""`--loader`: training and evaluation on batches of every library. dali and ffcv are in tests/peers."""
 
 import json
 
@@ -10,8 +10,8 @@ from fastimg.loaders.backends import selection as backends
 FAST = ("--arch", "test_resnet", "--img-size", "32", "--batch-size", "8", "--no-amp", "--epochs", "1")
 
 
-def test_runs_name_their_loader_and_torchs_is_nearly_the_native_one(cli, trained, tmp_path):
-    """The same ids, crops and pixels: the same loss, but for what Pillow's libjpeg may see otherwise."""
+def test_runs_name_their_loader_and_torchs_gives_nearly_the_same_loss(cli, trained, tmp_path):
+    """The same ids, crops and pixels: the same loss, up to differences of Pillow's libjpeg."""
     losses = {}
     for loader, chosen, said in (
         ("auto", "native", "native, 1 thread,"),
@@ -29,7 +29,7 @@ def test_runs_name_their_loader_and_torchs_is_nearly_the_native_one(cli, trained
     assert ran.code == 2 and "loader was torch and is native" in ran.err
 
 
-def test_synthetic_pixels_train_and_are_said_to_be_such(cli, trained, tmp_path):
+def test_synthetic_pixels_train_and_are_reported(cli, trained, tmp_path):
     ran = cli("train", trained.shards, *FAST, "--loader", "synthetic", "--output", tmp_path, "--name", "run")
     assert ran.code == 0 and "nothing is read, and accuracy is meaningless" in ran.out + ran.err
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -57,7 +57,7 @@ def test_flags_without_effect_are_refused(cli, trained, tmp_path, flags, words):
     assert ran.code == 2 and words in ran.err
 
 
-def test_a_library_that_is_not_installed_is_named(cli, trained, tmp_path, monkeypatch):
+def test_a_missing_library_is_named(cli, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     for loader in ("dali", "ffcv"):
         for command in (
@@ -68,13 +68,13 @@ def test_a_library_that_is_not_installed_is_named(cli, trained, tmp_path, monkey
             assert ran.code == 2 and f"--loader {loader}: " in ran.err and f"pip install '.[{loader}]'" in ran.err
 
 
-def test_ffcv_is_told_to_people_with_other_data(cli, trained, tmp_path, monkeypatch):
+def test_ffcv_with_other_data_explains_how_to_convert(cli, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "_MODULES", {})
     ran = cli("train", trained.shards, *FAST, "--loader", "ffcv", "--output", tmp_path)
     assert ran.code == 2 and f"fastimg convert {trained.shards} DST --format beton" in ran.err
 
 
-def test_evaluation_by_torch_is_that_by_the_native_loader(cli, trained):
+def test_evaluation_by_torch_equals_the_native_loaders(cli, trained):
     results = {}
     for loader in ("native", "torch"):
         ran = cli("eval", trained.run, trained.shards, "--loader", loader, "--json", "--no-amp", "--workers", "1")
@@ -86,7 +86,7 @@ def test_evaluation_by_torch_is_that_by_the_native_loader(cli, trained):
     assert cli("eval", trained.run, trained.shards, "--loader", "synthetic").code == 2
 
 
-def test_images_that_cannot_be_decoded_are_named_in_the_summary(cli, make_image_folder, tmp_path):
+def test_undecodable_images_are_named_in_the_summary(cli, make_image_folder, tmp_path):
     folder = make_image_folder(8)
     (folder / "red" / "000.jpg").write_bytes(b"\xff\xd8 no image")
     flags = (*FAST, "--loader", "torch", "--val-fraction", "0", "--output", tmp_path)

@@ -1,4 +1,4 @@
-"""Every loader behind one face: the same ids, weights and order as the native one, and its pixels or nearly so."""
+"""Every loader behind one interface: the same ids, weights and order as the native one, and nearly its pixels."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
 @pytest.fixture
 def files(tmp_path, encode):
-    """JPEGs and PNGs of several sizes, one turned by EXIF, one in CMYK, one gray."""
+    """JPEGs and PNGs of several sizes, one rotated by EXIF, one in CMYK, one gray."""
     names = []
     for i in range(N):
         kind = "PNG" if i % 4 == 3 else "JPEG"
@@ -96,7 +96,7 @@ def test_batches_are_channels_last(files, open_loader):
 def test_torch_shows_the_native_loaders_boxes_and_pixels(
     files, order, interpolation, open_loader, read_pixels, difference
 ):
-    """Random boxes too: they are drawn by us. Pillow's libjpeg and ours may differ by a level somewhere."""
+    """Random boxes too: fastimg draws them. Pillow's libjpeg and fastimg's may differ by one level in places."""
     crop = dataclasses.replace(RANDOM if order == "random" else CENTRE, interpolation=interpolation)
     batches = []
     for backend in ("native", "torch"):
@@ -104,7 +104,7 @@ def test_torch_shows_the_native_loaders_boxes_and_pixels(
             batches.append(read_pixels(loader) + read_pixels(loader))
     assert difference(*batches) <= 0.05
     other = [(*batch[:4], batch[4].flip(2)) for batch in batches[1]]
-    assert difference(batches[0], other) > 1  # the images are such that a wrong box is seen
+    assert difference(batches[0], other) > 1  # with these images a wrong box would be visible
 
 
 def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path, open_loader, read_pixels):
@@ -118,7 +118,7 @@ def test_torch_reads_a_part_of_the_data_and_shards(files, tmp_path, open_loader,
 # Faults
 
 
-def test_torch_leaves_out_what_cannot_be_decoded(files, spoil, open_loader, read_pixels, plain, difference):
+def test_torch_leaves_out_undecodable_images(files, spoil, open_loader, read_pixels, plain, difference):
     spoil(files, 4)
     Path(files.sample_name(17)).unlink()
     native, other = open_loader("native", files, batch_size=5), open_loader("torch", files, batch_size=5)
@@ -132,7 +132,7 @@ def test_torch_leaves_out_what_cannot_be_decoded(files, spoil, open_loader, read
     other.close()
 
 
-def test_torch_fails_a_strict_run_by_name(files, spoil, open_loader, read_pixels):
+def test_a_strict_run_on_torch_names_the_image(files, spoil, open_loader, read_pixels):
     path = spoil(files, 4)
     with contextlib.closing(open_loader("torch", files, on_error="fail")) as loader:
         with pytest.raises(DataError, match=f"^{path}: .*; repair or remove it, or use on_error=skip"):
@@ -142,7 +142,7 @@ def test_torch_fails_a_strict_run_by_name(files, spoil, open_loader, read_pixels
 
 
 class Cut(FilesDataset):
-    """A dataset that ends a run when sample 9 is read."""
+    """A dataset that fails the run when sample 9 is read."""
 
     def read(self, index, scratch):
         if index == 9:
@@ -160,7 +160,7 @@ class Deadly(FilesDataset):
 
 
 class Buggy(FilesDataset):
-    """A dataset with a fault of ours."""
+    """A dataset with an internal error."""
 
     def read(self, index, scratch):
         raise KeyError("oops")
@@ -174,7 +174,7 @@ class Buggy(FilesDataset):
         (Buggy, WorkerError, "a worker process of torch's DataLoader failed: (?s:.*)oops"),
     ],
 )
-def test_the_end_of_a_worker_is_the_end_of_the_run_in_words(files, kind, error, words, open_loader, read_pixels):
+def test_a_worker_that_dies_ends_the_run_with_a_message(files, kind, error, words, open_loader, read_pixels):
     dataset = kind(files._root, files._paths, files.classes, files.labels)
     with contextlib.closing(open_loader("torch", dataset)) as loader, pytest.raises(error, match=words):
         read_pixels(loader)
@@ -190,14 +190,14 @@ def test_torchs_processes_live_as_long_as_the_loader(files, open_loader, read_pi
     for child in multiprocessing.active_children():
         child.join(10)
     assert multiprocessing.active_children() == []
-    assert len(read_pixels(loader)) == len(loader)  # as the native one: it begins anew
+    assert len(read_pixels(loader)) == len(loader)  # like the native one, it starts again
     loader.close()
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_torchs_processes_heed_a_second_sigterm_alone(files, open_loader, monkeypatch, early):
-    """`timeout` and batch systems send one to every process; a run needs its data until it has saved."""
-    if early:  # before the process could say that it does not heed it
+    """`timeout` and batch systems send the signal to every process; a run needs its data until it has saved."""
+    if early:  # before the process could report that it ignores it
         start = torch_loader._leave_signals_to_the_parent
         killed = lambda worker: (os.kill(os.getpid(), signal.SIGTERM), start(worker))  # noqa: E731
         monkeypatch.setattr(torch_loader, "_leave_signals_to_the_parent", killed)
@@ -209,8 +209,8 @@ def test_torchs_processes_heed_a_second_sigterm_alone(files, open_loader, monkey
         for worker in workers if not early else ():
             os.kill(worker.pid, signal.SIGTERM)
         assert len(workers) == 2 and count + sum(batch.samples for batch in batches) == N
-        with contextlib.suppress(RuntimeError):  # torch tells, unless the parent reaps it first
-            while workers[0].is_alive():  # two that come before it runs again are one to it
+        with contextlib.suppress(RuntimeError):  # torch reports it, unless the parent reaps the process first
+            while workers[0].is_alive():  # two signals that arrive before it runs again count as one
                 os.kill(workers[0].pid, signal.SIGTERM)
                 workers[0].join(0.1)
         assert workers[1].is_alive()
@@ -228,10 +228,10 @@ def test_synthetic_reads_nothing(files, open_loader, read_pixels):
     assert "nothing is read" in loader.describe()
 
 
-# What is missing or refused
+# Missing backends and invalid arguments
 
 
-def test_a_backend_that_is_not_installed_is_named_with_its_remedy(files, monkeypatch, open_loader):
+def test_a_missing_backend_is_named_with_its_install_command(files, monkeypatch, open_loader):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     for backend, words in (("dali", "pip install '.[dali]'"), ("ffcv", "libturbojpeg0-dev pkg-config")):
         with pytest.raises(MissingBackend, match=f"is not installed; .*{re.escape(words)}"):
@@ -274,7 +274,7 @@ def test_a_crop_in_pixels_is_the_centre_where_the_order_is_sequential(image_fold
 
 
 class Corner:
-    """A crop of one's own."""
+    """A custom crop."""
 
     size, interpolation, draws = 8, "bilinear", 0
 
@@ -282,11 +282,11 @@ class Corner:
         return Window((0, 0, 16, 16), (8, 8), (0, 0))
 
 
-def test_a_crop_of_ones_own_and_an_open_dataset(files, read_pixels):
+def test_a_custom_crop_and_an_open_dataset(files, read_pixels):
     loader = Loader(files, batch_size=4, crop=Corner())
     assert next(iter(loader)).inputs.shape == (4, 3, 8, 8)
     loader.close()
-    assert len(read_pixels(loader)) == len(loader)  # the data is the caller's, and open still
+    assert len(read_pixels(loader)) == len(loader)  # the dataset belongs to the caller, and stays open
     loader.close()
 
 
@@ -309,7 +309,7 @@ def test_a_split_is_opened_and_closed(trained_shards, read_pixels, open_files):
 
 @pytest.fixture
 def trained_shards(tmp_path, encode):
-    """Somebody's tars, train and val."""
+    """Foreign tars, train and val."""
     import io
     import tarfile
 
@@ -342,7 +342,7 @@ def test_arguments_that_are_missing_unknown_or_contradict_each_other(files, argu
         Loader(files, **arguments)
 
 
-def test_values_that_cannot_be(files, tmp_path):
+def test_invalid_values(files, tmp_path):
     with pytest.raises(ValueError, match="crop 0: give the side of a square in pixels, or"):
         Loader(files, batch_size=4, crop=0)
     with pytest.raises(DataError, match="no such folder"):
@@ -350,7 +350,7 @@ def test_values_that_cannot_be(files, tmp_path):
 
 
 def test_the_signature_is_that_of_the_config():
-    """What `help(Loader)` shows: every field of LoaderConfig with its type and default, batch_size optional."""
+    """The output of `help(Loader)`: every field of LoaderConfig with its type and default, batch_size optional."""
     parameters, types = inspect.signature(Loader).parameters, typing.get_type_hints(Loader.__init__)
     stated = typing.get_type_hints(LoaderConfig)
     for field in dataclasses.fields(LoaderConfig):
@@ -366,7 +366,7 @@ def test_the_signature_is_that_of_the_config():
 
 
 def test_every_keyword_reaches_the_config(files):
-    """One by one, a value that is not the default."""
+    """For each field, a value that is not the default."""
     other = {"batch_size": 3, "order": "sequential", "block": 2, "window": 9999, "together": 8, "padding": "zeros"}
     other |= {"seed": 5, "workers": 1, "prefetch": 4, "on_error": "fail", "rank": 1, "world_size": 2}
     with Loader(files, crop=8, **other) as loader:
@@ -385,7 +385,7 @@ def test_a_crop_of_height_and_width(files, crop, read_pixels, difference):
             assert ours[0][4].shape == (4, 32, 48, 3) and difference(ours, read_pixels(loader)) == 0
 
 
-def test_crops_that_cannot_be(files):
+def test_invalid_crops(files):
     for crop in ((32,), (32, 48, 3), (0, 48), 0, "a", 3.5):
         with pytest.raises(ValueError, match=r"crop .*: give the side of a square in pixels, or \(height, width\)"):
             Loader(files, batch_size=4, crop=crop)

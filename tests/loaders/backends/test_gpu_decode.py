@@ -1,7 +1,7 @@
-"""The decoder on the device gives what `ImageDecoder` gives, through a whole loader.
+"""The decoder on the device gives the results of `ImageDecoder` through a whole loader.
 
-The kernel is interpreted on the CPU (`TestInterpreted`, in a process of its own); where the GPU's decoder would be,
-libjpeg-turbo decodes, so that nothing but the pixels' journey can differ. tests/peers has nvImageCodec itself.
+The kernel is interpreted on the CPU (`TestInterpreted`, in its own process). libjpeg-turbo replaces the GPU's decoder,
+so that only the path of the pixels can differ. tests/peers tests nvImageCodec itself.
 """
 
 import io
@@ -40,7 +40,7 @@ RANDOM = ImageDecoder(RandomResizedCrop(size=16))
 
 
 class Libjpeg:
-    """A codec in place of the GPU's. It refuses JPEGs of 47 pixels' height when parsing, gray ones when decoding."""
+    """A codec in place of the GPU's. It refuses JPEGs of height 47 when parsing, and gray ones when decoding."""
 
     def __init__(self, device="cpu"):
         self.device, self.kept, self.calls = torch.device(device), [], []
@@ -69,7 +69,7 @@ def _gray(jpeg):
 
 
 def encoded(number, size, mode="RGB", kind="JPEG", orientation=1):
-    """Structure and noise, so that a pixel in the wrong place is seen."""
+    """Structure and noise, so that misplaced pixels are visible."""
     y, x = np.mgrid[: size[1], : size[0]]
     noise = np.random.default_rng(number).integers(0, 80, x.shape)
     pixels = np.stack([x * 3 % 256, y * 5 % 256, (x * y + noise) % 256], axis=2).astype(np.uint8)
@@ -82,7 +82,7 @@ def encoded(number, size, mode="RGB", kind="JPEG", orientation=1):
 
 @pytest.fixture
 def files(tmp_path):
-    """Twenty images: tiled and not, of every orientation, gray, CMYK, PNG, tiny, long, and one that is broken."""
+    """Twenty images: tiled and not, of every orientation, gray, CMYK, PNG, tiny, long, and a broken one."""
     contents = [tile(encoded(i, (48 + 3 * i, 24 + 2 * i), orientation=1 + i)).jpeg for i in range(8)]
     contents += [encoded(20 + i, (40 + i, 20), orientation=8 - 2 * i) for i in range(2)]
     contents += [encoded(30, (40, 30), "L"), encoded(31, (35, 44), "CMYK"), encoded(32, (41, 33), kind="PNG")]
@@ -96,7 +96,7 @@ def files(tmp_path):
 
 
 def epochs(dataset, decoder, count=1, batch=6, indices=None, device="cpu", **settings):
-    """All batches of some epochs, copied, and the loader."""
+    """All batches of some epochs, copied, and their loader."""
     loader = Loader(dataset, decoder, LoaderConfig(batch_size=batch, workers=2, **settings), device, indices)
     try:
         return [copied(batch) for _ in range(count) for batch in loader], loader
@@ -132,7 +132,7 @@ class TestInterpreted:
         assert same(found, expected)
         assert loader.unreadable == plain.unreadable and list(loader.unreadable) == [18]
         assert set(loader.rerouted) == {10, 13, 17} and "refused" in loader.rerouted[10]
-        # All else went to the codec, but not the CMYK, the PNG, the broken one, and an evaluation's padding.
+        # The codec gets all other images, but not the CMYK, the PNG, the broken one, or an evaluation's padding.
         rows = torch.cat([ids[weight > 0] if evaluates else ids for *_, ids, weight in found]).numpy()
         assert sum(codec.calls) == np.isin(rows, [11, 12, 13, 18], invert=True).sum() >= 16
 
@@ -178,7 +178,7 @@ class TestInterpreted:
         loader.set_epoch(1)
         found = [copied(batch) for batch in loader]
         assert same(found, expected[steps : 2 * steps])
-        left.close()  # an iteration of long ago ends while another is under way
+        left.close()  # an old iteration ends while another one is running
         loader.load_state_dict(state)
         found = [copied(batch) for batch in loader]
         assert same(found, expected[2:steps])
@@ -242,7 +242,7 @@ def test_under_the_interpreter(interpreted):
 
 
 class Further(ImageDecoder):
-    """A decoder with a field more."""
+    """A decoder with an additional field."""
 
     @property
     def fields(self):
@@ -259,7 +259,7 @@ class Further(ImageDecoder):
         (Further(RandomResizedCrop(size=16)), "fills only `inputs`; decode on the CPU for further fields"),
     ],
 )
-def test_what_the_device_does_not_make(images, words):
+def test_fields_that_the_device_does_not_make(images, words):
     with pytest.raises(ValueError, match=words):
         DeviceDecode(images, Libjpeg())
     square = DeviceDecode(ImageDecoder(RandomResizedCrop(size=16)), Libjpeg())

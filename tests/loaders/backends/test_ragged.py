@@ -1,6 +1,6 @@
-"""The ragged kernel is `resample`, bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
+"""The ragged kernel equals `resample` bit for bit: interpreted on the CPU, compiled for an H200, and run on a GPU.
 
-Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
+Triton decides on import whether to interpret kernels, so `TestInterpreted` runs in its own process.
 """
 
 import importlib
@@ -23,7 +23,7 @@ TAPS = 400
 
 
 def noise(width, height, seed=0):
-    """uint8 [H, W, 3]; of few levels where the seed is odd, so that sums overshoot."""
+    """uint8 [H, W, 3]; with few levels if the seed is odd, so that sums overshoot."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return pixels // 128 * 255 if seed % 2 else pixels
 
@@ -41,7 +41,7 @@ def table_of(window, size, interpolation, taps=TAPS):
 
 
 def resized(images, size, interpolation, device="cpu"):
-    """A batch of (tensor [H, W, 3] of any strides, orientation, box as stored, window) through the kernel."""
+    """Run a batch of (tensor [H, W, 3] of any strides, orientation, box as stored, window) through the kernel."""
     places = [
         ragged.place(t.data_ptr(), (t.stride(1), t.stride(0), t.stride(2)), box, orientation)
         for t, orientation, box, _ in images
@@ -60,7 +60,7 @@ def check(pixels, windows, size, interpolation, device="cpu"):
 
 
 def random_windows(rng, count, most, size):
-    """Boxes anywhere, of any shape, made any size; half of them with a window of the output."""
+    """Boxes of any position and shape, resized to any size; half of them with a window of the output."""
     for number in range(count):
         width, height = rng.integers(1, most, 2).tolist()
         x, y = int(rng.integers(0, width)), int(rng.integers(0, height))
@@ -97,7 +97,7 @@ class TestInterpreted:
         stored, window = noise(37, 26, orientation), Window((5, 3, 20, 15), (18, 16), (2, 0))
         seen = upright(stored, orientation)
         across, down = seen.shape[1], seen.shape[0]
-        boxes = {  # where upright (5, 3, 20, 15) was stored
+        boxes = {  # where upright (5, 3, 20, 15) is stored
             1: (5, 3, 20, 15),
             2: (across - 25, 3, 20, 15),
             3: (across - 25, down - 18, 20, 15),
@@ -116,7 +116,7 @@ class TestInterpreted:
             assert torch.equal(found, expected(seen, window, 16, "bilinear"))
 
     def test_nothing_beyond_the_box_is_read(self):
-        """The box is cut first: what surrounds it changes no pixel of the result."""
+        """The box is cut first: pixels around it do not affect the result."""
         window = Window((10, 10, 9, 9), (40, 40), (0, 0))
         one, other = noise(30, 30), noise(30, 30, 2)
         other[10:19, 10:19] = one[10:19, 10:19]
@@ -148,7 +148,7 @@ def test_under_the_interpreter(interpreted):
 
 
 def matrix(table, size, pixels, axis):
-    """The weights of an axis as [size, pixels], and their fractional bits, read back from a table."""
+    """The weights of an axis as [size, pixels], and their fractional bits, read from a table."""
     taps = table[axis]
     starts = table[ragged.HEADER + axis * size :][:size]
     first = ragged.HEADER + 2 * size + (table[0] * size if axis else 0)
@@ -160,7 +160,7 @@ def matrix(table, size, pixels, axis):
 
 
 def by_matrices(pixels, table, size):
-    """What the kernel computes, in float64, which holds its integers exactly."""
+    """The kernel's computation in float64, which represents its integers exactly."""
     (across, bits_x), (down, bits_y) = (matrix(table, size, n, axis) for axis, n in enumerate(pixels.shape[1::-1]))
     rows = np.einsum("sw,hwc->hsc", across, pixels.astype(np.float64), optimize=True)
     rows = np.clip(np.floor((rows + 2 ** (bits_x - 1)) / 2**bits_x), 0, 255)
@@ -171,7 +171,7 @@ def by_matrices(pixels, table, size):
 @pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
 @pytest.mark.parametrize("interpolation", FILTERS)
 def test_tables_give_torchs_bits_for_photographs(interpolation):
-    """What is too large for the interpreter: the tables' arithmetic, by matrices."""
+    """Sizes that are too slow for the interpreter: the tables' arithmetic with matrices."""
     rng = np.random.default_rng(11)
     sizes = [tuple(rng.integers(1, 700, 2).tolist()) for _ in range(40)] + [(1800, 1200), (9, 2000), (224, 224)]
     for number, (width, height) in enumerate(sizes):
@@ -183,7 +183,7 @@ def test_tables_give_torchs_bits_for_photographs(interpolation):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs no interpreter")
-def test_a_table_without_room_says_so():
+def test_a_table_that_is_too_small():
     table = np.zeros(ragged.table_words(16, 6), np.int32)
     assert ragged.fill_table(Window((0, 0, 16, 16), (16, 16), (0, 0)), 16, "bilinear", table)
     assert list(table[:2]) == [2, 2] and list(table[4:6]) == [16, 16]
@@ -194,7 +194,7 @@ def test_a_table_without_room_says_so():
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("size", [224, 37])
 def test_the_kernel_compiles_for_an_h200(size, tmp_path, monkeypatch):
-    """Without a device, and nothing is spilled."""
+    """Needs no device; nothing is spilled."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

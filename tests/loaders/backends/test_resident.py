@@ -1,6 +1,6 @@
-"""Images that stay on the device: the native loader's batches, bit for bit, without reading anything twice.
+"""Images that stay on the device: the native loader's batches, bit for bit, and every image is read only once.
 
-Triton decides when it is imported whether it interprets, so `TestInterpreted` runs in a process of its own.
+Triton decides on import whether to interpret kernels, so `TestInterpreted` runs in its own process.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def write(folder, sizes):
 
 @pytest.fixture
 def files(tmp_path):
-    """PNGs and JPEGs of several shapes, every other one of 32 x 32 pixels, and one turned by EXIF."""
+    """PNGs and JPEGs of several shapes, every other one of 32 x 32 pixels, and one rotated by EXIF."""
     dataset = write(tmp_path, [(32, 32) if i % 2 else (30 + 3 * i, 50 - i) for i in range(N)])
     with Image.open(tmp_path / "00.jpg") as image:
         turned = Image.Exif()
@@ -77,7 +77,7 @@ def test_batches_are_the_native_loaders(files, name, options, open_loader, read_
         assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(expected, got, strict=True))
         seen.append(torch.cat([batch.pixels for batch in got]))
     if options.get("order") == "sequential":
-        assert torch.equal(seen[0], seen[1]) == (CROPS[name].draws == 0)  # every epoch draws anew
+        assert torch.equal(seen[0], seen[1]) == (CROPS[name].draws == 0)  # every epoch has new draws
     native.close()
     kept.close()
 
@@ -90,7 +90,7 @@ def test_batches_are_channels_last_and_typed(files, open_loader):
             assert batch.inputs.shape == (4, 3, *shape_of(crop)) and batch.inputs.dtype == torch.uint8
 
 
-def test_a_state_goes_to_and_from_the_native_loader(files, open_loader, read_pixels):
+def test_states_are_exchangeable_with_the_native_loader(files, open_loader, read_pixels):
     crop = CROPS["padded"]
     expected = read_pixels(open_loader("native", files, crop))
     for first, second in (("native", "resident"), ("resident", "native"), ("resident", "resident")):
@@ -107,7 +107,7 @@ def test_a_state_goes_to_and_from_the_native_loader(files, open_loader, read_pix
 
 
 def test_files_are_read_once(files, open_loader, read_pixels):
-    """The sizes of all images come from one reading, their pixels from another; then the files may go."""
+    """The sizes of all images are read first, then their pixels; after that the files are not needed."""
     loader = open_loader("resident", files, CROPS["padded"])
     first = read_pixels(loader)
     for index in range(N):
@@ -118,10 +118,10 @@ def test_files_are_read_once(files, open_loader, read_pixels):
 
 
 @pytest.mark.parametrize("name", ["padded", "centre", "resized"])
-def test_what_cannot_be_decoded_is_left_out_by_name(files, name, open_loader, read_pixels, plain):
+def test_undecodable_images_are_left_out_and_named(files, name, open_loader, read_pixels, plain):
     Path(files.sample_name(4)).write_bytes(b"no image")
     whole = Path(files.sample_name(7)).read_bytes()
-    Path(files.sample_name(7)).write_bytes(whole[: len(whole) // 2])  # its header is fine
+    Path(files.sample_name(7)).write_bytes(whole[: len(whole) // 2])  # its header is valid
     native, kept = (open_loader(backend, files, CROPS[name]) for backend in ("native", "resident"))
     expected, got = read_pixels(native), read_pixels(kept)
     assert plain(got) == plain(expected) and kept.unreadable == native.unreadable and sorted(kept.unreadable) == [4, 7]
@@ -130,7 +130,7 @@ def test_what_cannot_be_decoded_is_left_out_by_name(files, name, open_loader, re
         read_pixels(open_loader("resident", files, CROPS[name], on_error="fail"))
 
 
-def test_nothing_but_unreadable_images(tmp_path, open_loader, read_pixels):
+def test_only_unreadable_images(tmp_path, open_loader, read_pixels):
     dataset = write(tmp_path, [(8, 8)] * 3)
     for index in range(3):
         Path(dataset.sample_name(index)).write_bytes(b"no image")
@@ -146,7 +146,7 @@ def test_an_image_that_grows_while_it_is_read_ends_the_reading(files):
         images.load()
 
 
-def test_it_says_what_it_takes_before_it_decodes(files, monkeypatch):
+def test_it_reports_its_memory_before_it_decodes(files, monkeypatch):
     images = ResidentImages(files, CROPS["centre"])
     assert images.nbytes == N * 32 * 32 * 3 and images.pixels is None
     assert images.describe() == f"resident, {N} images, 0.1 MiB on cpu"
@@ -166,7 +166,7 @@ def test_images_are_kept_for_one_crop(files):
         ResidentLoader(images, CROPS["padded"], config).set_size(24)
 
 
-def test_whole_images_take_smaller_crops_later(files, open_loader, read_pixels):
+def test_whole_images_allow_smaller_crops_later(files, open_loader, read_pixels):
     batches = []
     for backend in ("native", "resident"):
         loader = open_loader(backend, files, CROPS["resized"])
@@ -177,11 +177,11 @@ def test_whole_images_take_smaller_crops_later(files, open_loader, read_pixels):
 
 @pytest.mark.parametrize("name", ["padded", "widest padding", "unpadded", "centre"])
 def test_what_a_gpu_cuts_is_what_the_cpu_cuts(files, name):
-    """`cut` runs on any device; `cut_rows` is the CPU's. Their jobs are the windows of the crop."""
+    """`cut` runs on any device, `cut_rows` only on the CPU. Their jobs are the crop's windows."""
     crop = CROPS[name]
     images = ResidentImages(files, crop)
     pixels = images.load()
-    images.sizes[3] = 0  # as of an image that cannot be decoded
+    images.sizes[3] = 0  # as for an image that cannot be decoded
     ids = np.arange(N)
     draws = ImageDecoder(crop).draw(1, 2, ids)
     jobs = resident.jobs_of(images, ids, draws)
@@ -195,7 +195,7 @@ def test_what_a_gpu_cuts_is_what_the_cpu_cuts(files, name):
 
 
 def by_kernel(files, crop, device="cpu", count=N):
-    """The windows of images, and of one that cannot be decoded, by Triton's kernel, and by `resample`."""
+    """The windows of images, and of one that cannot be decoded, by Triton's kernel and by `resample`."""
     images = ResidentImages(files, crop, device)
     pixels = images.load()
     draws = ImageDecoder(crop).draw(1, 2, np.arange(count))
@@ -244,7 +244,7 @@ class TestCuda:
     def test_the_kernel(self, files):
         assert torch.equal(*by_kernel(files, RandomResizedCrop(size=32), "cuda"))
 
-    def test_what_cannot_be_decoded_is_black(self, files):
+    def test_undecodable_images_are_black(self, files):
         Path(files.sample_name(4)).write_bytes(b"no image")
         for name in ("padded", "resized"):
             images = ResidentImages(files, CROPS[name], "cuda")

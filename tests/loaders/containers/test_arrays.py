@@ -1,4 +1,4 @@
-"""Arrays as samples: read at their places, padded to texts of one length, and batched by length."""
+"""Arrays as samples: read from shards, padded to a common length, and batched by length."""
 
 import io
 import threading
@@ -30,7 +30,7 @@ TYPES = [np.float16, np.float32, np.int32]
 
 @pytest.fixture
 def store(tmp_path, numbers):
-    """`store(arrays, key, lengths)`: a dataset of these arrays in shards of five; None: there is none."""
+    """`store(arrays, key, lengths)`: a dataset of these arrays in shards of five; None means no array."""
 
     def write(arrays, key="key", lengths=None, name="shard"):
         places = np.zeros(len(arrays), PLACE)
@@ -55,7 +55,7 @@ def store(tmp_path, numbers):
 
 @pytest.fixture(params=["in memory", "from the shards"])
 def where(request, monkeypatch):
-    """Arrays are kept in memory, as few are, or read by threads each time, as many are."""
+    """Small arrays are kept in memory; many are read by threads each time."""
     if request.param == "from the shards":
         monkeypatch.setattr(arrays_module, "MAX_IN_MEMORY", -1)
     return request.param
@@ -63,7 +63,7 @@ def where(request, monkeypatch):
 
 @pytest.fixture
 def texts(store):
-    """`texts(n, most)`: tokens of n texts, 1 to `most` each: text i is i, i, i, ..."""
+    """`texts(n, most)`: tokens of n texts with 1 to `most` tokens each: text i is i, i, i, ..."""
 
     def make(n, most, key="key"):
         lengths = np.random.default_rng(0).integers(1, most + 1, n)
@@ -73,13 +73,13 @@ def texts(store):
 
 
 def ids_of(loader):
-    """Ids of weight 1, batch by batch, of one epoch or the rest of it."""
+    """Ids of weight 1 by batch, of one epoch or the rest of it."""
     return [[i for i, w in zip(b.ids.tolist(), b.weight.tolist(), strict=True) if w] for b in loader]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)])
-def test_npy_there_and_back(dtype, shape):
+def test_npy_round_trip(dtype, shape):
     array = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
     data = npy_bytes(array)
     for back in (npy_array(data), npy_array(memoryview(data)), np.load(io.BytesIO(data))):
@@ -97,7 +97,7 @@ def test_npy_of_objects_is_refused():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_arrays_arrive_as_they_were_with_their_samples(store, dtype, where):
+def test_arrays_are_unchanged_and_belong_to_their_samples(store, dtype, where):
     arrays = [np.random.default_rng(i).normal(0, 50, (3, 2)).astype(dtype) for i in range(23)]
     dataset = store(arrays)
     with Loader(dataset, ArrayDecoder((3, 2), np.dtype(dtype)), LoaderConfig(batch_size=4, workers=2)) as loader:
@@ -108,7 +108,7 @@ def test_arrays_arrive_as_they_were_with_their_samples(store, dtype, where):
     dataset.close()
 
 
-def test_what_is_in_memory_is_read_once_and_filled_by_nobody_else(store, where, monkeypatch):
+def test_arrays_in_memory_are_read_once_and_copied_by_the_consumer(store, where, monkeypatch):
     arrays = [np.full(3, i, np.float32) for i in range(12)]
     dataset, threads = store(arrays), set()
     read = dataset._read_rows
@@ -138,7 +138,7 @@ def test_views_of_arrays_in_memory(store, where):
 
 
 @pytest.mark.parametrize("other", [np.zeros(4, np.float16), np.zeros(3, np.float32), np.zeros((3, 1), np.float16)])
-def test_another_array_than_stated_ends_the_run(store, other, where):
+def test_an_array_with_the_wrong_shape_ends_the_run(store, other, where):
     dataset = store([np.zeros(3, np.float16), other])
     loader = Loader(dataset, ArrayDecoder((3,), np.dtype(np.float16)), LoaderConfig(batch_size=2, workers=1))
     with loader, pytest.raises(DataError, match=r"not float16 \[3\]; delete the cache"):
@@ -162,7 +162,7 @@ def test_a_sample_without_an_array_is_left_out_with_its_reason(store, where):
 
 
 @pytest.mark.parametrize("kind", ["cut", "moved", "gone"])
-def test_a_store_that_changes_is_found_out(store, kind):
+def test_a_changed_store_is_detected(store, kind):
     dataset = store([np.full(3, i, np.float32) for i in range(3)])
     dataset.read(0, Scratch())
     (path,) = dataset.files()
@@ -183,7 +183,7 @@ def test_a_store_that_changes_is_found_out(store, kind):
 
 
 @pytest.mark.usefixtures("files_given_back")
-def test_files_are_closed_and_opened_anew(store, open_files):
+def test_files_are_closed_and_opened_again(store, open_files):
     dataset = store([np.full(3, i, np.float32) for i in range(7)])
     first = bytes(dataset.read(6, Scratch()))
     assert sum(path.endswith(".tar") for path in open_files()) == 1
@@ -210,7 +210,7 @@ def test_tokens_are_padded_and_a_batch_is_as_long_as_its_longest_text(texts):
 
 
 def test_a_text_that_failed_makes_no_batch_longer(store):
-    """Nor do what was in its row before, and rows beyond the data."""
+    """Nor do the previous contents of the row, and rows beyond the data."""
     dataset = store([np.full(40 if i == 0 else 3, i, np.int32) if i != 5 else None for i in range(7)])
     config = LoaderConfig(batch_size=2, workers=1, order="sequential", prefetch=2)
     with Loader(dataset, TokenDecoder(64), config) as loader:
@@ -233,7 +233,7 @@ ORDERS = st.sampled_from(["random", "quasi-random"])
 
 
 @given(st.integers(1, 400), st.integers(1, 9), ORDERS, st.integers(0, 3), st.integers(0, 9))
-def test_by_length_is_a_permutation_whose_full_batches_are_near_in_length(n, batch, policy, seed, epoch):
+def test_by_length_is_a_permutation_with_batches_of_similar_lengths(n, batch, policy, seed, epoch):
     lengths = np.random.default_rng(n).integers(1, 500, n)
     order = epoch_order(n, seed, epoch, policy, 8, 64)
     found = by_length(order, lengths, batch, policy, seed, epoch)
@@ -243,19 +243,19 @@ def test_by_length_is_a_permutation_whose_full_batches_are_near_in_length(n, bat
     assert sorted(found[full:].tolist()) == sorted(order[full:].tolist())
     batches = lengths[found[:full]].reshape(-1, batch)
     assert (np.diff(batches, axis=1) <= 0).all()
-    if batch > 1 and full // batch <= 64:  # all are sorted together: no batch reaches into another
+    if batch > 1 and full // batch <= 64:  # all are sorted together, so that no batch crosses into another group
         spans = sorted((row[-1], row[0]) for row in batches.tolist())
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-def test_batches_are_much_nearer_in_length_than_chance_and_come_in_another_order_each_epoch():
+def test_batches_have_similar_lengths_and_a_new_order_each_epoch():
     lengths = np.random.default_rng(0).integers(1, 500, 4096)
     orders = [by_length(epoch_order(4096, 0, e, "random"), lengths, 16, "random", 0, e) for e in (0, 1)]
     wasted = [np.ptp(lengths[order].reshape(-1, 16), axis=1).mean() for order in orders]
     assert max(wasted) < 10 < np.ptp(lengths.reshape(-1, 16), axis=1).mean()
     assert not np.array_equal(*orders)
     first = lengths[orders[0]].reshape(-1, 16)[:, 0]
-    assert np.abs(np.corrcoef(np.arange(len(first)), first)[0, 1]) < 0.2  # long ones come all the time
+    assert np.abs(np.corrcoef(np.arange(len(first)), first)[0, 1]) < 0.2  # long ones occur throughout
 
 
 def test_length_is_longest_first():
@@ -271,7 +271,7 @@ def test_order_length_is_for_tokens(store):
 
 @pytest.fixture
 def open_texts(texts):
-    """`open_texts(rank, world_size, batch_size, ...)`: a loader of 61 texts, of which the first 57 are read."""
+    """`open_texts(rank, world_size, batch_size, ...)`: a loader of 61 texts that uses the first 57."""
     dataset, loaders = texts(61, 40), []
 
     def build(**options):
@@ -287,7 +287,7 @@ def open_texts(texts):
 
 @pytest.mark.parametrize("order", ["random", "quasi-random", "length"])
 def test_ranks_share_what_one_process_reads(open_texts, order):
-    """Step by step the same samples, of one length or nearly."""
+    """At each step the same samples, of almost equal length."""
     options = {"order": order, "together": 8, "window": 64}
     one = ids_of(open_texts(batch_size=8, **options))
     two = [ids_of(open_texts(rank=rank, world_size=2, **options)) for rank in range(2)]
@@ -297,7 +297,7 @@ def test_ranks_share_what_one_process_reads(open_texts, order):
 
 @pytest.mark.parametrize("order", ["random", "length"])
 @pytest.mark.parametrize("step", [1, 4, 7])
-def test_a_state_in_the_middle_goes_on_with_other_ranks(open_texts, order, step):
+def test_a_state_within_an_epoch_resumes_with_another_world_size(open_texts, order, step):
     whole, options = open_texts(batch_size=8, order=order, together=8), {"order": order, "together": 8}
     first, second = ids_of(whole), ids_of(whole)
     begun = open_texts(batch_size=8, **options)
@@ -353,7 +353,7 @@ def test_views_take_turns(open_views):
         assert {value for _, row in values(loader) for value in row} == {100.0 * (epoch % 2)}
 
 
-def test_going_on_in_the_middle_of_an_epoch_reads_its_view(open_views):
+def test_resuming_within_an_epoch_reads_its_view(open_views):
     whole = open_views(seed=3)
     values(whole)
     second = values(whole)
@@ -362,18 +362,18 @@ def test_going_on_in_the_middle_of_an_epoch_reads_its_view(open_views):
     for _, _ in zip(range(2), begun, strict=False):
         state = begun.state_dict()
     other = open_views(seed=3, workers=1)
-    values(other)  # it stands at another view
+    values(other)  # it is at another view
     other.load_state_dict(state)
     assert values(other) == second[2:] and {value for _, row in second for value in row} == {100.0}
 
 
-def test_views_are_told_apart_by_their_content(store):
+def test_views_have_different_fingerprints(store):
     arrays = [np.zeros(2, "f4")] * 3
     names = {Views([store(arrays, key) for key in keys]).fingerprint for keys in ("ab", "ba", "aa", "abab")}
     assert len(names) == 4
 
 
-def test_reading_what_is_none_raises_an_image_error(store):
+def test_reading_a_missing_array_raises_an_image_error(store):
     dataset = store([None])
     with pytest.raises(ImageError, match="it was left out"):
         dataset.read(0, Scratch())

@@ -1,4 +1,4 @@
-"""The .beton container: bytes made by hand, round trips, and files that are damaged. ffcv's own word: tests/peers."""
+"""The .beton container: bytes made by hand, round trips, and damaged files. tests/peers compares with ffcv itself."""
 
 import hashlib
 import io
@@ -79,7 +79,7 @@ def same(sample, other):
 
 
 def test_the_bytes_of_a_small_file(tmp_path):
-    """Everything the format says, spelt out."""
+    """All parts of the format, written out."""
     photo, pixels = jpeg((3, 2)), np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
     fields = {
         "image": BetonField("rgb"),
@@ -99,7 +99,7 @@ def test_the_bytes_of_a_small_file(tmp_path):
     expected = struct.pack("<HHIQQ", 2, 4, PAGE, 2, 2 * PAGE)
     for kind, name, of in ((2, b"image", b""), (3, b"note", b""), (1, b"y", b""), (4, b"a", arguments)):
         expected += bytes([kind]) + name.ljust(16, b"\0") + of.ljust(1024, b"\0")
-    # mode, width, height, ptr | ptr, size | 3 bytes that align what follows | int | ptr
+    # mode, width, height, ptr | ptr, size | 3 bytes of padding | int | ptr
     expected += struct.pack("<BHHQQQ3xqQ", 0, 3, 2, first, first + n, 5, -2, first + n + 5)
     expected += struct.pack("<BHHQQQ3xqQ", 1, 4, 1, first + n + 9, first + n + 21, 0, 7, first + n + 22)
     expected = expected.ljust(PAGE, b"\0")
@@ -160,7 +160,7 @@ def test_round_trip(tmp_path_factory, table):
 
 
 def test_pages(tmp_path):
-    """No region crosses a page, and all of a sample lie in one."""
+    """No region crosses a page, and all regions of a sample are in one page."""
     sizes = [PAGE // 2, PAGE // 4, PAGE // 4 - 1, 1, 1, PAGE - 1, 2, 1, PAGE - 10]
     fields = {"a": BetonField("bytes"), "b": BetonField("bytes")}
     samples = [{"a": bytes([n]) * size, "b": b"b"} for n, size in enumerate(sizes)]
@@ -174,7 +174,7 @@ def test_pages(tmp_path):
 
 
 def test_bytes_do_not_depend_on_the_expected_number(tmp_path):
-    """The metadata takes two pages: where more or fewer were expected, the data is moved."""
+    """The metadata has two pages; if a different number was expected, the data is moved."""
     number = 70_000
     fields = {"a": BetonField("bytes"), "pad": BetonField("ndarray", np.dtype("u1"), (30,)), "label": BetonField("int")}
     pads = np.random.default_rng(0).integers(0, 256, (number, 30), dtype=np.uint8)
@@ -190,7 +190,7 @@ def test_bytes_do_not_depend_on_the_expected_number(tmp_path):
             assert same(reader.sample(n), {"a": b"x" * (n % 7), "pad": pads[n], "label": n})
 
 
-def test_memory_of_the_writer_is_what_it_says(tmp_path):
+def test_memory_of_the_writer_matches_its_estimate(tmp_path):
     tracemalloc.start()
     try:
         with BetonWriter(tmp_path / "a.beton", IMAGES, page_size=PAGE) as beton:
@@ -221,13 +221,13 @@ def test_memory_of_the_writer_is_what_it_says(tmp_path):
         ({"a": BetonField("ndarray", np.dtype([("x", "i4"), ("y", "i4")]), (1,))}, "plain dtype"),
     ],
 )
-def test_fields_that_cannot_be(tmp_path, fields, message):
+def test_invalid_fields(tmp_path, fields, message):
     with pytest.raises(ValueError, match=message):
         BetonWriter(tmp_path / "a.beton", fields)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_page_sizes_that_cannot_be(tmp_path):
+def test_invalid_page_sizes(tmp_path):
     for page in (0, PAGE // 2, PAGE + 1, 1 << 32):
         with pytest.raises(ValueError, match="a power of two from 2097152 to 2147483648"):
             BetonWriter(tmp_path / "a.beton", IMAGES, page_size=page)
@@ -275,7 +275,7 @@ def png():
     ],
 )
 def test_values_that_cannot_be_are_left_out(tmp_path, change, message):
-    """A refused sample leaves no trace: what is written is as if it had never been given."""
+    """A refused sample leaves no trace: the file is the same as without it."""
     with BetonWriter(tmp_path / "a.beton", ALL, page_size=PAGE) as beton:
         beton.add(one(0))
         with pytest.raises(ValueError, match=message):
@@ -291,14 +291,14 @@ def test_jpegs_that_fit(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_nothing_is_left_of_a_file_that_failed(tmp_path, error):
+def test_a_failed_write_leaves_no_file(tmp_path, error):
     with pytest.raises((KeyboardInterrupt, OSError)), BetonWriter(tmp_path / "a.beton", ALL) as beton:
         beton.add(one(0))
         raise error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_where_the_end_cannot_be_written(tmp_path, monkeypatch):
+def test_a_failed_write_of_the_end_leaves_no_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
@@ -323,7 +323,7 @@ def test_files_without_pages(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """A small file of all kinds, its samples, and `damaged(edits)`: opens and reads it with (offset, bytes) changed."""
+    """A small file of all kinds, its samples, and `damaged(edits)`: open and read it with (offset, bytes) changed."""
     path = tmp_path / "a.beton"
     samples = [one(number) for number in range(7)]
     write(path, ALL, samples)
@@ -378,7 +378,7 @@ def test_numbers_that_claim_too_much(damaged, where, value):
         samples = damaged((at[where], u64(value)))
     except ShardError as error:
         assert str(damaged.path) in str(error)
-    else:  # an empty text, or a JPEG cut short: its decoder will say so
+    else:  # an empty text, or a truncated JPEG, which its decoder will report
         assert (where, value) == ("text_size", 0) or (where == "region_size" and len(samples[0]["image"]) == value)
     finally:
         peak = tracemalloc.get_traced_memory()[1]
@@ -424,7 +424,7 @@ def test_shapes_that_claim_too_much(damaged):
             damaged((at, b"".join(map(u64, shape))))
 
 
-def test_fields_that_are_not_known(damaged):
+def test_unknown_fields(damaged):
     with pytest.raises(ShardError, match="field label has the unknown type 9"):
         damaged((24 + 1041 * 2, b"\x09"))
     with pytest.raises(ShardError, match="two fields have the same name"):
@@ -449,7 +449,7 @@ def test_a_file_that_was_cut(damaged):
 
 
 def test_mutations(damaged):
-    """Seeded: 3,000 files, one to three changes each. An error or samples, nothing else, within a bound of memory."""
+    """Seeded: 3,000 files with one to three changes each. The result is an error or samples, with bounded memory."""
     rng = np.random.default_rng(3)
     size = damaged.path.stat().st_size
     content = damaged.path.read_bytes()
@@ -466,7 +466,7 @@ def test_mutations(damaged):
             new = rng.integers(0, 256, int(rng.integers(1, 9)), dtype=np.uint8).tobytes()
             if kind == 1:  # one bit
                 new = bytes([content[at] ^ 1 << int(rng.integers(8))])
-            elif kind == 2:  # what is somewhere else
+            elif kind == 2:  # moved data
                 other = int(rng.integers(start, end))
                 new = content[other : other + 8]
             elif kind == 3:
@@ -479,7 +479,7 @@ def test_mutations(damaged):
             refused += 1
         else:
             assert len(samples) == 7
-    assert tracemalloc.get_traced_memory()[1] < 2 * size  # pages that pass for metadata or for a table
+    assert tracemalloc.get_traced_memory()[1] < 2 * size  # pages interpreted as metadata or as a table
     tracemalloc.stop()
     assert 1000 < refused < 3000
     assert all(same(sample, other) for sample, other in zip(damaged(), damaged.samples, strict=True))
@@ -492,14 +492,14 @@ def test_a_file_that_shrinks_while_it_is_open(damaged):
             reader.sample(6)
 
 
-def test_json_that_is_none(damaged):
+def test_invalid_json(damaged):
     with BetonFile(damaged.path) as reader:
         at = int(reader.extents("about")[0][2])
     with pytest.raises(ShardError, match="about of sample 2 is not JSON"):
         damaged((at, b"}"))
 
 
-def test_paths_that_are_no_file(tmp_path):
+def test_paths_that_are_not_files(tmp_path):
     for path, message in ((tmp_path, "not a file"), (tmp_path / "nowhere", "no such file")):
         with pytest.raises(ShardError, match=message):
             BetonFile(path)
@@ -540,7 +540,7 @@ def test_raw_pixels_that_look_like_a_header(tmp_path, value):
     dataset.close()
 
 
-def test_classes_and_checksums_that_are_given(tmp_path):
+def test_given_classes_and_checksums(tmp_path):
     path = tmp_path / "a.beton"
     write(path, IMAGES, [{"image": jpeg(), "label": n} for n in range(3)])
     dataset = BetonDataset(path, ["a", "b", "c"], checksum="1")
@@ -555,13 +555,13 @@ def test_classes_and_checksums_that_are_given(tmp_path):
 
 
 @pytest.mark.parametrize("label", [-2, 1 << 20, 2**63 - 1])
-def test_numbers_that_are_no_labels(tmp_path, label):
+def test_numbers_that_are_not_labels(tmp_path, label):
     write(tmp_path / "a.beton", IMAGES, [{"image": jpeg(), "label": label}])
     with pytest.raises(ShardError, match=r"the numbers in label, up to .* are not class indices"):
         BetonDataset(tmp_path / "a.beton")
 
 
-def test_which_field_is_taken(tmp_path):
+def test_which_field_is_used(tmp_path):
     fields = {
         "left": BetonField("rgb"),
         "Image": BetonField("rgb"),
@@ -581,11 +581,11 @@ def test_which_field_is_taken(tmp_path):
         BetonDataset(tmp_path / "a.beton")
 
 
-# Fields of somebody's own.
+# # Custom fields.
 
 
 @pytest.mark.parametrize("kind", ["int", "bytes", "json", "ndarray", "rgb"])
-def test_custom_fields_are_passed_over(tmp_path, kind):
+def test_custom_fields_are_skipped(tmp_path, kind):
     fields = {"mine": ALL[{"int": "label", "bytes": "text", "json": "about", "ndarray": "box", "rgb": "image"}[kind]]}
     mine = {"int": 3, "bytes": b"mine", "json": [1], "ndarray": np.zeros((2, 2), "f4"), "rgb": jpeg()}[kind]
     samples = [{"mine": mine, "image": jpeg(seed=n), "label": n} for n in range(100)]
@@ -609,7 +609,7 @@ def test_a_custom_field_that_hides_the_others(tmp_path):
         BetonFile(path)
 
 
-def test_json_bytes_are_kept_as_they_are(tmp_path):
+def test_json_bytes_are_unchanged(tmp_path):
     text = json.dumps({"é": 1}, ensure_ascii=False, indent=1).encode()
     write(tmp_path / "a.beton", {"about": BetonField("json")}, [{"about": text}])
     with BetonFile(tmp_path / "a.beton") as reader:

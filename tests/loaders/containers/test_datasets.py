@@ -1,4 +1,4 @@
-"""Opening shards: what is read, what is rebuilt, and what is refused by name."""
+"""Opening shards: what is read and rebuilt, and errors that name the file."""
 
 import hashlib
 import io
@@ -55,7 +55,7 @@ def dataset_folder(tmp_path, images):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The user's cache, in tmp_path."""
+    """The user's cache folder, in tmp_path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -74,7 +74,7 @@ def damage(folder, edit):
 
 
 def refresh(folder, number):
-    """Let dataset.json say that shard `number` is as it lies there."""
+    """Describe shard `number` in dataset.json as it is on disk."""
     tar = folder / f"train-{number:05d}.tar"
 
     def edit(description):
@@ -97,7 +97,7 @@ def test_samples_labels_and_sizes(opened, images):
         assert bytes(opened.read(i, scratch)) == images[i]
 
 
-def test_samples_are_named_as_a_person_would(opened, dataset_folder):
+def test_readable_names_of_samples(opened, dataset_folder):
     assert opened.sample_name(5) == f"{dataset_folder}/train-00001.tar: 000000005.jpg (class1/5.jpg)"
 
 
@@ -123,7 +123,7 @@ def test_the_compact_index_is_used_and_rebuilt(dataset_folder, monkeypatch):
         assert derived.read_bytes() == fresh
 
 
-def test_data_that_is_read_only_uses_the_cache(dataset_folder, cache, monkeypatch):
+def test_read_only_data_uses_the_cache(dataset_folder, cache, monkeypatch):
     replace_file = compact.replace_file
 
     def read_only(path, content):
@@ -142,7 +142,7 @@ def test_data_that_is_read_only_uses_the_cache(dataset_folder, cache, monkeypatc
     again.close()
 
 
-def test_a_home_that_is_read_only_too(dataset_folder, monkeypatch):
+def test_a_read_only_home_folder(dataset_folder, monkeypatch):
     def read_only(path, content):
         raise PermissionError(13, "Permission denied")
 
@@ -154,7 +154,7 @@ def test_a_home_that_is_read_only_too(dataset_folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["train-00001.tar", "train-00001.idx"])
 @pytest.mark.parametrize("how", ["missing", "cut"])
-def test_a_file_that_is_missing_or_cut_short(dataset_folder, name, how):
+def test_missing_and_truncated_files(dataset_folder, name, how):
     open_dataset(dataset_folder).close()
     file = dataset_folder / name
     if how == "missing":
@@ -173,7 +173,7 @@ def test_a_tar_that_shrinks_while_it_is_open(opened, dataset_folder):
         opened.read(3, Scratch())
 
 
-def test_a_header_that_was_altered(opened, dataset_folder):
+def test_an_altered_header(opened, dataset_folder):
     tar = dataset_folder / "train-00001.tar"
     record, before = opened.records[5], tar.stat()
     with tar.open("r+b") as file:
@@ -181,14 +181,14 @@ def test_a_header_that_was_altered(opened, dataset_folder):
         file.write(b"%011o" % (int(record["size"]) + 1))
     with pytest.raises(ShardError, match=f"^{re.escape(str(tar))}: was altered while it was in use; copy it again"):
         opened.read(5, Scratch())
-    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing tells, but the header itself
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # only the header itself shows it
     with pytest.raises(
         ShardError, match=rf"^{re.escape(str(tar))}: byte \d+ does not hold a member of \d+ bytes: .*copy both"
     ):
         opened.read(5, Scratch())
 
 
-def test_tars_that_were_swapped(dataset_folder):
+def test_swapped_tars(dataset_folder):
     open_dataset(dataset_folder).close()
     a, b = dataset_folder / "train-00000.tar", dataset_folder / "train-00002.tar"
     a.rename(dataset_folder / "x")
@@ -198,7 +198,7 @@ def test_tars_that_were_swapped(dataset_folder):
         open_dataset(dataset_folder)
 
 
-def test_an_index_that_was_altered(dataset_folder):
+def test_an_altered_index(dataset_folder):
     index = dataset_folder / "train-00001.idx"
     index.write_bytes(index.read_bytes().replace(b"000000005", b"000000006"))
     with pytest.raises(ShardError, match=f"^{re.escape(str(index))}: cut short or altered; copy it again"):
@@ -234,7 +234,7 @@ def test_a_label_beyond_the_classes(dataset_folder):
         ("[" * 100_000, "not a dataset description"),
     ],
 )
-def test_a_description_that_is_none(dataset_folder, content, message):
+def test_an_invalid_dataset_json(dataset_folder, content, message):
     (dataset_folder / "dataset.json").write_text(content)
     with pytest.raises(ShardError, match=f"dataset.json: {message}"):
         open_dataset(dataset_folder)
@@ -256,7 +256,7 @@ def test_a_description_that_is_none(dataset_folder, content, message):
         ("index_sha256", 7),
     ],
 )
-def test_a_shard_that_is_described_wrongly(dataset_folder, key, value):
+def test_a_wrong_description_of_a_shard(dataset_folder, key, value):
     damage(dataset_folder, lambda description: description["splits"]["train"]["shards"][1].update({key: value}))
     with pytest.raises(ShardError, match=r"dataset.json: not a dataset description \(.*\); convert again"):
         open_dataset(dataset_folder)
@@ -269,7 +269,7 @@ def test_a_split_whose_name_leads_elsewhere(dataset_folder):
     assert not (dataset_folder.parent / "train.fidx").exists()
 
 
-def test_a_split_of_which_nothing_is_left(dataset_folder):
+def test_an_empty_split(dataset_folder):
     damage(dataset_folder, lambda description: description["splits"].update(val={"samples": 0, "shards": []}))
     dataset = open_dataset(dataset_folder, "val")
     assert len(dataset) == 0 and dataset.classes == ("even", "odd")
@@ -283,7 +283,7 @@ def test_a_conversion_that_did_not_finish(dataset_folder):
             ask(dataset_folder)
 
 
-def test_paths_that_are_no_dataset(tmp_path):
+def test_paths_that_are_not_datasets(tmp_path):
     (tmp_path / "file").touch()
     for name, message in (("file", "a file, not a folder"), ("nowhere", "no such folder")):
         for ask in (open_dataset, list_splits):
@@ -316,7 +316,7 @@ def test_tars_of_other_tools_open(tmp_path, images):
     unlabelled.close()
 
 
-def test_foreign_tars_that_changed_are_read_anew(tmp_path, images):
+def test_changed_foreign_tars_are_scanned_again(tmp_path, images):
     tar = tmp_path / "all.tar"
     write_foreign(tar, {"0.jpg": images[0], "0.cls": b"0"})
     first = open_dataset(tmp_path)
@@ -331,7 +331,7 @@ def test_foreign_tars_that_changed_are_read_anew(tmp_path, images):
 
 @pytest.fixture
 def foreign(tmp_path, images):
-    """A tar that somebody else made, with the index that fits it."""
+    """A foreign tar with a matching index."""
     tar = tmp_path / "foreign" / "train-0.tar"
     tar.parent.mkdir()
     write_foreign(tar, {f"{i}.{ext}": data for i in range(4) for ext, data in (("jpg", images[i]), ("cls", b"%d" % i))})
@@ -342,8 +342,8 @@ def foreign(tmp_path, images):
 
 
 def opened_notes(tar, images):
-    """What is noted; the samples must be right."""
-    for _ in range(2):  # derived, and then as it was kept
+    """The remarks; the samples must be correct."""
+    for _ in range(2):  # derived, and then read from the cache
         dataset = open_dataset(tar.parent)
         assert [bytes(dataset.read(i, Scratch())) for i in range(len(dataset))] == images[:4]
         assert dataset.labels.tolist() == [0, 1, 2, 3]
@@ -351,7 +351,7 @@ def opened_notes(tar, images):
     return dataset.notes
 
 
-def test_a_foreign_index_that_fits(foreign, images):
+def test_a_matching_foreign_index(foreign, images):
     assert opened_notes(foreign, images) == []
     words = [line.split(" ") for line in index_path(foreign).read_text().splitlines()[1:]]
     short = [" ".join(word for i, word in enumerate(line) if i % 4 < 3) for line in words]
@@ -371,20 +371,20 @@ def test_a_foreign_index_that_fits(foreign, images):
         lambda text: text.replace("0.jpg", "x.jpg"),
         lambda text: text.replace("jpg 512", "jpg 1024"),
         lambda text: text.replace("cls", "json"),
-        lambda text: "v1.2 3\n" + "\n".join(text.splitlines()[1:4]) + "\n",  # a sample is not there
+        lambda text: "v1.2 3\n" + "\n".join(text.splitlines()[1:4]) + "\n",  # a sample is missing
         lambda text: "v1.2 4\n" + "\n".join(sorted(text.splitlines()[1:], reverse=True)) + "\n",
         lambda text: text.replace(" cls", "\ncls").replace("v1.2 4", "v1.2 8"),  # and torn apart
         lambda text: re.sub(r"jpg (\d+) (\d+) 2.jpg", lambda m: f"jpg {m[1]} {int(m[2]) - 1} 2.jpg", text),
     ],
 )
-def test_a_foreign_index_that_does_not_fit(foreign, images, spoil):
+def test_a_foreign_index_that_does_not_match(foreign, images, spoil):
     index = index_path(foreign)
     index.write_text(spoil(index.read_text()))
     (note,) = opened_notes(foreign, images)
     assert note.startswith(f"{index} does not fit train-0.tar: the tar was scanned; ")
 
 
-def test_a_foreign_index_that_came_later(foreign, images):
+def test_a_foreign_index_that_is_added_later(foreign, images):
     assert opened_notes(foreign, images) == []
     first = open_dataset(foreign.parent)
     index_path(foreign).write_text("v1.2 0\n")
@@ -406,7 +406,7 @@ def test_names_that_are_not_utf8(tmp_path, images):
     for _ in range(2):
         dataset = open_dataset(folder)
         assert bytes(dataset.read(0, Scratch())) == images[0]
-        assert dataset.sample_name(0) == f"{tar}: ?.jpg"  # as tarfile has it in front of a PAX header
+        assert dataset.sample_name(0) == f"{tar}: ?.jpg"  # as tarfile writes it before a PAX header
         assert len(dataset.notes) == 1 and str(tar.with_suffix(".idx")) in dataset.notes[0]
         dataset.close()
 
@@ -418,13 +418,13 @@ def test_the_plain_extension_is_the_image(tmp_path, images):
     dataset.close()
 
 
-def test_hidden_tars_are_none(foreign, images):
+def test_hidden_tars_are_ignored(foreign, images):
     (foreign.parent / "._train-0.tar").write_bytes(b"AppleDouble")
     assert list_splits(foreign.parent) == {"train": -1} and opened_notes(foreign, images) == []
 
 
 @pytest.mark.parametrize("how", ["folder", "link", "pipe"])
-def test_a_tar_that_is_none(foreign, how):
+def test_a_file_that_is_not_a_tar(foreign, how):
     other = foreign.with_name("train-1.tar")
     {"folder": other.mkdir, "link": lambda: other.symlink_to("nowhere"), "pipe": lambda: os.mkfifo(other)}[how]()
     with pytest.raises(ShardError, match=rf"^{re.escape(str(other))}: (not a file|No such file or directory); "):
@@ -454,7 +454,7 @@ def test_foreign_samples_that_cannot_be_used(tmp_path, members, message):
 
 
 def test_sizes_of_images_with_long_metadata_and_of_none(tmp_path):
-    """A JPEG's size is found whether or not its header fits in what is read first."""
+    """A JPEG's size is found whether or not its header fits in the first read."""
     members = {}
     for i, comment in enumerate((0, 30_000, 60_000)):
         exif, buffer = Image.Exif(), io.BytesIO()
@@ -470,7 +470,7 @@ def test_sizes_of_images_with_long_metadata_and_of_none(tmp_path):
     dataset.close()
 
 
-def test_a_foreign_tar_that_was_cut(tmp_path, images):
+def test_a_truncated_foreign_tar(tmp_path, images):
     tar = tmp_path / "train-0.tar"
     write_foreign(tar, {"0.jpg": images[0], "1.jpg": images[1]})
     os.truncate(tar, 2 * 512 + len(images[0]))
@@ -478,7 +478,7 @@ def test_a_foreign_tar_that_was_cut(tmp_path, images):
         open_dataset(tmp_path)
 
 
-def test_the_fingerprint_is_of_the_contents(dataset_folder, tmp_path, opened):
+def test_the_fingerprint_depends_on_the_contents(dataset_folder, tmp_path, opened):
     shutil.copytree(dataset_folder, tmp_path / "copy")
     copy = open_dataset(tmp_path / "copy")
     assert copy.fingerprint == opened.fingerprint

@@ -1,4 +1,4 @@
-"""Files that change, shrink or disappear under the loader: it ends soon, says why, and leaves nothing."""
+"""Files that change, shrink or disappear while the loader runs: it ends soon, gives the reason, and leaves nothing."""
 
 import gc
 import io
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left", "files_given_ba
 
 
 def image(encode, seed):
-    """A JPEG of BYTES bytes, zeros behind its end."""
+    """A JPEG of BYTES bytes, with zeros after its end."""
     data = encode((10 * seed, 90, 200), (40, 32), seed=seed)
     assert len(data) < BYTES
     return data + bytes(BYTES - len(data))
@@ -49,7 +49,7 @@ WRITERS = {"tar": write_tar, "beton": write_beton}
 
 @pytest.fixture(params=list(WRITERS))
 def shard(request, tmp_path, encode, monkeypatch):
-    """(a shard, another one that differs in the pixels alone)."""
+    """(a shard, another shard with different pixels only)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     images = [image(encode, seed) for seed in range(N)]
     paths = []
@@ -72,7 +72,7 @@ def rewrite(ours, theirs):
 
 
 def backdate(ours, theirs):
-    """Replaced by a file of the same size and the same time."""
+    """Replace a file by one of the same size and modification time."""
     stat = ours.stat()
     os.utime(theirs, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     theirs.replace(ours)
@@ -105,7 +105,7 @@ HARMS = [
 
 @pytest.mark.parametrize("on_error", ["skip", "fail"])
 @pytest.mark.parametrize(("harm", "how"), HARMS)
-def test_a_shard_that_is_not_what_it_was_ends_the_run(shard, harm, how, on_error, build, real, read):
+def test_a_changed_shard_ends_the_run(shard, harm, how, on_error, build, real, read):
     dataset = open_dataset(shard[0].parent)
     loader = build(dataset, IMAGES, on_error=on_error)
     assert sorted(real(read(loader))) == list(range(N))
@@ -129,12 +129,12 @@ def test_a_shard_that_changes_before_it_is_first_read(shard, harm, how, build):
     with pytest.raises(ShardError, match=f"^{shard[0]}: {how} while it was in use"):
         for batch in loader:
             read_on += batch.samples
-    assert read_on == 0 or (shard[0].suffix == ".beton" and read_on <= EVERY)  # a beton is open already
+    assert read_on == 0 or (shard[0].suffix == ".beton" and read_on <= EVERY)  # a beton is already open
     loader.close()
     dataset.close()
 
 
-def test_a_shard_that_is_only_read_by_others_is_left_alone(shard, build, read):
+def test_a_shard_whose_access_time_changes_is_accepted(shard, build, read):
     dataset = open_dataset(shard[0].parent)
     loader = build(dataset, IMAGES)
     expected = read(loader)
@@ -147,12 +147,12 @@ def test_a_shard_that_is_only_read_by_others_is_left_alone(shard, build, read):
     dataset.close()
 
 
-def test_a_corrupt_image_of_a_shard_is_skipped_and_named_or_ends_the_run(
+def test_a_corrupt_image_in_a_shard_is_skipped_and_named_or_ends_the_run(
     tmp_path, encode, monkeypatch, build, read, real
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     images = [image(encode, seed) for seed in range(N)]
-    images[5] = images[5][:400] + bytes(BYTES - 400)  # its pixels are gone, its header is not
+    images[5] = images[5][:400] + bytes(BYTES - 400)  # its pixels are destroyed, its header is intact
     write_tar(tmp_path / "train.tar", images)
     write_beton(tmp_path / "train.beton", images)
     for name, said in (("train.tar", "train.tar: 005.jpg"), ("train.beton", "train.beton: sample 5")):
@@ -182,7 +182,7 @@ def files(tmp_path, encode):
 
 
 def test_a_file_that_is_replaced_is_read_as_what_it_is(files, encode, build, read):
-    """Nothing is known of a file but its name: no index can mislead the reader."""
+    """Only the file's name is known: no index can mislead the reader."""
     loader = build(files, IMAGES, order="sequential", batch_size=N)
     ((*_, before),) = read(loader)
     new = Path(files.sample_name(3))
@@ -196,7 +196,7 @@ def test_a_file_that_is_replaced_is_read_as_what_it_is(files, encode, build, rea
     loader.close()
 
 
-def test_a_folder_that_disappears_is_no_matter_of_single_images(files, build, read):
+def test_a_folder_that_disappears_ends_the_run(files, build, read):
     loader = build(files, IMAGES)
     read(loader)
     shutil.rmtree(files.name)
@@ -213,7 +213,7 @@ def test_too_many_open_files_are_not_skipped_images(files, build, read, real):
     read(loader)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
-    spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(used)]  # no gaps below the limit
+    spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(used)]  # no unused descriptors below the limit
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, hard))
         with pytest.raises(DataError, match=f"^{files.name}/.*: Too many open files; raise `ulimit -n`"):
@@ -227,7 +227,7 @@ def test_too_many_open_files_are_not_skipped_images(files, build, read, real):
     loader.close()
 
 
-def test_a_dataset_that_is_forgotten_closes_its_files(shard, build, read, open_files):
+def test_an_unreferenced_dataset_closes_its_files(shard, build, read, open_files):
     loader = build(open_dataset(shard[0].parent), IMAGES)
     read(loader)
     assert str(shard[0]) in open_files()
@@ -254,7 +254,7 @@ def shards(tmp_path, encode, monkeypatch):
 
 
 @pytest.mark.parametrize("on_error", ["skip", "fail"])
-def test_a_shard_that_is_cut_while_it_is_read_ends_the_run_by_name(shards, on_error, build, real, read, threads):
+def test_a_shard_truncated_during_reading_ends_the_run_and_is_named(shards, on_error, build, real, read, threads):
     dataset = open_dataset(shards)
     loader = build(dataset, IMAGES, batch_size=2, on_error=on_error)
     assert sorted(real(read(loader))) == list(range(24))
@@ -267,7 +267,7 @@ def test_a_shard_that_is_cut_while_it_is_read_ends_the_run_by_name(shards, on_er
     assert threads() == []
 
 
-def test_a_shard_that_is_gone_before_it_was_opened(shards, build, read):
+def test_a_shard_that_disappears_before_it_is_opened(shards, build, read):
     dataset = open_dataset(shards)
     (shards / "train-0.tar").unlink()
     loader = build(dataset, IMAGES)

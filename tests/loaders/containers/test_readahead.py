@@ -1,4 +1,4 @@
-"""What the system is asked to fetch: everything once, in time, in large pieces, and no more."""
+"""Read-ahead requests: everything once, in time, in large pieces, and nothing else."""
 
 from collections import OrderedDict
 
@@ -24,7 +24,7 @@ SHAPES = {
 
 
 @given(**SHAPES)
-def test_every_sample_is_asked_for_once_and_in_time(n, block, window, batch, world, start):
+def test_every_sample_is_requested_once_and_in_time(n, block, window, batch, world, start):
     order = epoch_order(n, 0, 0, "quasi-random", block, window)
     begin = int(start * n)
     everything = []
@@ -39,11 +39,11 @@ def test_every_sample_is_asked_for_once_and_in_time(n, block, window, batch, wor
             assert asked.issuperset(order[slices.span(step, step + 1)].tolist())
         assert len(by_block) == len(set(by_block))
         everything += by_block
-    assert len(everything) == len(set(everything))  # of no rank what another one reads
-    assert set(everything) <= set(order[begin:].tolist())  # nor what is over
+    assert len(everything) == len(set(everything))  # no samples of another rank
+    assert set(everything) <= set(order[begin:].tolist())  # nor left-over samples
 
 
-def test_half_a_window_is_not_asked_for_at_once():
+def test_half_a_window_is_not_requested_at_once():
     order = epoch_order(50_000, 0, 0, "quasi-random", 16, 8192)
     slices = Slices(50_000, 0, 64, 0, 1)
     blocks = WholeBlocks(order, slices, 16)
@@ -51,7 +51,7 @@ def test_half_a_window_is_not_asked_for_at_once():
     assert len(found[0]) == 2 and sorted(found[0][0].tolist()) == sorted(order[:64].tolist())
     assert max(len(ahead) for *_, ahead in found) <= 4 * 64
     steady = found[len(found) // 4 : len(found) // 2]
-    assert all(len(parts) == 1 for parts in steady)  # blocks are asked for before anything of them is needed
+    assert all(len(parts) == 1 for parts in steady)  # blocks are requested before any of their samples is needed
     assert 0.8 * 64 < np.mean([len(ahead) for (ahead,) in steady]) < 1.2 * 64
     for (ahead,) in steady:
         assert (np.diff(ahead.reshape(-1, 16)) == 1).all()  # as whole blocks
@@ -60,7 +60,7 @@ def test_half_a_window_is_not_asked_for_at_once():
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(1, 40)), max_size=40), st.randoms())
 def test_pieces_hold_the_extents_and_little_else(drawn, random):
     extents, ends = [], {}
-    for file, gap, size in drawn:  # apart from each other, in kilobytes
+    for file, gap, size in drawn:  # distances in kilobytes
         start = ends.get(file, 0) + 1024 * gap
         extents.append((file, start, 1024 * size))
         ends[file] = start + 1024 * size
@@ -73,7 +73,7 @@ def test_pieces_hold_the_extents_and_little_else(drawn, random):
     needed = {(file, kb) for file, at, size in extents for kb in range(at // 1024, (at + size) // 1024)}
     assert sum(size for _, _, size in found) == 1024 * len(covered)  # nothing twice
     assert covered >= needed
-    for file, kb in covered - needed:  # a gap of 16 KB at most between two extents
+    for file, kb in covered - needed:  # a gap of at most 16 KB between two extents
         assert any((file, kb - i) in needed for i in range(1, 17)) and any(
             (file, kb + i) in needed for i in range(1, 17)
         )
@@ -81,7 +81,7 @@ def test_pieces_hold_the_extents_and_little_else(drawn, random):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Two shards of 100 samples: an image of 4 KB and a label each."""
+    """Two shards of 100 samples, each with an image of 4 KB and a label."""
     from PIL import Image
 
     Image.new("RGB", (8, 8)).save(tmp_path / "one.jpg")
@@ -105,7 +105,7 @@ def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
     member = 512 + 4096 + 512 + 512
     assert (offset, size) == (20 * member, 19 * member + 512 + 4000)
     asked.clear()
-    dataset.will_need(np.array([95, 97, 103, 50]))  # apart: one each, but for the two that are near each other
+    dataset.will_need(np.array([95, 97, 103, 50]))  # apart: one each, one for two neighbours
     assert [(offset // member, size) for _, offset, size in asked] == [
         (50, 4512),
         (95, 2 * member + 4512),
@@ -117,16 +117,16 @@ def test_a_block_of_a_tar_is_one_request(shards, monkeypatch):
     assert len(asked) == 3
 
 
-def test_systems_without_the_call_are_not_asked(monkeypatch):
+def test_systems_without_the_call(monkeypatch):
     monkeypatch.delattr(readahead.os, "posix_fadvise")
     readahead.ask(-1, 0, 10)
 
 
 def fetched(order, slices, ahead, held):
-    """Samples that a cache of `held` samples fetches in an epoch, where what came first goes first, as Linux does."""
+    """Samples that a cache of `held` samples fetches in an epoch, if the oldest are dropped first, as on Linux."""
     cache, count = OrderedDict(), 0
     asked = [ahead.before(step) for step in range(slices.steps)]
-    for step in range(slices.steps + 3):  # batches are read while later ones are asked for
+    for step in range(slices.steps + 3):  # batches are read while later ones are requested
         samples = [np.concatenate(asked[step])] if step < slices.steps else []
         if step >= 3:
             samples.append(order[slices.span(step - 3, step - 2)])
@@ -153,7 +153,7 @@ def test_two_ranks_that_share_a_cache_read_everything_about_once():
     order = epoch_order(n, 0, 0, "quasi-random", block, window)
     parts = [Slices(n, 0, 128, rank, 2) for rank in range(2)]
     count = sum(fetched(order, part, WholeBlocks(order, part, block), 3 * window // 4) for part in parts)
-    assert count <= 1.01 * n  # no sample is another rank's: half a cache each is one cache for both
+    assert count <= 1.01 * n  # ranks have disjoint samples, so half a cache each is one cache for both
 
 
 def test_a_random_order_fetches_a_block_again_for_nearly_every_sample():

@@ -1,4 +1,4 @@
-"""Tar shards and DALI's index, against Python's own tarfile."""
+"""Tar shards and DALI's index, compared with Python's tarfile."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ def foreign_tar(path, members, kind):
     size=st.integers(0, 8**11 - 1),
     ext=st.just(".jpg"),
 )
-def test_headers_are_what_tarfile_reads(stem, size, ext):
+def test_headers_agree_with_tarfile(stem, size, ext):
     header = member_header(stem + ext, size)
     info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")  # checks the sum
     assert (info.name, info.size, info.mode, info.mtime, info.uid, info.type) == (stem + ext, size, 0o644, 0, 0, b"0")
@@ -52,13 +52,13 @@ def test_a_header_is_tarfiles_own_bytes():
     info.size, info.mode = 12345, 0o644
     theirs = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
     ours = member_header("000000017.jpg", 12345)
-    blank = slice(329, 345)  # device numbers, which say nothing of a regular file: zeros there, nothing here
+    blank = slice(329, 345)  # device numbers are meaningless for a regular file: tarfile writes zeros, fastimg nothing
     unlike = [i for i in range(512) if ours[i] != theirs[i] and not 148 <= i < 156 and i not in range(512)[blank]]
     assert unlike == []
 
 
 @pytest.mark.parametrize(("name", "size"), [("a" * 101, 1), ("a", 8**11)])
-def test_what_ustar_cannot_hold(name, size):
+def test_members_that_ustar_cannot_hold(name, size):
     with pytest.raises(ValueError, match="at most 100 bytes and a size under 8 GiB"):
         member_header(name, size)
 
@@ -79,7 +79,7 @@ def test_index_and_scan_agree_on_every_byte(shard):
         assert [split_name(m.name) for m in sample] == [(stem, ext) for ext in fields]
 
 
-def test_the_writer_holds_no_more_than_the_indexs_text(tmp_path):
+def test_the_writer_keeps_only_the_indexs_text(tmp_path):
     with ShardWriter(tmp_path / "a.tar") as writer:
         tracemalloc.start()
         for i in range(5000):
@@ -105,7 +105,7 @@ def test_the_writer_describes_what_it_wrote(tmp_path, shard):
 @given(
     st.lists(st.dictionaries(st.sampled_from(["jpg", "cls", "json"]), st.binary(max_size=1100), min_size=1), max_size=8)
 )
-def test_the_index_beside_a_shard_is_what_is_in_it(tmp_path_factory, listing):
+def test_the_index_file_equals_the_index_of_the_shard(tmp_path_factory, listing):
     with ShardWriter(tmp_path_factory.mktemp("index") / "a.tar") as writer:
         for i, fields in enumerate(listing):
             writer.add(f"{i}", fields)
@@ -144,14 +144,14 @@ def test_index_of_version_1_1(tmp_path):
         ("v1.2 1\n\n", "line 2 does not fit"),
     ],
 )
-def test_an_index_that_does_not_fit(tmp_path, text, message):
+def test_an_index_that_does_not_match(tmp_path, text, message):
     path = tmp_path / "a.idx"
     path.write_text(text)
     with pytest.raises(ShardError, match=f"{re.escape(str(path))}: .*{message}"):
         parse_index(path, 5120)
 
 
-def test_an_index_that_is_no_text(tmp_path):
+def test_an_index_that_is_not_text(tmp_path):
     path = tmp_path / "a.idx"
     path.write_bytes(b"v1.2 1\n\xff\xff")
     with pytest.raises(ShardError, match="cannot be read"):
@@ -172,7 +172,7 @@ def test_tars_of_other_tools_are_scanned(tmp_path, kind):
 
 
 def tar_of(path, *members, kind=tarfile.GNU_FORMAT, **pax):
-    """A tar of (name, type, content or what a link points to)."""
+    """A tar of (name, type, content or link target)."""
     with tarfile.open(path, "w", format=kind, pax_headers=pax) as archive:
         for name, kind_, content in members:
             info = tarfile.TarInfo(name)
@@ -186,13 +186,13 @@ def tar_of(path, *members, kind=tarfile.GNU_FORMAT, **pax):
 
 
 def contents(tar):
-    """Members by name, of each sample."""
+    """The members of each sample by name."""
     data = tar.read_bytes()
     return [{m.name: data[m.offset : m.offset + m.size] for m in sample} for sample in scan(tar)]
 
 
 def test_what_is_no_sample_is_passed_over(tmp_path):
-    """As DALI and webdataset do with hidden files, which macOS puts between the others."""
+    """As DALI and webdataset do with hidden files, which macOS adds."""
     members = [("a", tarfile.DIRTYPE, ""), ("a.b", tarfile.DIRTYPE, ""), ("a/._1.jpg", tarfile.REGTYPE, b"AppleDouble")]
     members += [("a/1.jpg", tarfile.REGTYPE, b"1"), ("a/._1.cls", tarfile.REGTYPE, b"AppleDouble")]
     members += [("a/1.cls", tarfile.REGTYPE, b"0"), ("latest", tarfile.SYMTYPE, "a"), ("null", tarfile.CHRTYPE, "")]
@@ -230,7 +230,7 @@ def test_a_hard_link_is_the_data_that_it_links_to(tmp_path, kind):
         (("0.JPG", tarfile.REGTYPE, b"2"), "0.JPG: the second .JPG of one sample; keep one"),
     ],
 )
-def test_what_would_be_lost_is_refused(tmp_path, member, message):
+def test_unsupported_members_are_refused(tmp_path, member, message):
     tar = tar_of(tmp_path / "a.tar", ("0.jpg", tarfile.REGTYPE, b"0"), member, ("2.jpg", tarfile.REGTYPE, b"2"))
     with pytest.raises(ShardError, match=f"^{re.escape(str(tar))}: {message}"):
         scan(tar)
@@ -249,14 +249,14 @@ NAMES = ["a b/c d.jpg", "/etc/passwd.jpg", "../../up.jpg", "é/ü.jpg", os.fsdec
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_names_are_labels(tmp_path, kind):
+def test_labels_from_names(tmp_path, kind):
     members = [(name, tarfile.REGTYPE, name.encode("utf-8", "surrogateescape")) for name in NAMES]
     tar = tar_of(tmp_path / "a.tar", *members, kind=kind, comment="of all members")
     assert contents(tar) == [{name: content} for name, _, content in members]
 
 
 def test_old_headers(tmp_path):
-    """Of v7: a null type, a checksum of signed bytes, numbers with spaces; a slash makes a folder."""
+    """Of v7: a null type, a checksum of signed bytes, numbers with spaces; a slash means a folder."""
 
     def header(name, size):
         made = bytearray(512)
@@ -287,7 +287,7 @@ def test_sizes(tmp_path, field):
         *(b"-0000000005\0", b"0x000000005\0", b"1_0        \0", b"8          \0", b"77777777777\0", b"00000002001\0"),
     ],
 )
-def test_sizes_that_are_none(tmp_path, field):
+def test_invalid_sizes(tmp_path, field):
     header = bytearray(member_header("0.jpg", 5))
     header[124:136] = field
     with pytest.raises(ShardError, match=r"a.tar: not a complete tar: .*; copy or make it again"):
@@ -308,7 +308,7 @@ def read_of(tmp_path, header):
         *(b"10 size=6\n", b"11 size=-5\n", b"10 size=x\n", b"6 a=b\n\0006 c=d\n"),
     ],
 )
-def test_extended_headers_that_are_none(tmp_path, body):
+def test_invalid_extended_headers(tmp_path, body):
     extended = bytearray(member_header("pax", len(body)))
     extended[156:157] = b"x"
     extended[148:156] = b" " * 8
@@ -321,7 +321,7 @@ def test_extended_headers_that_are_none(tmp_path, body):
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_a_header_that_is_missing_behind_its_extension(tmp_path, kind):
+def test_an_extended_header_without_its_header(tmp_path, kind):
     tar = foreign_tar(tmp_path / "a.tar", {f"{'x' * 200}/{i}.jpg": b"" for i in range(2)}, kind)
     whole = tar.read_bytes()
     tar.write_bytes(whole[:1024] + whole[1536:])
@@ -336,7 +336,7 @@ def test_a_header_that_is_missing_behind_its_extension(tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", [b"", b"a\0b.jpg\0"])
-def test_a_long_name_that_is_none(tmp_path, name):
+def test_an_invalid_long_name(tmp_path, name):
     tar = foreign_tar(tmp_path / "a.tar", {f"{'x' * 200}/0.jpg": b""}, tarfile.GNU_FORMAT)
     whole = tar.read_bytes()
     tar.write_bytes(whole[:512] + name.ljust(512, b"\0") + whole[1024:])
@@ -344,7 +344,7 @@ def test_a_long_name_that_is_none(tmp_path, name):
         scan(tar)
 
 
-def test_a_tar_without_its_end_or_with_another_behind_it(shard):
+def test_a_tar_without_an_end_mark_or_followed_by_another(shard):
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1024])
     with pytest.raises(ShardError, match="it is cut short: no end marker"):
@@ -366,7 +366,7 @@ def test_an_empty_tar_has_no_samples(tmp_path):
 
 @pytest.mark.parametrize("keep", range(0, 4096, 256))
 def test_a_tar_that_was_cut_is_refused(shard, keep):
-    """Between two members too: its end mark is missing then."""
+    """Between two members, too: then the first archive has no end mark."""
     whole = shard.read_bytes()
     shard.write_bytes(whole[:keep])
     with pytest.raises(ShardError, match=rf"^{re.escape(str(shard))}: not a complete tar: it is cut short: .*again"):
@@ -382,7 +382,7 @@ def test_a_tar_with_a_damaged_header_is_refused(shard):
 
 
 def test_a_damaged_header_further_on_is_refused(shard):
-    """tarfile takes a bad header after the first member for the end of the archive."""
+    """tarfile treats a bad header after the first member as the end of the archive."""
     content = bytearray(shard.read_bytes())
     at = content.index(b"000000002.cls")
     content[at : at + 40] = b"\xaa" * 40
@@ -392,14 +392,14 @@ def test_a_damaged_header_further_on_is_refused(shard):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_nothing_is_left_of_a_shard_that_failed(tmp_path, error):
+def test_a_failed_write_leaves_no_shard(tmp_path, error):
     with pytest.raises((KeyboardInterrupt, OSError)), ShardWriter(tmp_path / "a.tar") as writer:
         writer.add("1", {"jpg": b"1"})
         raise error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_where_the_end_cannot_be_written(tmp_path, monkeypatch):
+def test_a_failed_write_of_the_end_leaves_no_shard(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 

@@ -1,10 +1,20 @@
 """Targets of a split as columns: look-ups by id, missing values, selections."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastimg.loaders.containers.targets import LABEL, TargetColumn
+from fastimg.loaders import FilesDataset, open_dataset
+from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, Views
+from fastimg.loaders.containers.beton import BetonWriter
+from fastimg.loaders.containers.beton_fields import BetonField
+from fastimg.loaders.containers.tar import ShardWriter
+from fastimg.loaders.containers.targets import LABEL, Target, TargetColumn
+
+Encode = Callable[..., bytes]
 
 
 def test_a_missing_class_is_a_zero_that_is_not_present() -> None:
@@ -39,3 +49,26 @@ def test_a_selection_has_the_rows_of_its_samples(labels: list[list[int] | None],
         np.testing.assert_array_equal(mine, theirs)
     for index in chosen.tolist():
         assert column.labels_of(index).tolist() == sorted(set(labels[index] or ()))
+
+
+def test_data_that_declares_no_targets_has_its_class_as_the_only_one(tmp_path: Path, encode: Encode) -> None:
+    image = encode((10, 100, 50), (16, 16))
+    with ShardWriter(tmp_path / "train-00000.tar") as shard:
+        shard.add("000000000", {"jpg": image, "cls": b"1"})
+        shard.add("000000001", {"jpg": image})
+    with BetonWriter(tmp_path / "x.beton", {"image": BetonField("rgb"), "label": BetonField("int")}) as beton:
+        beton.add({"image": image, "label": 1})
+        beton.add({"image": image, "label": -1})
+    files = FilesDataset(tmp_path, ["a.jpg", "b.jpg"], ("0", "1"), [1, -1])
+    arrays = ArrayDataset(files, [], np.zeros(2, PLACE), "key", {})
+    for dataset in (
+        open_dataset(tmp_path),
+        open_dataset(tmp_path / "x.beton"),
+        files,
+        arrays,
+        Views([arrays, arrays]),
+    ):
+        (column,) = dataset.targets
+        assert column.target == Target(name=LABEL, kind="class", classes=("0", "1"))
+        assert column.values.tolist() == [1, -1]
+        assert column.present.tolist() == [True, False]

@@ -1,4 +1,4 @@
-"""Image folders: how they are listed, and files as a dataset. (How conversion uses them is tested with the sources.)"""
+"""Image folders: listing, and files as a dataset. (Their conversion is tested with the other sources.)"""
 
 import dataclasses
 import json
@@ -80,13 +80,13 @@ def test_layouts_that_are_refused(tmp_path, names, message):
 
 
 def under(root):
-    """How many files there are, at any depth, links to folders followed."""
+    """The number of files at any depth, following links to folders."""
     return sum(len(files) for _, _, files in os.walk(root, followlinks=True))
 
 
 @pytest.mark.parametrize("above", ["", "train/"])
 @pytest.mark.parametrize("level", [None, "leaf"])
-def test_what_macos_adds_to_archives_is_no_class_and_no_split(tmp_path, above, level):
+def test_macos_folders_are_neither_classes_nor_splits(tmp_path, above, level):
     added = [f"__MACOSX/{above}a/._1.jpg", f"__MACOSX/._{above}a", "__MACOSX/x.jpg", f"{above}a/__MACOSX/2.jpg"]
     touch(tmp_path, f"{above}a/1.jpg", f"{above}b/2.jpg", f"{above}.DS_Store", *added)
     listing = list_folder(tmp_path, level)
@@ -124,7 +124,7 @@ def test_every_file_is_used_or_ignored(tmp_path, used, loose):
     assert len(used) + listing.ignored.total == under(tmp_path)
     reasons = {**loose, "without an image's extension": 4, "hidden by a leading dot": 4}
     assert listing.ignored.reasons == reasons
-    assert list(listing.ignored.reasons) == list(reasons)  # what matters most comes first
+    assert list(listing.ignored.reasons) == list(reasons)  # the most important first
     assert listing.ignored.extensions == {".jpg": 4, "": 2, ".csv": 1, ".md": 1, ".png": 1, ".xml": 1}
     assert {path for path, _ in listing.ignored.first()} == set(clutter)
     (note,) = listing.all_notes()
@@ -135,7 +135,7 @@ def test_every_file_is_used_or_ignored(tmp_path, used, loose):
     assert list(open_dataset(tmp_path).notes) == [note]
 
 
-def test_files_beside_the_classes_of_one_split(tmp_path):
+def test_files_next_to_the_classes_of_one_split(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "val/a/2.jpg", "val/3.jpg", "val/x.md", "val/.4.jpg", "val/.x/5.jpg")
     listing = list_folder(tmp_path)
     assert listing.ignored.first() == [
@@ -207,7 +207,7 @@ def test_the_folder_that_a_file_lies_in_can_be_its_class(tmp_path, above):
     assert dataset.classes == listing.classes and len(dataset) == 6
 
 
-def test_leaves_of_one_name_are_one_class_and_that_is_said(tmp_path):
+def test_leaves_with_the_same_name_are_one_class_with_a_remark(tmp_path):
     touch(tmp_path, "ann/cat/1.jpg", "ann/dog/2.jpg", "bo/cat/3.jpg")
     listing = list_folder(tmp_path, "leaf")
     assert listing.classes == ("cat", "dog") and [label for _, label in listing.files["train"]] == [0, 1, 0]
@@ -228,7 +228,7 @@ def test_leaves_that_are_refused(tmp_path, names, message):
         list_folder(tmp_path, "leaf")
 
 
-def test_classes_are_named_by_folders_of_a_class_folder_alone(tmp_path):
+def test_only_class_folders_can_name_classes_by_folders(tmp_path):
     (tmp_path / "x.beton").write_bytes(b"")
     with pytest.raises(ValueError, match="its classes are not named by folders; leave out classes='leaf'"):
         open_dataset(tmp_path, classes="leaf")
@@ -254,7 +254,7 @@ def test_usual_names_of_splits_are_splits(tmp_path, train, val, test, note):
     assert listing.notes == (() if note is None else (f"{tmp_path}: folders are read as splits: {note}",))
 
 
-def test_a_class_that_is_called_like_a_split_is_named(tmp_path):
+def test_a_class_with_the_name_of_a_split_is_reported(tmp_path):
     listing = list_folder(touch(tmp_path, "prod/1.jpg", "dev/2.jpg"))
     assert listing.classes == ("dev", "prod")
     assert listing.notes == (f"{tmp_path}: has no train/, so dev/ and the other folders are read as classes",)
@@ -270,7 +270,7 @@ UNDECODABLE = {
 
 @pytest.mark.usefixtures("heif_plugin")
 @pytest.mark.parametrize(("name", "reason"), UNDECODABLE.items())
-def test_images_that_cannot_be_decoded_are_told_from_other_files(tmp_path, name, reason):
+def test_undecodable_formats_are_distinguished_from_other_files(tmp_path, name, reason):
     touch(tmp_path, "a/1.jpg", f"a/{name}", "a/x.md")
     listing = list_folder(tmp_path)
     assert listing.ignored.reasons == {reason: 1, "without an image's extension": 1}
@@ -278,7 +278,7 @@ def test_images_that_cannot_be_decoded_are_told_from_other_files(tmp_path, name,
     assert found == [f"{tmp_path}/a/1.jpg", f"{tmp_path}/a/{name}"] and ignored.total == 1
 
 
-def test_a_class_of_heic_alone_names_the_remedy(tmp_path, heif_plugin):
+def test_a_class_with_only_heic_files_names_the_remedy(tmp_path, heif_plugin):
     touch(tmp_path, "a/1.heic", "a/2.heic")
     with pytest.raises(DataError, match=r"a: the class is empty \(other files: 2 HEIC, .*`pip install pillow-heif`"):
         list_folder(tmp_path)
@@ -296,7 +296,7 @@ def test_a_plugin_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     assert reason == "HEIC, and pillow_heif, which reads it, cannot be imported (no libheif)"
 
 
-def test_formats_that_this_pillow_was_built_without(monkeypatch):
+def test_formats_that_this_pillow_does_not_support(monkeypatch):
     assert undecodable_extensions().keys().isdisjoint(image_extensions())
     monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
     monkeypatch.delitem(Image.OPEN, "WEBP", raising=False)
@@ -333,7 +333,7 @@ def test_files_without_labels(tmp_path):
     assert bytes(dataset.read(0, Scratch())) == b"b.jpg" and dataset.sample_name(1) == f"{tmp_path}/a.jpg"
 
 
-def test_scratch_is_used_again(tmp_path):
+def test_scratch_is_reused(tmp_path):
     (tmp_path / "long.jpg").write_bytes(b"x" * 100_000)
     dataset, scratch = FilesDataset(touch(tmp_path, "a.jpg"), ["long.jpg", "a.jpg"]), Scratch()
     assert bytes(dataset.read(0, scratch)) == b"x" * 100_000
@@ -342,7 +342,7 @@ def test_scratch_is_used_again(tmp_path):
     assert bytes(dataset.read(1, scratch)) == b"a.jpg" and scratch.nbytes == held
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files(tmp_path):
     touch(tmp_path, "empty/x")
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "empty.jpg").touch()
@@ -351,7 +351,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for i, message in enumerate(("No such file or directory", "Is a directory", "No such file or directory")):
         with pytest.raises(ImageError, match=f"^{message}$"):
             dataset.read(i, Scratch())
-    assert len(dataset.read(3, Scratch())) == 0  # the decoder says what is wrong with it
+    assert len(dataset.read(3, Scratch())) == 0  # the decoder reports the reason
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
@@ -368,7 +368,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
         dataset.read(0, Scratch())
 
 
-def test_the_fingerprint_is_of_paths_and_labels(tmp_path):
+def test_the_fingerprint_depends_on_paths_and_labels(tmp_path):
     def of(*args, **options):
         return FilesDataset(tmp_path, *args, **options).fingerprint
 
@@ -376,4 +376,4 @@ def test_the_fingerprint_is_of_paths_and_labels(tmp_path):
     assert of(["a", "b"], ("x", "y"), [0, 1]) == same
     others = [of(["b", "a"], labels=[0, 1]), of(["a", "b"], labels=[1, 0]), of(["a", "b"]), of(["a"], labels=[0])]
     assert len({same, *others}) == 5
-    assert of([os.fsdecode(b"\xff.jpg")])  # a name that is no text
+    assert of([os.fsdecode(b"\xff.jpg")])  # a name that is not text

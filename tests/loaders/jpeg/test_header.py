@@ -1,4 +1,4 @@
-"""The record of a JPEG's header: the fields that Pillow and libjpeg-turbo read, in the names of ITU T.81."""
+"""The record of a JPEG's header: the fields as Pillow and libjpeg-turbo read them, with the names of ITU T.81."""
 
 import io
 import struct
@@ -46,13 +46,13 @@ def pillow(width=150, height=70, mode="RGB", **options):
 
 
 def parsed(data):
-    """The record, and whether a scan was reached."""
+    """The record, and whether it reached a scan."""
     headers = new_header()
     return headers[0], parse_header(view_of(data), headers)
 
 
 def insert(data, before, marker, body):
-    """A segment in front of the first one of another marker."""
+    """Insert a segment before the first one of another marker."""
     at = data.index(bytes((0xFF, before)))
     return data[:at] + bytes((0xFF, marker)) + struct.pack(">H", len(body) + 2) + body + data[at:]
 
@@ -90,7 +90,7 @@ def test_other_kinds_of_files():
     assert (progressive["sof"], progressive["last"], progressive["low"]) == (frame.PROGRESSIVE, 0, 1)
 
 
-def test_segments_go_on_between_the_scans():
+def test_segments_between_the_scans():
     data = pillow(progressive=True)
     view, headers = view_of(data), new_header()
     headers[0]["offset"], bands = 2, []
@@ -106,16 +106,16 @@ def test_segments_go_on_between_the_scans():
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 10, 25, 100, 170, 300, 600])
-def test_what_is_cut_short_has_no_scan(cut):
+def test_truncated_headers_have_no_scan(cut):
     data = pillow()
     header, reached = parsed(data[:cut])
     assert not reached and (header["sof"] != 0) == (cut >= 177)
 
 
-def test_the_first_fault_is_kept_and_the_size_is_read_all_the_same():
+def test_the_first_fault_is_kept_and_the_size_is_still_read():
     good = pillow()
     for marker, body, fault in (
-        (0xE0, b"JFIF\0\2\1\0\0\1\0\1\0\0", frame.UNUSUAL),  # a revision that libjpeg warns of
+        (0xE0, b"JFIF\0\2\1\0\0\1\0\1\0\0", frame.UNUSUAL),  # a revision about which libjpeg warns
         (0xDB, b"\4" + bytes(64), frame.DAMAGED),
         (0xC4, b"\0" + bytes([3]) + bytes(15) + b"\0\1\2", frame.DAMAGED),  # three codes of one bit
         (0xDD, b"\0", frame.DAMAGED),
@@ -141,7 +141,7 @@ def test_an_orientation_behind_the_frame_counts():
 
 
 def test_a_segment_that_only_begins_like_jfif_says_nothing_of_colours():
-    """libjpeg looks for all 14 bytes: without them the component ids decide, and these are those of RGB."""
+    """libjpeg checks all 14 bytes: otherwise the component ids decide, and these are those of RGB."""
     data = tile(simplejpeg.encode_jpeg(pixels(64, 48), 90, "RGB", "444"), 16).jpeg
     at = data.index(b"\xff\xe0")
     short = data[:at] + b"\xff\xe0\0\x0eJFIF\0\1\1\0\0\1\0\1" + data[at + 18 :]
@@ -160,7 +160,7 @@ def test_a_segment_that_only_begins_like_jfif_says_nothing_of_colours():
     np.testing.assert_array_equal(ours, theirs)
 
 
-def test_what_tile_makes_is_decodable():
+def test_tiled_jpegs_are_decodable():
     for sampling in FACTORS:
         headers = new_header()
         made = tile(simplejpeg.encode_jpeg(pixels(320, 240), 90, "RGB", sampling))
@@ -171,7 +171,7 @@ def test_what_tile_makes_is_decodable():
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_region_holds_what_its_window_needs(data):
-    """Its tiles lie in the picture, and around the samples; these hold all taps of the window."""
+    """Its tiles lie inside the image, cover the samples, and contain all taps of the window."""
     width, height = data.draw(st.integers(9, 200)), data.draw(st.integers(9, 200))
     headers, region = new_header(), new_region()
     made = tile(
@@ -219,7 +219,7 @@ def test_a_window_that_is_not_inside_has_no_region():
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_the_device_has_the_hosts_taps(interpolation):
+def test_the_device_has_the_same_taps_as_the_host(interpolation):
     size, window = 24, Window((3, 5, 131, 40), (30, 26), (4, 1))
     table = np.full(table_words(size, 200), 99, np.int32)
     assert fill_table(window, size, interpolation, table)
@@ -240,7 +240,7 @@ def test_the_device_has_the_hosts_taps(interpolation):
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("kind", [3, 4])
 def test_every_orientation_of_a_segment_is_cleared(order, kind):
-    """Of two entries the first one counts; a reader of the second must not turn the picture either."""
+    """The first of two entries counts; a reader of the second must not rotate the picture either."""
     entry = struct.pack(order + "HHI", exif.ORIENTATION, kind, 1) + struct.pack(
         order + ("H2x" if kind == 3 else "I"), 6
     )
@@ -256,5 +256,5 @@ def test_every_orientation_of_a_segment_is_cleared(order, kind):
 
 
 def test_the_limit_of_pixels_is_one():
-    """What the flags say by default is what the loaders say; importing these would take seconds from `--help`."""
+    """The defaults in the flags' help are those of the loaders, which are too slow to import for `--help`."""
     assert MAX_PIXELS == decode.MAX_PIXELS

@@ -1,4 +1,4 @@
-"""JPEGs turned upright: the original's coefficients turned, and its pixels but for the rounding of decoders."""
+"""JPEGs turned upright: the original's coefficients rotated, and its pixels up to the rounding of decoders."""
 
 import io
 import struct
@@ -22,7 +22,7 @@ BACK = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
 
 
 def oriented(data, orientation, order=">", kind=3):
-    """With an EXIF block that says so, of two entries."""
+    """With an EXIF block that contains the orientation, with two entries."""
     value = struct.pack(order + ("HH" if kind == 3 else "I"), *((orientation, 0) if kind == 3 else (orientation,)))
     tiff = {">": b"MM\0*", "<": b"II*\0"}[order] + struct.pack(order + "IH", 8, 2)
     tiff += struct.pack(order + "HHI4s", 0x010E, 2, 4, b"abc\0")
@@ -32,7 +32,7 @@ def oriented(data, orientation, order=">", kind=3):
 
 
 def noise(width, height, sampling="444", seed=0, **options):
-    """Encoded noise; a progressive one by Pillow."""
+    """Encoded noise; progressive JPEGs by Pillow."""
     y, x = np.mgrid[:height, :width]
     waves = np.stack([128 + 90 * np.sin(x / 7 + y / 11 + c) for c in range(3)], axis=2)
     pixels = np.clip(waves + np.random.default_rng(seed).normal(0, 20, waves.shape), 0, 255).astype(np.uint8)
@@ -49,7 +49,7 @@ def noise(width, height, sampling="444", seed=0, **options):
 
 
 def read(data):
-    """Coefficients of each component, whole MCUs, its 8 x 8 quantisation table, and the frame."""
+    """Coefficients of each component in whole MCUs, its 8 x 8 quantisation table, and the frame."""
     parser = Parser(memoryview(data))
     found = planes(parser, 1 << 30)
     tables = {}
@@ -66,7 +66,7 @@ def read(data):
 
 
 def samples(plane, table):
-    """The component's samples before rounding: the inverse DCT (A.3.3) of float64."""
+    """The component's samples before rounding: the inverse DCT (A.3.3) in float64."""
     square = np.zeros((*plane.shape[:2], 8, 8))
     for k, (row, column) in enumerate(ZIGZAG):
         square[:, :, row, column] = plane[:, :, k] * table[row, column]
@@ -77,7 +77,7 @@ def samples(plane, table):
 
 
 def perfect(frame, orientation):
-    """By the rule: a flipped axis has whole MCUs."""
+    """The rule: a flipped axis must have whole MCUs."""
     across, down = frame.mcu_size
     swapped = orientation >= 5
     across_flips, down_flips = orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)
@@ -119,7 +119,7 @@ def test_orientations_and_samplings(sampling, orientation, size):
         return
     result = check(data, orientation)
     if result is not None:
-        exact = orientation == 4 and sampling != "440"  # the sums of other flips round otherwise
+        exact = orientation == 4 and sampling != "440"  # the sums of other flips are rounded differently
         assert result[0] <= (0 if exact else 1 if sampling == "Gray" else 5)
 
 
@@ -137,7 +137,7 @@ def test_other_modes(orientation):
 
 
 def test_pillow_agrees():
-    """Another reader of EXIF finds nothing left to do, and the picture of before."""
+    """Another EXIF reader finds no rotation left to apply, and gets the same picture as before."""
     for orientation in range(2, 9):
         for order, kind in ((">", 3), ("<", 3), (">", 4), ("<", 4)):
             source = oriented(noise(96, 64), orientation, order, kind)
@@ -150,7 +150,7 @@ def test_pillow_agrees():
 
 
 def test_groups():
-    """The eight turns of a plane make the group that they should."""
+    """The eight orientations of a plane form a group."""
     plane = np.random.default_rng(0).integers(-99, 99, (3, 5, 64)).astype(np.int16)
     for orientation, back in BACK.items():
         np.testing.assert_array_equal(turned(turned([plane], orientation), back)[0], plane)
@@ -159,7 +159,7 @@ def test_groups():
 
 
 def test_tables_of_16_bits():
-    """A quantiser above 255 turns with the rest."""
+    """A quantiser above 255 is transposed with the rest."""
     data = noise(64, 48, "444", quality=1, mode="RGB")
     at = data.index(b"\xff\xdb")
     length = int.from_bytes(data[at + 2 : at + 4], "big")
@@ -174,7 +174,7 @@ def test_tables_of_16_bits():
         assert check(data, orientation) is not None
 
 
-def test_what_is_given_back():
+def test_jpegs_that_are_returned_unchanged():
     data = noise(64, 48)
     assert upright_jpeg(data) is data
     source = oriented(data, 1)

@@ -1,4 +1,4 @@
-"""Splices: crops decoded from them are crops of the whole decoded image, bit for bit."""
+"""Splices: crops decoded from them equal crops of the whole decoded image, bit for bit."""
 
 import io
 
@@ -33,9 +33,9 @@ def encoded(width, height, sampling, seed=0):
 
 
 def four_by_two(width, height, seed):
-    """4:1:0: the scan of a 4:1:1 JPEG whose luma is twice as high, read as 4 x 2 blocks per MCU.
+    """4:1:0: the scan of a 4:1:1 JPEG with luma of twice the height, read as 4 x 2 blocks per MCU.
 
-    The order of the blocks makes another picture of it, which is one as good.
+    The different order of the blocks gives another picture, which serves as well.
     """
     rows = -(-height // 16)
     pixels = np.random.default_rng(seed).integers(90, 160, (rows * 8, -(-width // 32) * 64, 3), dtype=np.uint8)
@@ -66,7 +66,7 @@ def tiled(width, height, sampling, width_px=64, seed=0):
 
 
 def decoded(data):
-    """By Pillow (libjpeg-turbo)."""
+    """Decoded by Pillow (libjpeg-turbo)."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image)
 
@@ -96,7 +96,7 @@ def test_crops(sampling, crop, width_px, seed):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_narrow_crops_at_every_edge(sampling):
-    """Chroma of two samples or fewer across is upsampled otherwise: the splice must not be that narrow."""
+    """Chroma with a width of two samples or fewer is upsampled differently: the splice must not be that narrow."""
     for width, height in ((131, 37), (67, 35), (65, 33), (99, 19)):
         data = tiled(width, height, sampling, 8)
         edges = [
@@ -133,7 +133,7 @@ def test_long_strips():
             np.testing.assert_array_equal(pixels, whole[y : y + h, x : x + w])
 
 
-def test_what_is_not_tiled_comes_back_itself():
+def test_jpegs_without_tiles_are_returned_unchanged():
     plain = encoded(200, 100, "420")
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((100, 200, 3), np.uint8)).save(buffer, "JPEG", restart_marker_blocks=5)
@@ -170,7 +170,7 @@ def test_wrong_arguments():
 
 
 def test_a_splice_has_no_baggage():
-    """EXIF and profiles stay behind; what decides about colours comes along."""
+    """EXIF and profiles are dropped; segments that affect colours are kept."""
     body = b"Exif\0\0" + bytes(5000)
     data = tiled(200, 100, "CMYK")
     data = data[:2] + b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body + data[2:]

@@ -1,4 +1,4 @@
-"""The compiled decoder of tiled JPEGs: whatever it takes has the bits of libjpeg-turbo and torch's resize."""
+"""The compiled decoder of tiled JPEGs: the bits of libjpeg-turbo and torch's resize for every accepted image."""
 
 import io
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ LIMIT = MAX_PIXELS
 
 @dataclass(frozen=True)
 class Fixed:
-    """A crop that is told its window."""
+    """A crop with a given window."""
 
     window_: Window
     size: int | tuple[int, int]
@@ -49,7 +49,7 @@ def encoded(width, height, sampling, quality=90, seed=0, noise=25.0):
 
 
 def expected(data, crop):
-    """By libjpeg-turbo and torch."""
+    """Decoded by libjpeg-turbo and resized by torch."""
     header = read_header(data)
     window = crop.window(*header.size, ())
     pixels, box = decode_box(data, header, window.box)
@@ -90,7 +90,7 @@ def test_any_window_of_any_picture(sampling, data):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_it_takes_what_tile_makes(sampling):
+def test_it_accepts_tiled_jpegs(sampling):
     jpeg = tile(encoded(320, 240, sampling)).jpeg
     for crop in (
         Fixed(Window((0, 0, 320, 240), (64, 48), (8, 0)), 48),
@@ -155,7 +155,7 @@ def jpeg_by_pillow(**options):
     return buffer.getvalue()
 
 
-def test_what_is_for_others():
+def test_unsupported_jpegs_are_left_to_other_decoders():
     turned = Image.Exif()
     turned[0x0112] = 6
     crop = Fixed(Window((0, 0, 60, 60), (32, 32), (0, 0)), 32)
@@ -179,7 +179,7 @@ def test_more_pixels_than_allowed_are_not_decoded():
     assert not TileQueue().add(jpeg, crop, (), 64 * 64 - 1, 0)
 
 
-def test_windows_that_are_not_inside_are_for_others_to_name():
+def test_windows_outside_the_image_are_left_to_other_decoders():
     jpeg = tile(encoded(64, 48, "420")).jpeg
     for box, size, at in (
         ((0, 0, 65, 48), (32, 32), (0, 0)),
@@ -194,7 +194,7 @@ def test_windows_that_are_not_inside_are_for_others_to_name():
     assert found(jpeg, Fixed(Window((0, 0, 64, 48), (40, 40), (8, 8)), 32)) is not None
 
 
-def test_several_in_one_call_and_the_damaged_ones_are_told():
+def test_several_in_one_call_with_damaged_ones_reported():
     scratch, queue, crop = Scratch(), TileQueue(), CenterCrop(size=32, resize=36)
     jpegs = [tile(encoded(60 + 9 * i, 50 + 5 * i, "420", seed=i)).jpeg for i in range(GROUP)]
     damaged = bytearray(jpegs[3])
@@ -216,7 +216,7 @@ def test_several_in_one_call_and_the_damaged_ones_are_told():
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_damage_is_left_to_the_judge_or_decoded_as_he_does(data):
-    """Some damage is none to a decoder: values change. What is taken has libjpeg's pixels then, too."""
+    """Some damage only changes values. For accepted images, the pixels must then equal libjpeg's, too."""
     sampling = data.draw(st.sampled_from(SAMPLINGS))
     jpeg = bytearray(tile(encoded(96, 80, sampling, 80), width_px=16).jpeg)
     scan = jpeg.index(b"\xff\xda")
@@ -229,7 +229,7 @@ def test_damage_is_left_to_the_judge_or_decoded_as_he_does(data):
     crop = Fixed(Window((0, 0, 40, 30), (24, 24), (0, 0)), 24)
     got = found(bytes(jpeg), crop)
     if got is not None:
-        part, _ = splice(bytes(jpeg), crop.window_.box)  # from the first tile on, as the box is
+        part, _ = splice(bytes(jpeg), crop.window_.box)  # from the first tile on, like the box
         pixels = simplejpeg.decode_jpeg(part, "RGB", strict=False)
         theirs = np.zeros((24, 24, 3), np.uint8)
         resample(pixels, crop.window_, "bilinear", theirs)
@@ -237,14 +237,14 @@ def test_damage_is_left_to_the_judge_or_decoded_as_he_does(data):
 
 
 def test_numbers_that_overflow_are_left_to_the_judge():
-    """libjpeg-turbo has a short way for blocks of a first row alone, which wraps where the long one saturates."""
+    """libjpeg-turbo has a shortcut for blocks with only a first row, which wraps where the general code saturates."""
     jpeg = bytearray(tile(encoded(96, 80, "444", 80), width_px=16).jpeg)
     assert jpeg[218] == 0x81  # a Huffman symbol
     jpeg[218] = 25
     assert found(bytes(jpeg), Fixed(Window((0, 0, 40, 30), (24, 24), (0, 0)), 24)) is None
 
 
-def test_the_decoder_of_a_loader_takes_it(monkeypatch):
+def test_the_decoder_of_a_loader_uses_it(monkeypatch):
     jpeg = memoryview(tile(encoded(400, 300, "420")).jpeg)
     for crop in (RandomResizedCrop(size=96), CenterCrop(size=96, resize=110, interpolation="bicubic")):
         ours, theirs = ImageDecoder(crop), ImageDecoder(crop, compiled=False)
@@ -253,14 +253,14 @@ def test_the_decoder_of_a_loader_takes_it(monkeypatch):
             draws = ours.draw(0, epoch, np.zeros(1, np.int64))[0].tolist()
             theirs.fill_row(jpeg, draws, {"inputs": rows[1]}, scratch)
             with monkeypatch.context() as patch:
-                patch.setattr("fastimg.loaders.decoders.images.read_header", None)  # the other way begins with it
+                patch.setattr("fastimg.loaders.decoders.images.read_header", None)  # the other path begins with it
                 ours.fill_row(jpeg, draws, {"inputs": rows[0]}, scratch)
             assert np.array_equal(rows[0], rows[1])
 
 
 @pytest.mark.parametrize("bicubic", [False, True])
 def test_weights_are_torchs(bicubic):
-    """A resize of single bright pixels reads them out, for every pair of sizes up to 40 and some large ones."""
+    """Resizing single bright pixels reads the weights, for every pair of sizes up to 40 and some large ones."""
     kernel = torch.ops.aten._upsample_bicubic2d_aa if bicubic else torch.ops.aten._upsample_bilinear2d_aa
     pairs = [(a, b) for a in range(1, 40) for b in range(1, 40)] + [(3000, 7), (7, 300), (1023, 224), (500, 224)]
     for source, size in pairs:
@@ -276,11 +276,11 @@ def test_weights_are_torchs(bicubic):
             for j in range(counts[i]):
                 value = (255 * int(weights[i, j]) + (1 << (bits - 1))) >> bits
                 ours[begins[i] + j, i] = min(max(value, 0), 255)
-        if source != size:  # torch leaves out a pass that changes nothing
+        if source != size:  # torch skips a pass that changes nothing
             assert np.array_equal(ours, theirs), (source, size)
 
 
-def test_who_would_wait_for_a_compilation_is_told(monkeypatch):
+def test_a_message_before_waiting_for_a_compilation(monkeypatch):
     jpeg = tile(encoded(100, 80, "420")).jpeg
     assert found(jpeg, CenterCrop(size=32, resize=32)) is not None
     assert not tiled.will_compile(jpeg)

@@ -1,4 +1,4 @@
-"""Tiled JPEGs: the original's coefficients and pixels, judged by Pillow and simplejpeg (libjpeg-turbo both)."""
+"""Tiled JPEGs: the original's coefficients and pixels, compared by Pillow and simplejpeg (both libjpeg-turbo)."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
 @pytest.fixture(autouse=True)
 def _any_cost(monkeypatch):
-    """Small images are tiled too, unless a test says otherwise."""
+    """Tile small images too, unless a test overrides it."""
     monkeypatch.setattr(tiles, "MAX_COST", float("inf"))
 
 
@@ -55,7 +55,7 @@ def by_pillow(data):
 
 
 def coefficients(data):
-    """The blocks that an image has, without what pads it to whole MCUs."""
+    """The blocks of an image, without the padding to whole MCUs."""
     parser = Parser(memoryview(data))
     found = planes(parser, 1 << 30)
     sizes = [parser.frame.blocks(i) for i in range(len(found))]
@@ -63,7 +63,7 @@ def coefficients(data):
 
 
 def check(data, **options):
-    """Tile, and judge the result."""
+    """Tile, and check the result."""
     made = tile(data, **options)
     assert made.kept is None, made.kept
     for before, after in zip(coefficients(data), coefficients(made.jpeg), strict=True):
@@ -92,13 +92,13 @@ def interval(data):
 
 
 def sof(width, height, components):
-    """The body of a frame's segment; components are (id, factors), and have the first quantisation table."""
+    """The body of a frame's segment; components are (id, factors), and use the first quantisation table."""
     size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
     return bytes((8,)) + size + bytes((len(components),)) + b"".join(bytes((i, f, 0)) for i, f in components)
 
 
 def parsed(head):
-    """A parser that has read a file's segments, its scan not yet."""
+    """A parser that has read a file's segments, but not its scan."""
     tables = [] if any(s.marker == 0xDB for s in head) else [Segment(0xDB, bytes(1) + bytes([1] * 64))]
     frame = next(s.body for s in head if s.marker == 0xC0)
     chosen = b"".join(bytes((i, 0)) for i in frame[6::3])
@@ -109,12 +109,12 @@ def parsed(head):
 
 
 def insert(data, segment):
-    """A segment right behind SOI."""
+    """A segment directly after SOI."""
     return data[:2] + segment + data[2:]
 
 
 def fourtwo(width=150, height=70):
-    """4:1:0, which no encoder at hand makes: coefficients of noise, coded here."""
+    """4:1:0, which no available encoder supports: coefficients of noise, encoded here."""
     found = bytearray(pillow(16, 16, subsampling=0))
     at = found.index(b"\xff\xc0")
     found[at + 5 : at + 9] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
@@ -178,7 +178,7 @@ def test_410():
 
 
 def test_tables_without_the_codes_that_restarts_need():
-    """A flat picture with a gentle slope: optimised tables know only small differences, a restart needs a large one."""
+    """A flat picture with a slight gradient: optimised tables have only small differences, a restart a large one."""
     pixels = np.repeat((100 + np.arange(256) // 4).astype(np.uint8)[None, :], 64, axis=0)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", optimize=True, quality=90)
@@ -188,7 +188,7 @@ def test_tables_without_the_codes_that_restarts_need():
     assert set(after.tables[0, 0][1]) - set(scan.tables[0, 0][1])
 
 
-def test_other_parts_are_kept_byte_for_byte():
+def test_other_segments_are_kept_byte_for_byte():
     thumbnail = pillow(16, 16, restart_marker_blocks=1)  # with SOS and RST inside an APP segment
     body = b"Exif\0\0" + thumbnail
     app1 = b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
@@ -200,7 +200,7 @@ def test_other_parts_are_kept_byte_for_byte():
     assert app1 in made.jpeg and app7 in made.jpeg and made.jpeg.endswith(comment + b"\xff\xd9")
 
 
-def test_fill_bytes_and_data_behind_eoi():
+def test_fill_bytes_and_data_after_eoi():
     plain = turbo(131, 67, "420")
     at = plain.index(b"\xff\xdb")
     filled = plain[:at] + b"\xff\xff\xff" + plain[at:-2] + b"\xff\xff" + plain[-2:]
@@ -227,7 +227,7 @@ def test_the_interval_divides_the_row(columns, width_px, expected):
 
 def test_costs_bound_the_restarts(monkeypatch):
     monkeypatch.setattr(tiles, "MAX_COST", 0.04)
-    row = tile(turbo(8 * 47, 64, "444"))  # prime: a restart per MCU costs too much, one per row does not
+    row = tile(turbo(8 * 47, 64, "444"))  # prime: one restart per MCU costs too much, one per row does not
     assert row.kept is None and interval(row.jpeg) == 47
     for data in (turbo(1, 1, "444"), turbo(8, 8, "420"), turbo(8, 65500, "444", quality=20)):
         made = tile(data)
@@ -243,7 +243,7 @@ def test_long_strips(size):
 
 
 def test_non_interleaved_scans():
-    """Three scans of one component each, made of an interleaved one's tables."""
+    """Three scans of one component each, made from those of an interleaved JPEG."""
     data = turbo(131, 67, "420")
     parser = Parser(memoryview(data))
     scan = next(parser.scans())
@@ -262,7 +262,7 @@ def test_non_interleaved_scans():
     np.testing.assert_array_equal(by_pillow(made.jpeg)[1], by_pillow(data)[1])
 
 
-def test_what_stays_as_it_is():
+def test_jpegs_that_are_not_tiled():
     good = turbo(131, 67, "420")
     progressive = pillow(131, 67, progressive=True)
     sof = good.index(b"\xff\xc0")
@@ -343,7 +343,7 @@ def of_integers(width, height, factors, interval):
     ],
 )
 def test_the_bytes_never_change(factors, expected):
-    """Whoever made shards once gets the same ones again."""
+    """Converting again gives the same shards in every version."""
     digest = hashlib.sha256()
     for size, interval in (((203, 77), 0), ((640, 33), 3), ((17, 5), 1)):
         data = of_integers(*size, factors, interval)
@@ -378,11 +378,11 @@ assert (double.stats.cache_path is None) == (sys.argv[1] == "nowhere"), double.s
 
 @pytest.mark.parametrize("disk", ["full", "nowhere"])
 def test_without_a_place_for_compiled_code(tmp_path, disk):
-    """What cannot be kept is compiled again by every process."""
+    """Code that cannot be cached is compiled again by every process."""
     (tmp_path / "program.py").write_text(PROGRAM)
     environ = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
     environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    if disk == "nowhere":  # files where folders would have to be
+    if disk == "nowhere":  # files in place of folders
         for name in ("__pycache__", "home", "cache"):
             (tmp_path / name).write_text("")
         environ |= {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}

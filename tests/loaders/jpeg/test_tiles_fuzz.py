@@ -1,8 +1,8 @@
-"""Mutated JPEGs: given back as they are, or tiled to the same pixels; never a crash, never a read out of bounds.
+"""Mutated JPEGs: returned unchanged, or tiled to the same pixels; never a crash or a read out of bounds.
 
-What was tiled, or was found tiled, libjpeg-turbo decodes without a warning: `convert` decodes no image that it tiles.
+libjpeg-turbo decodes every accepted JPEG without a warning, since `convert` does not decode images that it tiles.
 
-python tests/loaders/jpeg/test_tiles_fuzz.py COUNT SEED        more of it
+python tests/loaders/jpeg/test_tiles_fuzz.py COUNT SEED        more cases
 """
 
 import io
@@ -40,7 +40,7 @@ def corpus():
 
 
 def mutated(data, rng):
-    """A few bytes changed, removed or doubled; now and then the end is missing."""
+    """Change, remove or repeat a few bytes; sometimes truncate the end."""
     data = bytearray(data)
     for _ in range(rng.integers(1, 4)):
         at = int(rng.integers(2, len(data)))
@@ -65,7 +65,7 @@ def mutated(data, rng):
 
 
 def segments(data):
-    """A JPEG's parts: [marker, body] of each segment, and of each scan's data under the marker None."""
+    """A JPEG's parts: [marker, body] of each segment, and each scan's data under the marker None."""
     at, parts = 2, []
     while data[at + 1] != 0xD9:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -108,7 +108,7 @@ EXTRA = [
 
 
 def restructured(data, rng):
-    """Segments moved, doubled, dropped, put in; fields, code lengths and bits of the scans changed."""
+    """Move, repeat, drop or insert segments; change fields, code lengths and bits of the scans."""
     parts = segments(data)
     for _ in range(rng.integers(1, 3)):
         if not parts:
@@ -149,7 +149,7 @@ def restructured(data, rng):
 
 
 def shuffled_scan(body, rng):
-    """A scan's data with a few bits, bytes or restart markers changed."""
+    """A scan's data with changes of a few bits, bytes or restart markers."""
     at = int(rng.integers(0, len(body)))
     kind = rng.integers(0, 7)
     if kind == 0:
@@ -176,7 +176,7 @@ def shuffled_scan(body, rng):
 
 
 def strictly(data):
-    """libjpeg-turbo's pixels, None where it warns."""
+    """libjpeg-turbo's pixels; None if it warns."""
     try:
         return simplejpeg.decode_jpeg(data, "RGB", strict=True)
     except ValueError:
@@ -184,7 +184,7 @@ def strictly(data):
 
 
 def judged(data, made, name):
-    """Whether it was tiled. libjpeg-turbo must decode what was accepted, without a warning, to the same pixels."""
+    """Whether it is tiled. libjpeg-turbo must decode an accepted JPEG without a warning, to the same pixels."""
     if made.kept not in (None, tiles.Reason.TILED):
         return False
     try:
@@ -200,7 +200,7 @@ def judged(data, made, name):
 
 
 def fuzz(count, seed):
-    """How many were tiled; raises where pixels differ."""
+    """The number of tiled JPEGs. Raises an error if pixels differ."""
     tiles.MAX_COST = float("inf")
     rng = np.random.default_rng(seed)
     seeds = list(corpus())
@@ -227,7 +227,7 @@ def test_mutated_jpegs(monkeypatch):
 
 
 def structured(count, seed):
-    """As `fuzz`, of whole segments and fields."""
+    """Like `fuzz`, with whole segments and fields."""
     tiles.MAX_COST = float("inf")
     rng = np.random.default_rng(seed)
     seeds = list(corpus())
@@ -239,14 +239,14 @@ def structured(count, seed):
     return tiled
 
 
-def test_what_is_accepted_decodes_without_a_warning(monkeypatch):
+def test_accepted_jpegs_decode_without_a_warning(monkeypatch):
     monkeypatch.setattr(tiles, "MAX_COST", tiles.MAX_COST)
     tiled = structured(STRUCTURED, 0)
     assert STRUCTURED // 20 < tiled < STRUCTURED
 
 
 def test_within_bounds(tmp_path):
-    """The same with numba's bounds checks, compiled anew: an index outside its array would be an IndexError."""
+    """The same with numba's bounds checks, compiled again: an index outside its array raises IndexError."""
     environ = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}
     command = [sys.executable, __file__, "3000", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
@@ -254,7 +254,7 @@ def test_within_bounds(tmp_path):
 
 
 def test_large_claims_cost_nothing():
-    """65,500 x 65,500 pixels in a few bytes: refused by the size of what is there, before anything is allocated."""
+    """65,500 x 65,500 pixels in a few bytes: refused because of the small file, before anything is allocated."""
     for data in corpus():
         at = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))
         huge = data[: at + 5] + b"\xff\xdc\xff\xdc" + data[at + 9 :]
@@ -267,7 +267,7 @@ def test_large_claims_cost_nothing():
 
 @compiled
 def peek(array, at):
-    """For the check of the check."""
+    """Used to test the check itself."""
     return array[at]
 
 

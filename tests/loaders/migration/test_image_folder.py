@@ -1,4 +1,4 @@
-"""ImageFolderLoader beside torchvision's ImageFolder and torch's DataLoader: what a script sees is the same."""
+"""ImageFolderLoader compared with torchvision's ImageFolder and torch's DataLoader, as a training script sees them."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("watchdog")
 
 @pytest.fixture
 def folder(image_folder):
-    """With what tells one way of sorting from another: nested folders, upper case, other files, train/ as a class."""
+    """With cases that distinguish sort orders: nested folders, upper case, other files, and train/ as a class."""
     red = image_folder / "red"
     (red / "b").mkdir()
     for old, new in (("000.jpg", "b/x.JPG"), ("001.jpg", "b.jpg"), ("002.jpg", "B.jpeg"), ("004.jpg", "b-c.jpg")):
@@ -54,7 +54,7 @@ def test_the_extensions_are_torchvisions():
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batches_in_order_are_those_of_a_data_loader(folder, drop_last):
-    """In their types, shapes and memory; Pillow's resize rounds otherwise than torch's."""
+    """Their types, shapes and memory layout; Pillow's resize rounds differently from torch's."""
     dataset = ImageFolder(folder, EVALUATION)
     theirs = DataLoader(dataset, batch_size=8, drop_last=drop_last)
     with ImageFolderLoader(dataset, batch_size=8, drop_last=drop_last, num_workers=0) as ours:
@@ -134,7 +134,7 @@ def test_batches_on_a_gpu(folder):
             torch.testing.assert_close(images.cpu(), expected)
 
 
-def test_transforms_that_are_taken_over():
+def test_supported_transforms():
     crop = RandomResizedCrop(size=(16, 24), scale=(0.2, 1.0), interpolation="bicubic")
     theirs = transforms.RandomResizedCrop((16, 24), (0.2, 1.0), interpolation=InterpolationMode.BICUBIC)
     flip, norm = transforms.RandomHorizontalFlip(0.3), transforms.Normalize(MEAN, STD)

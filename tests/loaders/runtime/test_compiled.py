@@ -1,4 +1,4 @@
-"""Compiled code is kept on disk, and never outlives the source that it was made from."""
+"""Compiled code is cached on disk, and is recompiled when its source changes."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ CALLER = (
 
 
 def loaded(folder, name):
-    """The module of a file, as a new process would have it."""
+    """The module of a file, as a new process imports it."""
     spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -30,7 +30,7 @@ def test_an_edited_function_in_another_file_is_noticed(tmp_path, monkeypatch):
         for step, number in enumerate((1, 2)):
             called = tmp_path / "called_by_test.py"
             called.write_text(CALLED.format(kind=kind, number=number))
-            os.utime(called, ns=(step + 1, 10**18 + step))  # an edit within the clock's tick is seen too
+            os.utime(called, ns=(step + 1, 10**18 + step))  # an edit within the clock's resolution is noticed too
             loaded(tmp_path, "called_by_test")
             doubled = loaded(tmp_path, "caller_by_test").doubled
             assert not is_kept(doubled)
@@ -44,7 +44,7 @@ def test_an_edited_function_in_another_file_is_noticed(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_what_a_function_calls_may_be_defined_below_it(tmp_path, monkeypatch):
+def test_called_functions_may_be_defined_below(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     first, last = CALLER.split("@compiled\n")
     (tmp_path / "caller_by_test.py").write_text(
@@ -62,7 +62,7 @@ def test_what_a_function_calls_may_be_defined_below_it(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_sources_of_a_function_are_those_of_what_it_calls_too():
+def test_the_sources_of_a_function_include_those_of_called_functions():
     from fastimg.loaders.jpeg.decoding import tiled
     from fastimg.loaders.jpeg.rewriting import splice
 
@@ -76,18 +76,18 @@ def test_the_sources_of_a_function_are_those_of_what_it_calls_too():
     assert names(splice._splice) == {"splice.py", "frame.py", "exif.py", "region.py", "huffman.py"}
 
 
-def test_what_cannot_be_kept_is_compiled_all_the_same():
+def test_code_that_cannot_be_cached_is_still_compiled():
     namespace = {"compiled": compiled}
-    exec("def three():\n    return 3\n", namespace)  # no file: numba finds no place for its code
+    exec("def three():\n    return 3\n", namespace)  # no file: numba has no place to cache its code
     assert compiled(namespace["three"])() == 3
 
 
-def test_compiling_is_told_once_and_loading_is_not(tmp_path, monkeypatch):
+def test_compiling_is_reported_once_and_loading_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "called_by_test.py").write_text(CALLED.format(kind="compiled", number=3))
     (tmp_path / "caller_by_test.py").write_text(CALLER)
     told = []
-    for compilations in (1, 1):  # the second time what is kept is loaded
+    for compilations in (1, 1):  # the second time, cached code is loaded
         loaded(tmp_path, "called_by_test")
         with telling_of_compilation(lambda: told.append("compiling")):
             assert loaded(tmp_path, "caller_by_test").doubled() == 6
@@ -120,7 +120,7 @@ print(njit(lambda n: [i * 2.0 for i in range(n)])(3))  # compiled after it
 
 
 def test_kept_code_allocates_and_what_comes_later_is_compiled(tmp_path):
-    """Loaded without what numba compiles with, which numba imports when it needs it."""
+    """Loading does not import numba's compiler, which numba imports on demand."""
     (tmp_path / "kept.py").write_text(KEPT)
     said = [
         subprocess.run([sys.executable, "kept.py"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""How many threads a process may keep busy."""
+"""The number of CPUs available to a process."""
 
 import os
 
@@ -41,7 +41,7 @@ class TestOfTwelveCores:
     def test_quota_of_cgroup_1(self, tmp_path, quota, cores):
         assert available_cpus(cgroup=version_1(tmp_path, quota, "100000\n")) == cores
 
-    def test_a_file_that_is_something_else(self, tmp_path):
+    def test_an_unexpected_file(self, tmp_path):
         assert available_cpus(cgroup=version_2(tmp_path, "nonsense")) == 12
 
     @pytest.mark.parametrize(("processes", "cores"), [(1, 12), (2, 6), (5, 2), (12, 1), (100, 1)])

@@ -1,4 +1,4 @@
-"""Where a loader's time goes: what its threads, its consumer and its stream are counted for."""
+"""A loader's times: those of its threads, its consumer and its stream."""
 
 import time
 
@@ -14,7 +14,7 @@ NAP = 0.02
 
 
 def epoch(folder, workers=2):
-    """What was spent in an epoch, the seconds that it took, and its images."""
+    """Times spent in an epoch, its duration, and its images."""
     loader = Loader(
         open_dataset(folder, "train"),
         ImageDecoder(RandomResizedCrop(size=16)),
@@ -27,7 +27,7 @@ def epoch(folder, workers=2):
         count += batch.samples
     seconds, spent = time.perf_counter() - began, loader.spent()
     loader.close()
-    assert loader.spent() == spent  # kept when the threads are gone
+    assert loader.spent() == spent  # kept after the threads have ended
     assert 0 < spent.wait <= seconds and spent.wait == loader.wait_seconds and spent.copy == 0.0
     assert 0 < spent.read <= spent.busy <= workers * seconds
     return spent, seconds, count
@@ -41,27 +41,27 @@ def asleep(method):
     return wrapped
 
 
-def test_reading_is_counted_apart(image_folder, monkeypatch):
+def test_reading_is_counted_separately(image_folder, monkeypatch):
     epoch(image_folder)  # a process's first decoding takes seconds
     monkeypatch.setattr(FilesDataset, "read", asleep(FilesDataset.read))
     spent, _, count = epoch(image_folder)
     assert spent.read >= NAP * count and spent.read > 0.5 * spent.busy
 
 
-def test_decoding_is_what_else_keeps_threads_busy(image_folder, monkeypatch):
+def test_decoding_is_the_rest_of_the_threads_time(image_folder, monkeypatch):
     epoch(image_folder)
     monkeypatch.setattr(ImageDecoder, "_decode", asleep(ImageDecoder._decode))
     spent, _, count = epoch(image_folder)
     assert spent.busy >= NAP * count and spent.read < 0.5 * spent.busy
 
 
-def test_what_cannot_be_read_takes_its_time_too(image_folder, monkeypatch):
+def test_unreadable_images_are_counted_too(image_folder, monkeypatch):
     (image_folder / "red" / "000.jpg").write_bytes(b"no image")
     spent, _, count = epoch(image_folder)
     assert count == 35 and spent.busy > 0
 
 
-def test_threads_of_an_epoch_that_was_left_count_on(image_folder):
+def test_threads_of_an_abandoned_epoch_are_still_counted(image_folder):
     loader = Loader(open_dataset(image_folder, "train"), batch_size=4, crop=16, workers=2)
     for _ in loader:
         break
@@ -77,7 +77,7 @@ def test_threads_of_an_epoch_that_was_left_count_on(image_folder):
     assert third.busy > second.busy > first.busy > 0 and second.wait >= first.wait
 
 
-def test_other_loaders_count_waiting_alone(image_folder, open_loader):
+def test_other_loaders_count_only_waiting(image_folder, open_loader):
     loader = open_loader("synthetic", open_dataset(image_folder, "train"))
     for _ in loader:
         pass
@@ -87,7 +87,7 @@ def test_other_loaders_count_waiting_alone(image_folder, open_loader):
 
 
 class Event:
-    """An event of a device whose clock the test moves."""
+    """An event of a device whose clock the test advances."""
 
     now, made = 0.0, 0
 
@@ -107,18 +107,18 @@ class Event:
         return other.at - self.at
 
 
-def test_spans_are_counted_when_they_are_over(monkeypatch):
+def test_intervals_are_counted_when_they_end(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     Event.now, Event.made = 0.0, 0
     spans = Spans()
-    for at in range(0, 100, 10):  # the device does it at these milliseconds
+    for at in range(0, 100, 10):  # the device reaches it at these milliseconds
         spans.begin([at])
         spans.end([at + 3])
-        Event.now = at - 5.0  # it lags by a span
+        Event.now = at - 5.0  # late by one interval
     assert spans.seconds == pytest.approx(0.003 * 8)
     Event.now = 1000.0
     spans.settle()
-    assert spans.seconds == pytest.approx(0.03) and Event.made <= 8  # events are used again
+    assert spans.seconds == pytest.approx(0.03) and Event.made <= 8  # events are reused
     spans.begin([2000.0])  # and never ended
     spans.begin([3000.0])
     spans.end([3001.0])
@@ -130,7 +130,7 @@ def test_spans_are_counted_when_they_are_over(monkeypatch):
 
 @gpu
 @needs_cuda
-def test_on_a_gpu_waiting_is_the_streams_standing_still():
+def test_on_a_gpu_waiting_is_the_streams_idle_time():
     device = torch.device("cuda")
     waits = Waits(device)
     torch.cuda.synchronize()
@@ -138,14 +138,14 @@ def test_on_a_gpu_waiting_is_the_streams_standing_still():
     time.sleep(0.1)
     waits.end()
     torch.cuda.synchronize()
-    assert waits.host >= 0.1 and waits.seconds >= 0.09  # the device had nothing to do
+    assert waits.host >= 0.1 and waits.seconds >= 0.09  # the device was idle
     idle = waits.seconds
     torch.cuda._sleep(2_000_000_000)  # about a second of work
     waits.begin()
     time.sleep(0.1)
     waits.end()
     torch.cuda.synchronize()
-    assert waits.host >= 0.2 and waits.seconds - idle < 0.05  # it computed all the while
+    assert waits.host >= 0.2 and waits.seconds - idle < 0.05  # it was computing all the time
 
 
 @gpu

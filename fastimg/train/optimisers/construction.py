@@ -1,0 +1,145 @@
+"""Optimisers from their names and settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fastimg.config.intent import SCHEDULE_FREE
+from fastimg.errors import UsageError, reason_of
+from fastimg.models.blocks import blocks
+
+from . import catalogue
+from .groups import parameter_groups
+from .schedule_free import ScheduleFree
+
+Implementation = Literal["auto", "fused", "foreach"]
+
+
+def build_optimizer(
+    model: nn.Module,
+    opt: str,
+    lr: float,
+    weight_decay: float,
+    momentum: float | None,
+    *,
+    impl: Implementation = "auto",
+    norm_weight_decay: float = 0.0,
+    layer_decay: float | None = None,
+    frozen_too: bool = False,
+    norm_lr_scale: float = 1.0,
+    eps: float | None = None,
+    betas: Sequence[float] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> torch.optim.Optimizer:
+    """The optimiser `opt` over `parameter_groups`: a name of `catalogue`. `auto` is fused if torch has that.
+
+    Fused is the fastest on CPUs too: ResNet-50's step took 41 ms of processor time with AdamW and 30 with SGD, foreach
+    144 and 103, a loop 149 and 110. Raises UsageError if there is no such kernel, and for values that the optimiser
+    refuses.
+    """
+    muon = opt not in ("adamw", "sgd") and catalogue.optimizer_class(opt).__name__ == "Muon"
+    groups = parameter_groups(
+        model,
+        weight_decay,
+        norm_weight_decay,
+        layer_decay,
+        frozen_too=frozen_too,
+        norm_lr_scale=norm_lr_scale,
+        outer=_outer(model) if muon else None,
+    )
+    sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    more = dict(kwargs or {})
+    more |= {} if eps is None else {"eps": eps}
+    more |= {} if betas is None else {"betas": tuple(betas)}
+    try:
+        if opt in ("adamw", "sgd"):
+            return _tuned(opt, groups, lr, momentum, impl, sharded, more)
+        if opt in SCHEDULE_FREE:
+            return _schedule_free(opt, groups, lr, momentum, impl, more)
+        built = _of_timm(opt, groups, lr, momentum, impl, sharded, more)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise UsageError(f"--opt {opt}: {reason_of(error)}; see its arguments in timm's or torch's pages") from error
+    if muon and not any(not group["use_fallback"] for group in groups):
+        raise UsageError(f"--opt {opt} has no effect: no hidden matrix of the model trains; use --opt adamw")
+    return built
+
+
+def _tuned(
+    opt: str,
+    groups: list[dict[str, Any]],
+    lr: float,
+    momentum: float | None,
+    impl: Implementation,
+    sharded: bool,
+    more: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """AdamW, or SGD with Nesterov's momentum."""
+    if opt == "sgd" and sharded and impl == "fused":
+        raise UsageError("--opt-impl fused: torch has no fused SGD for sharded weights; use foreach, or --opt adamw")
+    fused = impl != "foreach" and not (opt == "sgd" and sharded)
+    how: dict[str, Any] = {"fused": fused, "foreach": not fused, **more}
+    if opt == "sgd":
+        how = {"nesterov": momentum is not None and momentum > 0, **how}
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum or 0.0, **how)
+    return torch.optim.AdamW(groups, lr=lr, **how)
+
+
+def _of_timm(
+    opt: str,
+    groups: list[dict[str, Any]],
+    lr: float,
+    momentum: float | None,
+    impl: Implementation,
+    sharded: bool,
+    more: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """One of timm's, with the arguments that its name stands for."""
+    taken = catalogue.arguments(opt)
+    fused = "fused" in taken and opt != "adagrad" and not (sharded and "momentum" in taken)
+    if impl != "auto" and not (fused if impl == "fused" else "foreach" in taken):
+        raise UsageError(f"--opt-impl {impl}: {opt} has no such implementation; leave it out")
+    how: dict[str, Any] = {**catalogue.implied(opt), **more}
+    if catalogue.takes_momentum(opt):
+        how["momentum"] = 0.9 if momentum is None else momentum
+        if how["momentum"] == 0 and "nesterov" not in more:
+            how.pop("nesterov", None)
+    if fused and impl != "foreach":
+        how["fused"] = True
+    elif "foreach" in taken:
+        how["foreach"] = True
+    if "deterministic" in taken:  # its random numbers are then the same on all ranks
+        how.setdefault("deterministic", True)
+    for group in groups:  # some remember the highest rate of each group from here
+        group["lr"] = lr * group["lr_scale"]
+    return catalogue.optimizer_class(opt)(groups, lr=lr, **how)  # type: ignore[no-any-return]
+
+
+def _schedule_free(
+    opt: str,
+    groups: list[dict[str, Any]],
+    lr: float,
+    momentum: float | None,
+    impl: Implementation,
+    more: dict[str, Any],
+) -> torch.optim.Optimizer:
+    if impl == "fused":
+        raise UsageError(f"--opt-impl fused: {opt} has no such implementation; leave it out")
+    if opt == "schedule_free_sgd":
+        return ScheduleFree(groups, lr=lr, beta=0.9 if momentum is None else momentum, **more)
+    beta, beta2 = more.pop("betas", (0.9, 0.999))
+    return ScheduleFree(groups, lr=lr, beta=beta, beta2=beta2, **more)
+
+
+def _outer(model: nn.Module) -> frozenset[str]:
+    """The parameters of the stem and of the head: what Muon leaves to AdamW (Jordan et al., 2024)."""
+    parts = blocks(model)
+    return frozenset((*parts[0].parameters, *parts[-1].parameters))
+
+
+def implementation(optimizer: torch.optim.Optimizer) -> Literal["fused", "foreach", "for-loop"]:
+    """The implementation that the optimiser uses."""
+    group = optimizer.param_groups[0]
+    return "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
