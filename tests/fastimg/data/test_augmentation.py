@@ -471,7 +471,10 @@ def test_policies_by_name_and_what_comes_after():
     assert effective_policy(**given) == Policy(hflip=0.5, named=name, **after, mean=MEAN, std=STD)
     config = Train(**given)
     words = sentence(replace(config, **effective(config, plain=False)), None)
-    assert words.partition("), ")[2] == f"hflip 0.5, {name}, hue by up to 0.1, grayscale 0.2, gaussian blur 0.3, solarize 0.4"
+    assert (
+        words.partition("), ")[2]
+        == f"hflip 0.5, {name}, hue by up to 0.1, grayscale 0.2, gaussian blur 0.3, solarize 0.4"
+    )
     listed_ = {"augmentation": [name, {"hue": {"max": 0.1}}, "random_grayscale", {"gaussian_blur": {"p": 0.3}}]}
     assert effective_policy(**listed_, solarize_prob=0.4) == replace(effective_policy(**given), hflip=0.0)
 
