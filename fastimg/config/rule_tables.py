@@ -61,6 +61,13 @@ def _are_shares_above_zero(values: Collection[float]) -> bool:
     return all(map(_is_share_above_zero, values))
 
 
+def _is_pos_weight(text: str) -> bool:
+    try:
+        return text == "balanced" or _is_above_zero(float(text))
+    except ValueError:
+        return False
+
+
 def _loads_with(backend: str) -> Callable[[Any], bool]:
     if backend == "resident":
         return lambda config: bool(getattr(config, "resident", False))
@@ -250,6 +257,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dtype", head_alone, "--freeze backbone all the time"),
     Needs("cache_dir", lambda c: head_alone(c) or reads_text(c), "--freeze backbone"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
+    Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
+    Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
     Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
     Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
@@ -340,6 +349,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
     Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("bce_pos_weight", _is_pos_weight, "a number above 0, or balanced"),
     Range("focal_gamma", _at_least(0), "0 or more"),
     Range("logit_adjust", _at_least(0), "0 or more"),
     Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
@@ -408,7 +418,11 @@ _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", 
 
 EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
 
-PREDICT: tuple[Rule, ...] = (Range("topk", _at_least(1), "1 or more"), *_READING)
+PREDICT: tuple[Rule, ...] = (
+    Range("topk", _at_least(1), "1 or more"),
+    Range("threshold", _is_share, "a probability from 0 to 1"),
+    *_READING,
+)
 
 EMBED: tuple[Rule, ...] = (
     *_READING,

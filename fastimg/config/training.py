@@ -274,6 +274,15 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """In training, add TAU times the logarithm of each class's share of the samples to its logit, so that the model
     itself need not favour common classes; 1 is for balanced accuracy. Default: 0."""
 
+    bce_pos_weight: Annotated[str | None, arg(metavar="X|balanced")] = None
+    """For targets of several labels: multiply the loss of a label by this where it is there. balanced: for each label,
+    the samples without it for each one with it. Default: 1."""
+    targets: Annotated[str | None, arg(metavar="A,B")] = None
+    """The targets to train on, of those that the dataset has: the model has outputs for each. Default: all of them."""
+    target_weights: Annotated[str | None, arg(metavar="A=X,B=Y|uncertainty")] = None
+    """Weights of the targets' losses. uncertainty: learn them, as in Kendall, Gal and Cipolla (2018). Default: 1
+    each."""
+
     epochs: int | None = None
     """Number of passes over the training split. Default: 10."""
     duration: Annotated[str | None, arg(metavar="TIME")] = None
@@ -361,6 +370,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     patience_metric: Literal["loss", "top1", "balanced_accuracy"] | None = None
     """The metric of validation that --patience watches. If accuracies are equal, the lower loss counts as better; a new
     best checkpoint always counts as an improvement. Default: loss, which may still fall while accuracy is constant."""
+    metric: Annotated[str | None, arg(metavar="NAME")] = None
+    """The metric of validation that decides which checkpoint is the best, and that --patience watches: loss, top1, top5
+    or balanced_accuracy; of targets with names as in breed.top1, tags.map, tags.f1, age.mae, age.r2. Default: top-1
+    accuracy and --patience-metric for a class alone, else loss."""
     recipe: str | None = None
     """Start from the settings of a recipe, which files and flags override. `fastimg recipe list` shows all recipes."""
     config: Path | None = None

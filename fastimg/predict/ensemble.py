@@ -148,6 +148,11 @@ def _evaluate(config: Eval, sums: dict[str, Together], ranks: Ranks, err: Consol
     engine = inference.load(
         config.checkpoint, ranks.device, choose_precision(ranks.device, config.amp, "auto"), config.tta
     )
+    if engine.tasks is not None:
+        raise UserError(
+            f"{config.checkpoint}: predicts several targets, or numbers or labels, which are not averaged over runs; "
+            "evaluate one run at a time"
+        )
     history = engine.card.trained_on
     own = select(config.data, config.split, history, config.classes, held_out=True)
     score = _predicted(config, engine, own, sums, ranks)

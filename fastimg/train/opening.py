@@ -26,7 +26,7 @@ from fastimg.data.datasets import (
     worker_count,
 )
 from fastimg.embeddings.cache import array_loader
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource, LoaderConfig
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.datasets import is_plain_folder
@@ -101,22 +101,10 @@ def check_content(config: Train, data: Path, part: DatasetPart) -> None:
         raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
-def check_classes(data: Path, part: DatasetPart) -> None:
-    """Raises UserError if all samples are of one class."""
-    labels = part.dataset.labels
-    if len(labels) and (labels == labels[0]).all():
-        what = "text" if part.dataset.content == "text" else "image"
-        name = printable(part.dataset.classes[labels[0]])
-        raise UserError(
-            f"{data}: every {what} of the training split is of one class, {name!r}, so there is nothing to learn; add "
-            f"{what}s of another class"
-        )
-
-
 def build_model(
     config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
 ) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of its images; `stated` comes from its weights.
+    """The model and the preprocessing of its images; `classes` name its outputs, `stated` comes from its weights.
 
     Raises UsageError and UserError.
     """
@@ -203,6 +191,9 @@ def whiten(
 
 
 def _sampling(sampler: str, part: DatasetPart) -> Sampling:
+    """How often each sample is drawn: by the data's first class target."""
+    if not part.dataset.classes:
+        raise UsageError(f"--sampler {sampler} has no effect: no target of the data is a class; leave it out")
     labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
     return Sampling(class_balance.sampling(sampler, part.dataset.classes, labels))
 

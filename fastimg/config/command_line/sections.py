@@ -40,6 +40,7 @@ SECTIONS: Mapping[str, Sections] = {
         "loss and rare classes": (
             *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
+        "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
         "schedule": (
             *(
                 "epochs",

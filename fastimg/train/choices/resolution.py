@@ -25,7 +25,6 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
-from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -140,7 +139,7 @@ def resolve(
         cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=model.text.tokenizer.length if model.text else None,
-        patience_metric=config.patience_metric or DEFAULT_METRIC,
+        patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
 
