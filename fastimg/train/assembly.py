@@ -35,6 +35,7 @@ from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
+from .teacher import teacher
 from .wrapping import compiled, wrapped
 
 
@@ -72,6 +73,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     if config.progressive is not None:
         epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
         inputs = replace(inputs, progressive=intent.progressive(config, epochs))
+    classes = blueprint.parts.train.dataset.classes
+    outputs = config.num_classes or len(classes)
     setup = Setup(
         config=config,
         ranks=ranks.alone() if alone else ranks,
@@ -83,6 +86,7 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         data=data,
         loss=_loss(config, blueprint.parts.train, ranks.device),
         optimisation=optimisation,
+        teacher=teacher(config, classes, outputs, blueprint.preprocessing, blueprint.precision, ranks),
     )
     return Run.start(setup, parallel, compiled(parallel, config))
 

@@ -37,6 +37,7 @@ from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
 from .optimisers.schedules import Schedule
 from .patience import DEFAULT_METRIC, Best, Metric, Standing
+from .teacher import Teacher
 from .trackers.fanout import Trackers
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
@@ -104,6 +105,7 @@ class Setup:
     data: TrainingData
     loss: LossSettings
     optimisation: Optimisation
+    teacher: Teacher | None = None
 
     @property
     def batch_size(self) -> int:

@@ -92,6 +92,8 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images)
         loss = losses(logits, batch.targets, replace(setup.loss, smoothing=batch.smoothing))  # [B]
+        if setup.teacher is not None:
+            loss = setup.teacher.blended(loss, logits, batch.images)
         total = (loss * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())

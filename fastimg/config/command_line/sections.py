@@ -39,6 +39,7 @@ SECTIONS: Mapping[str, Sections] = {
         "loss and rare classes": (
             *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
+        "distillation": ("teacher", "teacher_weights", "kd_temperature", "kd_weight"),
         "schedule": (
             *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr"),
             *("decay", "decay_epochs", "decay_rate"),

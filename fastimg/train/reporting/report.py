@@ -67,6 +67,7 @@ def print_effective(
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
         "loss": _loss(setup),
+        "teacher": setup.teacher.words if setup.teacher is not None else None,
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),
