@@ -185,6 +185,9 @@ class Predict:
     """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
     """Number of classes to show for each image."""
+    threshold: float | None = None
+    """For targets of several labels: predict labels of this probability or more. Default: each label's own threshold,
+    which training chose on the validation split."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"

@@ -12,7 +12,7 @@ from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
-from . import augmentation, durations
+from . import augmentation, durations, folds
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
 from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, trackers, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
@@ -60,6 +60,13 @@ def _are_shares(values: Collection[float]) -> bool:
 
 def _are_shares_above_zero(values: Collection[float]) -> bool:
     return all(map(_is_share_above_zero, values))
+
+
+def _is_pos_weight(text: str) -> bool:
+    try:
+        return text == "balanced" or _is_above_zero(float(text))
+    except ValueError:
+        return False
 
 
 def _loads_with(backend: str) -> Callable[[Any], bool]:
@@ -193,6 +200,11 @@ def _trackers(config: Train) -> str | None:
     return f"give {', '.join(TRACKERS)}{nearest(unknown[0], TRACKERS)}" if unknown else None
 
 
+def _fold(config: Any) -> None:
+    if config.fold is not None:
+        folds.parse(config.fold)
+
+
 def _max_time(config: Any) -> None:
     if config.max_time is not None:
         durations.limit(config.max_time, "--max-time")
@@ -261,10 +273,16 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dtype", head_alone, "--freeze backbone all the time"),
     Needs("cache_dir", lambda c: head_alone(c) or reads_text(c), "--freeze backbone"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
+    Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
+    Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
     Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
     Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
     Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
+    Excludes("fold", "val_fraction"),
+    Excludes("fold", "val_split"),
+    Needs("group", lambda c: c.fold is not None, "--fold"),
+    Needs("stratify", lambda c: c.fold is not None, "--fold"),
     Excludes("loss", "bce_loss"),
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
@@ -355,6 +373,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
     Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("bce_pos_weight", _is_pos_weight, "a number above 0, or balanced"),
     Range("focal_gamma", _at_least(0), "0 or more"),
     Range("logit_adjust", _at_least(0), "0 or more"),
     Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
@@ -374,6 +393,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("fold", _fold),
     Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),
@@ -422,7 +442,11 @@ _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", 
 
 EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
 
-PREDICT: tuple[Rule, ...] = (Range("topk", _at_least(1), "1 or more"), *_READING)
+PREDICT: tuple[Rule, ...] = (
+    Range("topk", _at_least(1), "1 or more"),
+    Range("threshold", _is_share, "a probability from 0 to 1"),
+    *_READING,
+)
 
 EMBED: tuple[Rule, ...] = (
     *_READING,

@@ -77,6 +77,14 @@ class Inputs:  # more than 12 fields: a flag each
     val_fraction: float | None = None
     """Without a validation split, hold out this share of each class of the training split. Default: 0.1; 0 trains
     without validation."""
+    fold: Annotated[str | None, arg(metavar="K/N")] = None
+    """Hold the fold K of N out for validation, counted from 0, as in 0/5, in place of a validation split. A sample's
+    fold depends only on its content, so N runs validate on each sample once."""
+    group: Annotated[str | None, arg(metavar="COLUMN")] = None
+    """With --fold: samples that have the same value in this column (of the targets, or of the samples' .json) are in
+    the same fold."""
+    stratify: bool = False
+    """With --fold: the same share of each class in every fold, as far as that is possible."""
     order: Literal["random", "quasi-random", "sequential"] = "random"
     """Order of the training images in each epoch. quasi-random: for shards larger than memory; neighbouring images are
     read together, and batches are drawn from a window of them. sequential: always as they are stored."""
@@ -267,6 +275,14 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """In training, add TAU times the logarithm of each class's share of the samples to its logit, so that the model
     itself need not favour common classes; 1 is for balanced accuracy. Default: 0."""
 
+    bce_pos_weight: Annotated[str | None, arg(metavar="X|balanced")] = None
+    """For targets of several labels: multiply the loss of a label by this where it is there. balanced: for each label,
+    the samples without it for each one with it. Default: 1."""
+    targets: Annotated[str | None, arg(metavar="A,B")] = None
+    """The targets to train on, of those that the dataset has: the model has outputs for each. Default: all of them."""
+    target_weights: Annotated[str | None, arg(metavar="A=X,B=Y|uncertainty")] = None
+    """Weights of the targets' losses. uncertainty: learn them, as in Kendall, Gal and Cipolla (2018). Default: 1
+    each."""
     teacher: Annotated[str | None, arg(metavar="RUN|ARCH")] = None
     """Distillation: learn from a trained model, too. A run, one of its checkpoints, or an architecture with
     --teacher-weights; it must know the same classes, and sees the same crops."""
@@ -367,6 +383,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     patience_metric: Literal["loss", "top1", "balanced_accuracy"] | None = None
     """The metric of validation that --patience watches. If accuracies are equal, the lower loss counts as better; a new
     best checkpoint always counts as an improvement. Default: loss, which may still fall while accuracy is constant."""
+    metric: Annotated[str | None, arg(metavar="NAME")] = None
+    """The metric of validation that decides which checkpoint is the best, and that --patience watches: loss, top1, top5
+    or balanced_accuracy; of targets with names as in breed.top1, tags.map, tags.f1, age.mae, age.r2. Default: top-1
+    accuracy and --patience-metric for a class alone, else loss."""
     recipe: str | None = None
     """Start from the settings of a recipe, which files and flags override. `fastimg recipe list` shows all recipes."""
     config: Path | None = None

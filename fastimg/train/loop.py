@@ -30,11 +30,13 @@ from fastimg.train.reporting.waiting import verdict
 from fastimg.wording import plural
 
 from .augment_stream import AugmentStream
-from .metrics import Meter, Score, evaluate, shows_top5
+from .metrics import Meter, evaluate
 from .patience import stopped
 from .run import Run
 from .setup import prepare
 from .step import optimiser_step
+from .tasks.lookup import TargetLookup
+from .tasks.score import AnyScore, TargetScores
 from .wrapping import compile_ahead, unfreeze, warm_augmentation
 
 
@@ -45,14 +47,15 @@ class Result:
     run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run.
     signal: the signal that stopped it; 0 where none did.
     out_of_time: whether --max-time stopped it; `resume` goes on from there.
-    best: the best validation (`loss`, `top1`, `top5`, `balanced_accuracy`, `samples`); None without a validation.
+    best: the best validation; None without one. Of a class: `loss`, `top1`, `top5`, `balanced_accuracy`, `samples`. Of
+        several targets, or others: `loss`, `samples`, and `values` by name, such as `age.mae`.
     epochs, steps: how far it has come, what was resumed included.
     unreadable: the number of samples that could not be read, and were left out.
     """
 
     run: Path | None
     signal: int
-    best: Score | None
+    best: AnyScore | None
     epochs: int = 0
     steps: int = 0
     unreadable: int = 0
@@ -116,7 +119,7 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
                     return signal
             _end_of_epoch(run, display)
         if run.stopped_early and display is not None:
-            display.say(f"stopped: {stopped(progress.standing, setup.patience_metric, progress.epoch)}")
+            display.say(f"stopped: {stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)}")
     return 0
 
 
@@ -200,18 +203,22 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
         display.note("validating and saving")
     ended = time.perf_counter()
     progress.epoch += 1
-    progress.meter = Meter(setup.ranks.device)
+    progress.meter = Meter(setup.tasks, setup.ranks.device)
     agree_on_buffers(setup.model.module, setup.ranks)
     is_best = setup.data.val_loader is None
     due = progress.epoch % setup.config.val_interval == 0 or progress.epoch == setup.epochs
     if setup.data.val_loader is not None and due:
-        score = _evaluate(run, setup.data.val_loader, "validation")
+        score = _evaluate(run, setup.data.val_loader, setup.data.val_targets, "validation")
+        if isinstance(score, TargetScores):
+            progress.thresholds = dict(score.thresholds)
         counts = not setup.changing(progress.epoch - 1)
-        progress.standing = progress.standing.after(score, progress.epoch, setup.patience_metric, counts=counts)
+        progress.standing = progress.standing.after(
+            score, progress.epoch, setup.patience_metric, counts=counts, decides=setup.metric
+        )
         is_best = run.best is not None and run.best.epoch == progress.epoch
         _report_evaluation(run, display, "val", "validation", score, "  (best)" if is_best else "")
     if setup.data.train_eval_loader is not None and due:
-        score = _evaluate(run, setup.data.train_eval_loader, "training")
+        score = _evaluate(run, setup.data.train_eval_loader, setup.data.targets, "training")
         _report_evaluation(run, display, "train_eval", "training split", score)
     evaluated = time.perf_counter()
     save(run, best=is_best, may_wait=progress.epoch < setup.epochs and not run.out_of_patience)
@@ -222,29 +229,35 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     accounting.epoch_seconds = 0.0
 
 
-def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
+def _evaluate(run: Run, loader: BatchSource, lookup: TargetLookup, name: str) -> AnyScore:
     """Evaluate the weights that would be saved."""
     setup = run.setup
-    policy = setup.input.policy
-    classes = len(setup.data.classes)
     with setup.averaged():
         agree_on_buffers(setup.model.module, setup.ranks)
-        score = evaluate(setup.trained, loader, policy, setup.precision, setup.ranks, classes, setup.config.tta)
+        score = evaluate(
+            setup.trained,
+            loader,
+            lookup,
+            setup.tasks,
+            setup.input.policy,
+            setup.precision,
+            setup.ranks,
+            setup.config.tta,
+        )
     if score.samples == 0:
         raise nothing_decoded(run, loader, name)
     return score
 
 
-def _report_evaluation(run: Run, display: Display | None, kind: str, name: str, score: Score, mark: str = "") -> None:
+def _report_evaluation(
+    run: Run, display: Display | None, kind: str, name: str, score: AnyScore, mark: str = ""
+) -> None:
     """Show and log an evaluation."""
     progress = run.progress
-    classes = len(run.setup.data.classes)
+    tasks = run.setup.tasks
     if display is not None and run.accounting.log is not None:
-        top5 = f"  top5 {score.top5:.2%}" if shows_top5(classes) else ""
-        balanced = f"  balanced {score.balanced_accuracy:.2%}" if score.balanced_accuracy is not None else ""
-        text = f"{name}  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{balanced}{mark}"
-        display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {text}")
-        run.accounting.log.add(kind, epoch=progress.epoch, step=progress.step, **score.as_dict(classes))
+        display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {name}  {tasks.words(score)}{mark}")
+        run.accounting.log.add(kind, epoch=progress.epoch, step=progress.step, **tasks.record(score))
 
 
 def _silent(_: str) -> None:

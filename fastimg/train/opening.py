@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from fastimg.config import intent
+from fastimg.config import folds, intent
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
+from fastimg.config.folds import Fold
 from fastimg.data import class_balance
 from fastimg.data.datasets import (
     DatasetPart,
@@ -25,7 +26,7 @@ from fastimg.data.datasets import (
     worker_count,
 )
 from fastimg.embeddings.cache import array_loader
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource, LoaderConfig
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.datasets import is_plain_folder
@@ -56,7 +57,7 @@ def open_data(
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
         part, val_part = open_parts(
-            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes
+            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
     opened = [part.dataset] if val_part is None else [part.dataset, val_part.dataset]
     for dataset in opened:
@@ -81,6 +82,11 @@ def open_data(
     return part, val_part, data.resolve()
 
 
+def fold(config: Train) -> Fold | None:
+    """The fold that is held out, if one is."""
+    return None if config.fold is None else folds.parse(config.fold, config.group, config.stratify)
+
+
 def check_content(config: Train, data: Path, part: DatasetPart) -> None:
     """Raises UsageError if the model cannot read this kind of data."""
     texts = part.dataset.content == "text"
@@ -95,22 +101,10 @@ def check_content(config: Train, data: Path, part: DatasetPart) -> None:
         raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
-def check_classes(data: Path, part: DatasetPart) -> None:
-    """Raises UserError if all samples are of one class."""
-    labels = part.dataset.labels
-    if len(labels) and (labels == labels[0]).all():
-        what = "text" if part.dataset.content == "text" else "image"
-        name = printable(part.dataset.classes[labels[0]])
-        raise UserError(
-            f"{data}: every {what} of the training split is of one class, {name!r}, so there is nothing to learn; add "
-            f"{what}s of another class"
-        )
-
-
 def build_model(
     config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
 ) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of its images; `stated` comes from its weights.
+    """The model and the preprocessing of its images; `classes` name its outputs, `stated` comes from its weights.
 
     Raises UsageError and UserError.
     """

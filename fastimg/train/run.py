@@ -30,13 +30,15 @@ from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
 
+from . import patience
 from .checkpoints import run_directory as rundir
-from .losses import LossSettings
 from .metrics import Meter, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
 from .optimisers.schedules import Schedule
-from .patience import DEFAULT_METRIC, Best, Metric, Standing
+from .patience import Best, Standing
+from .tasks.joint import Tasks
+from .tasks.lookup import TargetLookup
 from .teacher import Teacher
 from .trackers.fanout import Trackers
 
@@ -50,7 +52,9 @@ class TrainingData:
     loader: BatchSource
     val_loader: BatchSource | None
     train_eval_loader: BatchSource | None  # the training split, cropped like validation
-    classes: tuple[str, ...]
+    targets: TargetLookup
+    val_targets: TargetLookup
+    classes: tuple[str, ...]  # of the first class target
     class_counts: tuple[int, ...]  # samples per class in the training split
     embedding: tuple[int, ...] | None = None  # the shape of an embedding, if training on cached ones
     embedding_note: str | None = None  # about the cached embeddings, for people
@@ -102,8 +106,8 @@ class Setup:
     trained: nn.Module  # what learns: the model, or on cached embeddings only its classifier
     precision: Precision
     input: ModelInput
+    tasks: Tasks
     data: TrainingData
-    loss: LossSettings
     optimisation: Optimisation
     teacher: Teacher | None = None
 
@@ -146,12 +150,17 @@ class Setup:
     @property
     def outputs(self) -> int:
         """Logits per sample."""
-        return self.config.num_classes or len(self.data.classes)
+        return self.tasks.outputs
 
     @property
-    def patience_metric(self) -> Metric:
+    def metric(self) -> str:
+        """The metric that decides which checkpoint is the best."""
+        return patience.deciding(self.config, self.tasks)
+
+    @property
+    def patience_metric(self) -> str:
         """The metric that --patience watches."""
-        return self.config.patience_metric or DEFAULT_METRIC
+        return patience.watched(self.config, self.tasks)
 
     def frozen(self, epoch: int) -> bool:
         """Whether --freeze holds in this epoch, counted from 0."""
@@ -189,6 +198,7 @@ class Progress:
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     standing: Standing = field(default_factory=Standing)  # the validations so far
+    thresholds: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of labels, from the last validation
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Record on the device whether this step's loss is finite. No sync."""
@@ -234,7 +244,7 @@ class Run:
             parallel=parallel,
             parameters=learning(setup.trained),
             compilation=compilation,
-            meter=Meter(device),
+            meter=Meter(setup.tasks, device),
             bad_step=torch.full((), math.inf, dtype=torch.float64, device=device),
             writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
             pace=Pace(interval(setup.config.save_interval, "--save-interval")),

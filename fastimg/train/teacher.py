@@ -14,6 +14,7 @@ from fastimg.models.registry import Model, Preprocessing, build, load_weights, r
 from fastimg.wording import plural
 
 from .checkpoints.format import load_model
+from .tasks.joint import Losses, Tasks
 
 TEMPERATURE = 4.0
 WEIGHT = 0.5
@@ -49,7 +50,7 @@ class Teacher:
             logits: torch.Tensor = self.model.module(images)
         return logits if self.order is None else logits[:, self.order]
 
-    def blended(self, loss: torch.Tensor, logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def blended(self, losses: Losses, logits: torch.Tensor, images: torch.Tensor) -> Losses:
         """(1 - weight) loss + weight T^2 KL(teacher, student) of each sample [B], both softened by the temperature T.
 
         T^2 keeps the gradients' size whatever T is.
@@ -58,7 +59,8 @@ class Teacher:
         theirs = F.log_softmax(self.logits(images).float() / t, dim=1)
         ours = F.log_softmax(logits.float() / t, dim=1)
         divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
-        return loss * (1.0 - self.weight) + divergence * (self.weight * t * t)
+        total = losses.total * (1.0 - self.weight) + divergence * (self.weight * t * t)
+        return Losses(total, (total,))
 
     @property
     def words(self) -> str:
@@ -68,16 +70,17 @@ class Teacher:
         return f"{self.model.arch}{resized}, temperature {self.temperature:g}, weight {self.weight:g}"
 
 
-def teacher(
-    config: Train, classes: tuple[str, ...], outputs: int, student: Preprocessing, precision: Precision, ranks: Ranks
-) -> Teacher | None:
+def teacher(config: Train, tasks: Tasks, student: Preprocessing, precision: Precision, ranks: Ranks) -> Teacher | None:
     """The teacher of --teacher on the device. Raises UsageError and UserError for one that cannot teach."""
     if config.teacher is None:
         return None
-    if outputs != len(classes):
+    classes = tasks.classes
+    if tasks.single is None:
+        raise UsageError("--teacher: speaks of the classes of one target alone; choose it with --targets")
+    if tasks.outputs != len(classes):
         raise UsageError(
-            f"--teacher: the model has {plural(outputs, 'output')} and there are {plural(len(classes), 'class')}; a "
-            "teacher speaks of one target's classes alone"
+            f"--teacher: the model has {plural(tasks.outputs, 'output')} for {plural(len(classes), 'class')}; leave "
+            "--num-classes out"
         )
     order = None
     if Path(config.teacher).exists():

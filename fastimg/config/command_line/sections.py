@@ -20,7 +20,8 @@ SECTIONS: Mapping[str, Sections] = {
             "model_kwargs",
         ),
         "data": (
-            *("classes", "train_split", "val_split", "val_fraction", "order", "order_window", "loader", "resident"),
+            *("classes", "train_split", "val_split", "val_fraction", "fold", "group", "stratify", "order"),
+            *("order_window", "loader", "resident"),
             *("workers", "profile", "prefetch", "decode", "augment_stream", "dct_scaling", "on_error", "max_pixels"),
             "max_length",
         ),
@@ -39,6 +40,7 @@ SECTIONS: Mapping[str, Sections] = {
         "loss and rare classes": (
             *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
+        "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
         "distillation": ("teacher", "teacher_weights", "kd_temperature", "kd_weight"),
         "schedule": (
             *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr"),

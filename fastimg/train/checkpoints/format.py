@@ -52,10 +52,17 @@ class Card:
     class_counts: tuple[int, ...] = ()  # training samples per class; empty in old checkpoints
     text: dict[str, Any] | None = None  # of a text encoder: its base model, tokens and pooling
     trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
+    targets: tuple[dict[str, Any], ...] = ()  # of data that names them, in the order of their outputs: `Tasks.stated`
 
     def to_json(self) -> str:
-        """For the safetensors metadata."""
-        return json.dumps({**asdict(self), "fastimg": __version__})
+        """For the safetensors metadata. Of data that names no targets, without `targets`."""
+        fields = asdict(self)
+        if not self.targets:
+            del fields["targets"]
+        for record in fields["trained_on"] or ():
+            if record["fold"] is None:  # as in checkpoints of earlier versions
+                del record["fold"]
+        return json.dumps({**fields, "fastimg": __version__})
 
     @classmethod
     def from_json(cls, text: str) -> "Card":
@@ -67,7 +74,7 @@ class Card:
         stated = fields.pop("preprocessing")
         preprocessing = msgspec.convert(stated, Preprocessing)
         trained_on = msgspec.convert(fields.pop("trained_on", None), tuple[TrainedOn, ...] | None)
-        for name in ("classes", "class_counts"):
+        for name in ("classes", "class_counts", "targets"):
             fields[name] = tuple(fields.get(name, ()))
         return cls(**fields, preprocessing=preprocessing, trained_on=trained_on)
 

@@ -25,7 +25,6 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
-from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.train.teacher import TEMPERATURE, WEIGHT
 from fastimg.wording import plural
 
@@ -145,7 +144,7 @@ def resolve(
         cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=model.text.tokenizer.length if model.text else None,
-        patience_metric=config.patience_metric or DEFAULT_METRIC,
+        patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
 

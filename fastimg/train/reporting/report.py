@@ -10,6 +10,7 @@ from fastimg.config.durations import interval, parse
 from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
+from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
@@ -66,7 +67,7 @@ def print_effective(
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
-        "loss": _loss(setup),
+        "loss": printable(setup.tasks.describe()),
         "teacher": setup.teacher.words if setup.teacher is not None else None,
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
@@ -146,25 +147,6 @@ def _progressive(setup: Setup) -> str | None:
         return None
     sizes = ", ".join(str(size) for size in progressive.sizes(setup.epochs))
     return f"crops of {sizes} pixels, growing from epoch {progressive.start} to {progressive.end}"
-
-
-def _loss(setup: Setup) -> str:
-    loss = setup.loss
-    words = [
-        {
-            "cross-entropy": "cross-entropy",
-            "bce": "binary cross-entropy of each class",
-            "focal": f"focal, gamma {loss.focal_gamma:g}",
-            "asymmetric": f"asymmetric, gammas {loss.gamma_positive:g} and {loss.gamma_negative:g}",
-        }[loss.kind],
-        f"label smoothing {loss.smoothing:g}",
-    ]
-    if loss.class_weights is not None:
-        weights = loss.class_weights[loss.class_weights > 0]
-        words += [f"classes weigh {weights.min():.3g} to {weights.max():.3g} ({setup.config.class_weights})"]
-    if loss.log_priors is not None:
-        words += [f"logits adjusted by {setup.config.logit_adjust:g} x log priors"]
-    return ", ".join(words)
 
 
 def _optimiser(config: Train, implementation: str, rate: str) -> str:

@@ -19,6 +19,7 @@ WITHOUT_RULES = {
     "only certain values parse": ("classes", "opt_impl", "order", "lr_scale", "head", "device"),
     "judged with the model": ("num_classes", "freeze", "model_kwargs"),
     "judged by the optimiser": ("opt", "opt_kwargs"),
+    "judged with the data": ("targets", "target_weights"),
     "judged with the ranks": ("strategy",),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),

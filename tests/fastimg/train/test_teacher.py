@@ -12,11 +12,14 @@ from torch import nn
 
 from fastimg.config.commands import Train
 from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.targets import Target
 from fastimg.models.precision import choose
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Preprocessing
 from fastimg.train.checkpoints.format import load_model, read_card
 from fastimg.train.choices import refusals
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Losses, Tasks
 from fastimg.train.teacher import Teacher, teacher
 
 CLASSES = ("blue", "green", "red")
@@ -30,9 +33,13 @@ def own(size: int = 32, mean: float = 0.5, std: float = 0.25) -> Preprocessing:
     )
 
 
+def one_class(classes: tuple[str, ...]) -> Tasks:
+    return Tasks.one_class(ClassTask(target=Target(name="label", kind="class", classes=classes), outputs=len(classes)))
+
+
 def built(config: Train, classes: tuple[str, ...] = CLASSES, student: Preprocessing | None = None) -> Teacher:
     alone = Ranks(0, 1, 1, CPU, None)
-    made = teacher(config, classes, len(classes), student or own(), choose(CPU, False, "auto"), alone)
+    made = teacher(config, one_class(classes), student or own(), choose(CPU, False, "auto"), alone)
     assert made is not None
     return made
 
@@ -43,7 +50,7 @@ def test_the_loss_is_the_papers(trained: Any) -> None:
     made = replace(made, preprocessing=own(2), renormalisation=None, order=None)
     torch.manual_seed(0)
     images, logits, loss = torch.randn(5, 3, 2, 2), torch.randn(5, 3, requires_grad=True), torch.rand(5)
-    given = made.blended(loss, logits, images)
+    given = made.blended(Losses(loss, (loss,)), logits, images).total
     theirs = made.model.module(images).detach()
     p, q = (theirs / 3).softmax(1), (logits / 3).softmax(1)
     expected = 0.7 * loss + 0.3 * 9 * (p * (p.log() - q.log())).sum(1)
@@ -90,6 +97,9 @@ def test_teachers_that_cannot_teach(trained: Any, tmp_path: Path) -> None:
         built(Train(teacher=run), ("blue", "green"))
     with pytest.raises(UserError, match="does not know 'cat'"):
         built(Train(teacher=run), ("blue", "cat", "green"))
+    several = replace(one_class(CLASSES), all=one_class(CLASSES).all * 2)
+    with pytest.raises(UsageError, match="speaks of the classes of one target alone"):
+        teacher(Train(teacher=run), several, own(), choose(CPU, False, "auto"), Ranks(0, 1, 1, CPU, None))
     with pytest.raises(UsageError, match="there is no such checkpoint; give a run"):
         built(Train(teacher="test_resnet"))
     with pytest.raises(UsageError, match="--teacher-weights has no effect with a checkpoint"):
