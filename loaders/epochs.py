@@ -34,7 +34,7 @@ Padding = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
+class LoaderConfig:  # more than 12 fields: everything that a user may set
     """How a dataset is read. The pixels of a sample depend only on `seed`, the epoch and its id."""
 
     batch_size: int  # per rank
