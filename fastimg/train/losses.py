@@ -20,8 +20,8 @@ class LossSettings:
         target's class and for the others of their own (Ridnik et al., 2021), whose defaults these are.
     smoothing: this share of a target goes to all classes alike (Szegedy et al., 2016).
     class_weights: float32 [C]: a sample's loss is multiplied by the weight of its class, a mixed one's by its shares.
-    log_priors: float32 [C], added to the logits in training (Menon et al., 2021). Smoothing then goes to classes by these
-        priors: a share alike for all would be more than a rare class's prior, and the model would name it always.
+    log_priors: float32 [C], added to the logits in training (Menon et al., 2021). Smoothing then follows these priors:
+        a share alike for all would be more than a rare class's prior, and the model would always name that class.
     clip: asymmetric, several labels: labels that are absent and less probable than this weigh nothing.
     """
 
