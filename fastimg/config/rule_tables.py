@@ -8,14 +8,15 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
+from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
 from . import augmentation, durations, folds
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, tuned
+from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, trackers, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, TRACKERS, Train
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -97,6 +98,16 @@ def _unvalidated(config: Train) -> bool:
 
 def _without_steps(config: Train) -> bool:
     return config.sched != "step"
+
+
+def _teaches(config: Train) -> str | None:
+    if config.teacher is None:
+        return None
+    if loss_kind(config) in ("bce", "asymmetric"):
+        return "compares softmax probabilities, which --bce-loss and --loss asymmetric have none of; leave one out"
+    if head_alone(config) and config.cache_embeddings != "off":
+        return "needs images, and --freeze backbone trains on kept embeddings; add --cache-embeddings off"
+    return None
 
 
 def _schedule_free(config: Train) -> bool:
@@ -182,6 +193,11 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
             durations.parse(text, f"--{field}", whole)
 
     return read
+
+
+def _trackers(config: Train) -> str | None:
+    unknown = [name for name in trackers(config) if name not in TRACKERS]
+    return f"give {', '.join(TRACKERS)}{nearest(unknown[0], TRACKERS)}" if unknown else None
 
 
 def _fold(config: Any) -> None:
@@ -271,6 +287,11 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
     Idle("momentum", lambda c: c.opt == "adamw", lambda c: f"with --opt {c.opt}"),
+    Needs("teacher_weights", lambda c: c.teacher is not None, "--teacher"),
+    Needs("kd_temperature", lambda c: c.teacher is not None, "--teacher"),
+    Needs("kd_weight", lambda c: c.teacher is not None, "--teacher"),
+    Idle("teacher", reads_text, lambda c: f"on texts (--arch {c.arch})", "leave it out"),
+    Check("teacher", _teaches),
     Idle("opt_eps", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
     Idle("opt_betas", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
     Idle("lookahead", _schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
@@ -337,12 +358,15 @@ _VALUES: tuple[Rule, ...] = (
     Range("prefetch", _at_least(2), "2 or more"),
     Check("order_window", _order_window),
     Range("max_pixels", _at_least(1), "1 or more"),
+    Check("log", _trackers),
     Range("log_interval", _at_least(1), "1 or more"),
     Check("save_interval", _save_interval),
     Range("val_interval", _at_least(1), "1 or more"),
     Range("checkpoint_hist", _at_least(0), "0 or more"),
     Range("patience", _at_least(1), "1 or more"),
     Range("lr", lambda rate: rate == "auto" or _is_above_zero(rate), "a number above 0, or auto"),
+    Range("kd_temperature", _is_above_zero, "a number above 0"),
+    Range("kd_weight", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("opt_eps", _at_least(0), "0 or more"),
     Range("opt_betas", lambda betas: all(map(_is_share_below_one, betas)), "numbers from 0 up to, not including, 1"),
     Range("weight_decay", lambda decay: decay >= 0, "0 or more"),

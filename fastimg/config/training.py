@@ -11,6 +11,7 @@ from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
@@ -282,6 +283,15 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     target_weights: Annotated[str | None, arg(metavar="A=X,B=Y|uncertainty")] = None
     """Weights of the targets' losses. uncertainty: learn them, as in Kendall, Gal and Cipolla (2018). Default: 1
     each."""
+    teacher: Annotated[str | None, arg(metavar="RUN|ARCH")] = None
+    """Distillation: learn from a trained model, too. A run, one of its checkpoints, or an architecture with
+    --teacher-weights; it must know the same classes, and sees the same crops."""
+    teacher_weights: Path | None = None
+    """Weights of an architecture given as --teacher, whose classifier is for the dataset's classes in their order."""
+    kd_temperature: float | None = None
+    """Temperature that softens the classes' probabilities of teacher and student. Default: 4."""
+    kd_weight: float | None = None
+    """Share of the teacher in the loss; the labels have the rest. Default: 0.5."""
 
     epochs: int | None = None
     """Number of passes over the training split. Default: 10."""
@@ -355,6 +365,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Seed of the weights, the order, the crops and augmentation."""
     deterministic: bool = False
     """Use only deterministic algorithms (on a CPU they all are)."""
+    log: Annotated[tuple[str, ...], arg(metavar="TRACKER")] = ()
+    """Also report to tensorboard, wandb or mlflow, or to several of them: curves, pictures of samples, settings, and
+    where checkpoints are. The library's own environment variables hold."""
     log_interval: int = 20
     """Steps between progress lines and log records."""
     val_interval: int = 1
