@@ -288,3 +288,29 @@ def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) ->
     assert "zeros head" in ran.out
     ran = train("--weights", learned, name="same")
     assert "its classifier kept" in ran.out
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Path) -> None:
+    """Of converted data, with learned variances: the same validation, thresholds and weights, up to rounding."""
+    rows = ["path,split,colour,tags,wave"]
+    for i in range(24):
+        name = ("blue", "green", "red")[i % 3]
+        split, place = ("val", i // 3 - 4) if i >= 12 else ("train", i // 3)
+        cells = ("" if i % 6 == 1 else name, ("cold", "cold|calm", "")[i % 3], "" if i % 6 == 3 else 400 + 80 * (i % 3))
+        file = f"{split}/{name}/{place}.{'png' if place % 2 else 'jpg'}"
+        rows.append(",".join([str(trained.images / file), split, *map(str, cells)]))
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    targets = ("--target", "colour", "--target", "tags:multilabel", "--target", "wave:number")
+    assert cli("convert", tmp_path / "t.csv", tmp_path / "D", *targets).code == 0
+    flags = ("--arch", "test_vit", "--img-size", "32", "--workers", "1", "--no-amp", "--lr", "1e-3", "-o", tmp_path)
+    steps = ("--epochs", "2", "--log-interval", "1", "--target-weights", "uncertainty", "--clip-grad", "1")
+    command = ("train", tmp_path / "D", *flags, *steps)
+    assert cli(*command, "-b", "6", "--name", "one").code == 0
+    two_ranks((*command, "-b", "3", "--name", "two"))
+    for mine, other in zip(validations(tmp_path / "one"), validations(tmp_path / "two"), strict=True):
+        assert mine == pytest.approx(other, rel=1e-3)
+    one, two = (torch.load(tmp_path / name / "last/training.pt", weights_only=True) for name in ("one", "two"))
+    torch.testing.assert_close(one["log_variances"], two["log_variances"], rtol=1e-3, atol=1e-5)
+    assert (one["log_variances"] != 0).all()
+    assert one["thresholds"]["tags"] == pytest.approx(two["thresholds"]["tags"], rel=1e-3)
