@@ -11,7 +11,7 @@ from typing import Any
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
-from . import augmentation, durations
+from . import augmentation, durations, folds
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
 from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
@@ -184,6 +184,11 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _fold(config: Any) -> None:
+    if config.fold is not None:
+        folds.parse(config.fold)
+
+
 def _max_time(config: Any) -> None:
     if config.max_time is not None:
         durations.limit(config.max_time, "--max-time")
@@ -258,6 +263,10 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
     Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
     Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
+    Excludes("fold", "val_fraction"),
+    Excludes("fold", "val_split"),
+    Needs("group", lambda c: c.fold is not None, "--fold"),
+    Needs("stratify", lambda c: c.fold is not None, "--fold"),
     Excludes("loss", "bce_loss"),
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
@@ -360,6 +369,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("fold", _fold),
     Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),

@@ -76,6 +76,14 @@ class Inputs:  # more than 12 fields: a flag each
     val_fraction: float | None = None
     """Without a validation split, hold out this share of each class of the training split. Default: 0.1; 0 trains
     without validation."""
+    fold: Annotated[str | None, arg(metavar="K/N")] = None
+    """Hold the fold K of N out for validation, counted from 0, as in 0/5, in place of a validation split. A sample's
+    fold depends only on its content, so N runs validate on each sample once."""
+    group: Annotated[str | None, arg(metavar="COLUMN")] = None
+    """With --fold: samples that have the same value in this column (of the targets, or of the samples' .json) are in
+    the same fold."""
+    stratify: bool = False
+    """With --fold: the same share of each class in every fold, as far as that is possible."""
     order: Literal["random", "quasi-random", "sequential"] = "random"
     """Order of the training images in each epoch. quasi-random: for shards larger than memory; neighbouring images are
     read together, and batches are drawn from a window of them. sequential: always as they are stored."""

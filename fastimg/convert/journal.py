@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fastimg.data.derived import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
 from fastimg.loaders.containers.beton import BetonPart
@@ -25,7 +26,6 @@ from fastimg.loaders.containers.datasets import FORMAT
 from fastimg.loaders.containers.tar import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
-CACHE = ".fastimg"  # derived data: tokens and embeddings, addressed by content
 
 SPLIT = "(?:train|val|test)"
 _NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|beton))|dataset\.json|convert\.json)"

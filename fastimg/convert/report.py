@@ -129,9 +129,9 @@ def _targets(description: dict[str, Any]) -> list[dict[str, Any]]:
 def target_line(target: Mapping[str, Any]) -> str:
     """A target in words."""
     names = {"class": "class", "multilabel": "label"}
-    count = f" of {plural(target['classes'], names[target['kind']])}" if "classes" in target else ""
-    field = f", field {target['field']}" if target.get("field", target["name"]) != target["name"] else ""
-    missing = f", missing in {target['missing']:,}" if target["missing"] else ""
+    count = f", {plural(target['classes'], names[target['kind']])}" if "classes" in target else ""
+    field = f"; field {target['field']}" if target.get("field", target["name"]) != target["name"] else ""
+    missing = f"; missing in {target['missing']:,}" if target["missing"] else ""
     return f"{printable(target['name'])}: {target['kind']}{count}{missing}{field}"
 
 

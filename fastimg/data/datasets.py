@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.config.flag_types import parse_workers
+from fastimg.config.folds import Fold
 from fastimg.config.training import Augmenting
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
@@ -22,6 +23,7 @@ from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.folder import Level
 from fastimg.wording import plural
 
+from . import folds
 from .splits import share_of_split, stratified_split
 
 if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
@@ -41,6 +43,7 @@ class DatasetPart:
     indices: npt.NDArray[np.int64] | None
     origin: str  # in words
     held_out: float | None = None  # the share of the training split, for a validation part that was taken from it
+    fold: Fold | None = None  # for a validation part that is one
     split: str | None = None  # the split, for one that is read whole
     held: "ResidentImages | None" = None  # its images, where they are kept on the device
 
@@ -66,6 +69,7 @@ def open_parts(
     val_fraction: float | None,
     seed: int,
     classes: Level | None = None,
+    fold: Fold | None = None,
 ) -> tuple[DatasetPart, DatasetPart | None]:
     """The training and the validation part of DATA, all of whose samples have labels, unless it names its targets.
 
@@ -73,6 +77,8 @@ def open_parts(
     nobody named and that has no labels is not read where `val_fraction` is given.
     """
     check_classes(path, classes)
+    if fold is not None:
+        return _open_fold(path, train_split, classes, fold)
     splits = list_splits(path, classes)
     named = val_split is not None
     if val_split is None:
@@ -115,6 +121,18 @@ def names_targets(dataset: Dataset) -> bool:
     """Whether the data declares targets, which a sample may lack; otherwise it has a class, and needs it."""
     columns = dataset.targets
     return len(columns) > 1 or columns[0].target.kind != "class" or columns[0].target.name != LABEL
+
+
+def _open_fold(path: Path, split: str, classes: Level | None, fold: Fold) -> tuple[DatasetPart, DatasetPart]:
+    """The split without a fold, and the fold."""
+    dataset = open_dataset(path, split, classes)
+    if not names_targets(dataset):
+        check_labels(path, split, dataset, len(dataset.classes))
+    inside = folds.held_out(dataset, path, fold)
+    kept, chosen = np.flatnonzero(~inside), np.flatnonzero(inside)
+    origin = f"{fold}, {share_of_split(len(chosen), len(dataset), singular(dataset.content), split)}"
+    part = DatasetPart(dataset, chosen, origin, held_out=len(chosen) / len(dataset), fold=fold)
+    return DatasetPart(dataset, kept, split), part
 
 
 def check_labels(

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from fastimg.config import intent
+from fastimg.config import folds, intent
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
+from fastimg.config.folds import Fold
 from fastimg.data import class_balance
 from fastimg.data.datasets import (
     DatasetPart,
@@ -56,7 +57,7 @@ def open_data(
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
         part, val_part = open_parts(
-            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes
+            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
     opened = [part.dataset] if val_part is None else [part.dataset, val_part.dataset]
     for dataset in opened:
@@ -79,6 +80,11 @@ def open_data(
             "checks every image once and stores them in a few large files that disks read fast",
         )
     return part, val_part, data.resolve()
+
+
+def fold(config: Train) -> Fold | None:
+    """The fold that is held out, if one is."""
+    return None if config.fold is None else folds.parse(config.fold, config.group, config.stratify)
 
 
 def check_content(config: Train, data: Path, part: DatasetPart) -> None:

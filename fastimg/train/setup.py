@@ -16,9 +16,9 @@ from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
+from fastimg.data.derived import cache_root
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
-from fastimg.embeddings.encoder import cache_root
 from fastimg.errors import UsageError, printable
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.jpeg.decoding.tiled import will_compile

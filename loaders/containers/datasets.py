@@ -423,18 +423,23 @@ class TarDataset:
         """
         shard = self._shards[self.records[index]["shard"]]
         try:
-            member, path = self._member(index)
+            member, note = self._member(index)
         except (OSError, ShardError):
             return f"{shard}: byte {self.records[index]['offset']}"
+        path = str(note.get("path", ""))
         return f"{shard}: {member}" + (f" ({path})" if path else "")
 
     def sample_key(self, index: int) -> str:
         """See Dataset."""
-        member, path = self._member(index)
-        return path or member
+        member, note = self._member(index)
+        return str(note.get("path", "")) or member
 
-    def _member(self, index: int) -> tuple[str, str]:
-        """The name of the sample's member, and the path in its JSON or an empty string."""
+    def note(self, index: int) -> dict[str, Any]:
+        """The sample's JSON; empty if it has none."""
+        return self._member(index)[1]
+
+    def _member(self, index: int) -> tuple[str, dict[str, Any]]:
+        """The name of the sample's member, and its JSON."""
         shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
         file = self._handles.file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
@@ -447,10 +452,11 @@ class TarDataset:
                 break
             if member.endswith(".json"):
                 try:
-                    return name, str(json.loads(os.pread(file, size, at))["path"])
-                except (ValueError, LookupError, TypeError, RecursionError):
+                    note = json.loads(os.pread(file, size, at))
+                except (ValueError, RecursionError):
                     break
-        return name, ""
+                return name, note if isinstance(note, dict) else {}
+        return name, {}
 
     def files(self) -> Sequence[Path]:
         """The shards."""

@@ -20,7 +20,8 @@ SECTIONS: Mapping[str, Sections] = {
             "model_kwargs",
         ),
         "data": (
-            *("classes", "train_split", "val_split", "val_fraction", "order", "order_window", "loader", "resident"),
+            *("classes", "train_split", "val_split", "val_fraction", "fold", "group", "stratify", "order"),
+            *("order_window", "loader", "resident"),
             *("workers", "profile", "prefetch", "decode", "augment_stream", "dct_scaling", "on_error", "max_pixels"),
             "max_length",
         ),

@@ -132,7 +132,7 @@ def number_classes(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[
 def class_remarks(source: Source) -> list[str]:
     """Remarks on classes, of any source, that are probably a mistake."""
     remarks = []
-    if len(source.classes) == 1:
+    if len(source.classes) == 1 and len(source.targets) < 2:
         remarks.append(
             f"{source.src}: there is only one class, {source.classes[0]!r}; `train` refuses such a dataset, which has "
             "nothing to tell apart"

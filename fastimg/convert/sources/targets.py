@@ -255,7 +255,8 @@ class TargetCells:
         parts = [kind if kind == "number" else f"{kind}, {plural(len(names), of[kind])}"]
         if asked.kind is None:
             other = "class" if kind != "class" else "number" if tally.numbers else "multilabel"
-            parts.append(f"guessed: {why}; --target {asked.name}:{other} overrules this")
+            overruled = "" if tally.lists else f"; --target {asked.name}:{other} overrules this"
+            parts.append(f"guessed: {why}{overruled}")
         if missing:
             parts.append(f"missing in {missing:,} of {plural(tally.rows, 'row')}")
         if len(tally.counts) == 1 and not tally.lists:

@@ -59,6 +59,9 @@ class Card:
         fields = asdict(self)
         if not self.targets:
             del fields["targets"]
+        for record in fields["trained_on"] or ():
+            if record["fold"] is None:  # as in checkpoints of earlier versions
+                del record["fold"]
         return json.dumps({**fields, "fastimg": __version__})
 
     @classmethod
