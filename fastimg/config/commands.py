@@ -174,7 +174,7 @@ class Eval:  # more than 12 fields: a flag each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict:  # more than 12 fields: a flag each
     """Classify images, or texts, with a checkpoint."""
 
     checkpoint: Positional[Path]
