@@ -202,6 +202,7 @@ def train(
     resume: str | None = None,
     seed: int = 0,
     deterministic: bool = False,
+    log: Sequence[str] = (),
     log_interval: int = 20,
     val_interval: int = 1,
     save_interval: str | int = "10m",

@@ -11,8 +11,8 @@ fork imports it anew to interpret kernels.
 
 import atexit
 import contextlib
-import gc
 import fcntl
+import gc
 import importlib
 import json
 import multiprocessing.spawn

@@ -8,14 +8,15 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
+from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
 from . import augmentation, durations, folds
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, tuned
+from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, trackers, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, TRACKERS, Train
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -184,6 +185,11 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _trackers(config: Train) -> str | None:
+    unknown = [name for name in trackers(config) if name not in TRACKERS]
+    return f"give {', '.join(TRACKERS)}{nearest(unknown[0], TRACKERS)}" if unknown else None
+
+
 def _fold(config: Any) -> None:
     if config.fold is not None:
         folds.parse(config.fold)
@@ -337,6 +343,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("prefetch", _at_least(2), "2 or more"),
     Check("order_window", _order_window),
     Range("max_pixels", _at_least(1), "1 or more"),
+    Check("log", _trackers),
     Range("log_interval", _at_least(1), "1 or more"),
     Check("save_interval", _save_interval),
     Range("val_interval", _at_least(1), "1 or more"),

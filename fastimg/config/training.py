@@ -11,6 +11,7 @@ from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
@@ -355,6 +356,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Seed of the weights, the order, the crops and augmentation."""
     deterministic: bool = False
     """Use only deterministic algorithms (on a CPU they all are)."""
+    log: Annotated[tuple[str, ...], arg(metavar="TRACKER")] = ()
+    """Also report to tensorboard, wandb or mlflow, or to several of them: curves, pictures of samples, settings, and
+    where checkpoints are. The library's own environment variables hold."""
     log_interval: int = 20
     """Steps between progress lines and log records."""
     val_interval: int = 1

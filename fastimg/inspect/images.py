@@ -200,7 +200,11 @@ def _draw(
     ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
-    from .sheets import draw_augmented, draw_samples, draw_trivial  # imports torch and matplotlib, which takes seconds
+    from fastimg.train.reporting.sheets import (  # imports torch and matplotlib, which takes seconds
+        draw_augmented,
+        draw_samples,
+        draw_trivial,
+    )
 
     assert shown.mean is not None and shown.std is not None
     samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))

@@ -10,7 +10,7 @@ from typing import Self
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)  # weakest first
 SAVE = 1  # a rank's request for a checkpoint: weaker than any signal to stop, each of which saves too
-TIME_UP = 99  # a rank's request to stop because the time is up; it wins over a signal in the same step
+TIME_UP = 99  # a request to stop because the time is up; it wins over a signal in the same step
 _REQUESTS = (SAVE, *STOPPING, TIME_UP)
 
 

@@ -39,6 +39,7 @@ from .optimisers.schedules import Schedule
 from .patience import Best, Standing
 from .tasks.joint import Tasks
 from .tasks.lookup import TargetLookup
+from .trackers.fanout import Trackers
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
 
@@ -210,6 +211,7 @@ class Accounting:
     account: Account  # of this process
     trace: Trace  # of single steps, or of a few at a time in long runs
     log: rundir.Log | None = None  # only rank 0 has it
+    trackers: Trackers | None = None  # only rank 0 has them, where --log names some
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
     out_of_time: bool = False  # --max-time ended the run

@@ -19,7 +19,7 @@ from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker
 from fastimg.data.derived import cache_root
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
-from fastimg.errors import UsageError, printable
+from fastimg.errors import UsageError, printable, reason_of
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -48,6 +48,7 @@ from .parts import Parts, embedded, resident, tokenised
 from .run import Run
 from .tasks.selection import ChosenTargets
 from .tasks.selection import choose as choose_targets
+from .trackers.fanout import Trackers
 from .wrapping import changing_graph
 
 
@@ -256,10 +257,34 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
             extension.write_length(run)
         if not opened.resuming:
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, config))
-        log = rundir.Log(directory, run.progress.step)
+        _open_trackers(run, console, stack)
+        following = run.accounting.trackers
+        log = rundir.Log(directory, run.progress.step, following.records if following else None)
         run.accounting.log = log
         if parts.embedding is not None:
             log.add("cache", step=run.progress.step, made=parts.made, seconds=round(parts.seconds, 3))
+
+
+def _open_trackers(run: Run, console: Console, stack: ExitStack) -> None:
+    """Let the trackers of --log follow the run; those that see it for the first time get pictures."""
+    setup = run.setup
+    if not intent.trackers(setup.config):
+        return
+
+    def warn(words: str) -> None:
+        say(console, words, style="yellow")
+
+    following = Trackers(setup.config, setup.directory, run.progress.step, warn)
+    stack.callback(following.close)
+    run.accounting.trackers = following
+    if following.new:
+        from .trackers.pictures import draw
+
+        try:
+            for file in draw(run):
+                following.picture(file, following.new)
+        except (DataError, OSError) as error:
+            warn(f"--log: no pictures of samples ({reason_of(error)})")
 
 
 def _precision(opened: Opened, model: Model, ranks: Ranks) -> Precision:

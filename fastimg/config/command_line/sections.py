@@ -42,18 +42,8 @@ SECTIONS: Mapping[str, Sections] = {
         ),
         "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
         "schedule": (
-            *(
-                "epochs",
-                "duration",
-                "max_time",
-                "sched",
-                "warmup",
-                "warmup_epochs",
-                "warmup_fraction",
-                "min_lr",
-                "decay",
-            ),
-            *("decay_epochs", "decay_rate"),
+            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr"),
+            *("decay", "decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
             *("amp", "amp_dtype", "channels_last", "compile", "device", "strategy", "sync_bn", "grad_compression"),
@@ -62,7 +52,7 @@ SECTIONS: Mapping[str, Sections] = {
         "run": (
             *("output", "name", "resume", "recipe", "config", "seed", "deterministic", "val_interval", "tta"),
             *("evaluate_training_set", "patience", "patience_metric", "save_interval", "checkpoint_hist"),
-            *("log_interval", "dry_run", "verbose"),
+            *("log", "log_interval", "dry_run", "verbose"),
         ),
     },
     "convert": {

@@ -44,6 +44,8 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
         notes = _curve_notes(setup.config, setup.tasks)
         file = setup.directory / rundir.CURVES
         plot_curves(records, setup.optimisation.steps_per_epoch, notes, file)
+        if run.accounting.trackers is not None and file.exists():
+            run.accounting.trackers.picture(file)
     names = {id(setup.data.loader): "training", id(setup.data.val_loader): "validation"}
     for loader, count in zip(setup.data.loaders, unreadable, strict=True):
         name = names.get(id(loader), "evaluated training")
