@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
-from fastimg.config.durations import interval, parse
 from fastimg.config.intent import SCHEDULE_FREE
+from fastimg.config.values.durations import interval, parse
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
 from fastimg.errors import printable
