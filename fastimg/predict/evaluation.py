@@ -102,7 +102,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         inference.check_content(engine, dataset, config.data)
         tasks = _tasks(engine, dataset)
         if tasks is None:
-            _same_classes(engine.card.classes, dataset, config)
+            same_classes(engine.card.classes, dataset, config)
             other = "name another split with --split"
             check_labels(config.data, selection.split, dataset, len(engine.card.classes), other)
         check_readable(backend, config.data, dataset)
@@ -208,7 +208,8 @@ def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: 
         raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
 
 
-def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+def same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+    """Raises UserError unless the data has the checkpoint's `classes`."""
     if dataset.classes == classes:
         return
     extra = sorted(set(dataset.classes) - set(classes))

@@ -191,6 +191,9 @@ def whiten(
 
 
 def _sampling(sampler: str, part: DatasetPart) -> Sampling:
+    """How often each sample is drawn: by the data's first class target."""
+    if not part.dataset.classes:
+        raise UsageError(f"--sampler {sampler} has no effect: no target of the data is a class; leave it out")
     labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
     return Sampling(class_balance.sampling(sampler, part.dataset.classes, labels))
 

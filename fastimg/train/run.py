@@ -39,6 +39,7 @@ from .optimisers.schedules import Schedule
 from .patience import Best, Standing
 from .tasks.joint import Tasks
 from .tasks.lookup import TargetLookup
+from .teacher import Teacher
 from .trackers.fanout import Trackers
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
@@ -108,6 +109,7 @@ class Setup:
     tasks: Tasks
     data: TrainingData
     optimisation: Optimisation
+    teacher: Teacher | None = None
 
     @property
     def batch_size(self) -> int:

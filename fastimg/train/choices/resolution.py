@@ -25,6 +25,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
+from fastimg.train.teacher import TEMPERATURE, WEIGHT
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -118,6 +119,10 @@ def resolve(
         lr_base_size=None,
         head_init=model.new_head,
         momentum=_momentum(config),
+        teacher=_teacher(config),
+        teacher_weights=config.teacher_weights.resolve() if config.teacher_weights else None,
+        kd_temperature=config.kd_temperature or TEMPERATURE,
+        kd_weight=WEIGHT if config.kd_weight is None else config.kd_weight,
         weight_decay=_weight_decay(config),
         norm_weight_decay=config.norm_weight_decay or 0.0,
         sched=sched,
@@ -191,6 +196,13 @@ def _weight_decay(config: Train) -> float:
     if config.weight_decay is not None:
         return config.weight_decay
     return catalogue.weight_decay(config.opt)
+
+
+def _teacher(config: Train) -> str | None:
+    """A path in full, an architecture as it is."""
+    if config.teacher is None or not Path(config.teacher).exists():
+        return config.teacher
+    return str(Path(config.teacher).resolve())
 
 
 def _momentum(config: Train) -> float | None:
