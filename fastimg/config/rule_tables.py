@@ -12,11 +12,12 @@ from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
-from . import augmentation, durations, folds
+from . import augmentation
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
 from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, trackers, tuned
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
 from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, TRACKERS, Train
+from .values import durations, folds
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (

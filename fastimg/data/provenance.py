@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.config.folds import Fold
+from fastimg.config.values.folds import Fold
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.folders.folder import Level

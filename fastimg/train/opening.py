@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from fastimg.config import folds, intent
+from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.folds import Fold
+from fastimg.config.values import folds
+from fastimg.config.values.folds import Fold
 from fastimg.data import class_balance
 from fastimg.data.datasets import (
     DatasetPart,

@@ -17,8 +17,8 @@ from torch import nn
 
 from fastimg.augment import Policy
 from fastimg.config.commands import Train
-from fastimg.config.durations import interval
-from fastimg.config.progressive import Progressive
+from fastimg.config.values.durations import interval
+from fastimg.config.values.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource

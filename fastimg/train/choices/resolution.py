@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.config import durations
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
 from fastimg.config.intent import EPOCHS, SCHEDULE_FREE, head_alone, plain, progressive, reads_text, tuned
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
+from fastimg.config.values import durations
 from fastimg.data.datasets import DatasetPart, chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
