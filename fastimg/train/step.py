@@ -13,6 +13,7 @@ import torch
 
 from fastimg.augment import draw, mix
 from fastimg.data.model_input import model_input
+from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.models import ranks as parallel
@@ -34,6 +35,7 @@ class MicroBatch:
     targets: torch.Tensor
     weight: torch.Tensor
     smoothing: float  # that the loss has to apply; soft targets are smoothed already
+    beside: tuple[torch.Tensor, ...] = ()  # what the model takes after the images: texts, and which inputs are there
 
 
 def optimiser_step(
@@ -77,7 +79,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
             images, targets = mix(plan, images, targets, setup.outputs, early, weight)
             smoothing -= early
     stream.keep(batch, images, targets)
-    return MicroBatch(images, targets, weight, smoothing)
+    return MicroBatch(images, targets, weight, smoothing, inputs_beside(batch, dtype))
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
@@ -90,7 +92,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     progress = run.progress
     with sync or nullcontext():
         with setup.precision.autocast(), _enough_for_norms(run):
-            logits = progress.parallel(batch.images)
+            logits = progress.parallel(batch.images, *batch.beside)
         loss = losses(logits, batch.targets, replace(setup.loss, smoothing=batch.smoothing))  # [B]
         total = (loss * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
