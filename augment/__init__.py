@@ -16,13 +16,14 @@ from .policy import Policy, operation
 
 if TYPE_CHECKING:
     from .backends import apply
+    from .draws import draw
     from .mixing import mix
-    from .plan import Plan, draw
+    from .plan import Plan
 
 __all__ = ["Plan", "Policy", "apply", "draw", "mix", "operation"]
 
 # Public name -> the module that defines it, imported at first use: these import torch, which takes seconds.
-_MODULES = {"Plan": "plan", "apply": "backends", "draw": "plan", "mix": "mixing"}
+_MODULES = {"Plan": "plan", "apply": "backends", "draw": "draws", "mix": "mixing"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Callable
+from types import ModuleType
 from typing import Literal, get_args
 
 import torch
@@ -15,9 +15,7 @@ Backend = Literal["reference", "cpu", "fused"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
-_Fused = Callable[
-    [Plan | None, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None, lines.LevelLine | None], torch.Tensor
-]
+_PLAIN = Policy()  # between stages, levels are not normalised
 
 
 def apply(
@@ -60,19 +58,56 @@ def apply(
         raise ValueError(f"the plan and the batch differ in size: {len(plan)} and {len(images)}")
     if out is not None:
         _check_out(out, images, dtype)
-    table = _table(policy, dtype, images.device)
-    match backend or backend_of(images.device):
-        case "cpu" if images.device.type == "cpu":
-            from . import cpu  # numba is slow to import, and not needed on a GPU
+    kind = backend or backend_of(images.device)
+    _check_backend(kind, images.device)
+    if plan is not None and plan.then:
+        *earlier, plan = plan.stages
+        for stage in earlier:
+            images = _levels(kind, stage, images)
+    return _one_stage(kind, plan, images, policy, dtype, out)
 
-            return cpu.augment(plan, images, table, out)
-        case "fused" if (fused := _fused()) is not None:
-            return fused(plan, images, table, dtype, out, lines.line_of(policy, dtype))
-        case "reference":
-            result = reference.augment(plan, images, table)
-            return result if out is None else out.copy_(result)
-        case name:
-            raise ValueError(_no_backend(name, images.device))
+
+def _one_stage(
+    kind: Backend,
+    plan: Plan | None,
+    images: torch.Tensor,
+    policy: Policy,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    table = _table(policy, dtype, images.device)
+    if kind == "cpu":
+        from . import cpu  # numba is slow to import, and not needed on a GPU
+
+        return cpu.augment(plan, images, table, out)
+    if kind == "fused" and (fused := _fused()) is not None:
+        launched: torch.Tensor = fused.fused(plan, images, table, dtype, out, lines.line_of(policy, dtype))
+        return launched
+    result = reference.augment(plan, images, table)
+    return result if out is None else out.copy_(result)
+
+
+def _levels(kind: Backend, plan: Plan, images: torch.Tensor) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] -> the same after a stage that others follow, in memory of its own, channels-last."""
+    out = None
+    if kind == "cpu":
+        from . import cpu
+
+        batch, _, height, width = images.shape
+        out = cpu.between.tensor((batch, height, width, 3), torch.uint8).permute(0, 3, 1, 2)
+    images = _one_stage(kind, plan, images, _PLAIN, torch.uint8, out)
+    if plan.chain_mix is not None:
+        images = reference.mix_chains(plan.chain_mix, images, functools.partial(_levels, kind))
+    if plan.blur is None or not len(plan.blur.rows):
+        return images
+    if kind == "cpu":
+        from . import cpu
+
+        return cpu.blur(plan.blur, images)
+    if kind == "fused" and (fused := _fused()) is not None:
+        blurred: torch.Tensor = fused.blur(plan.blur, images)
+        return blurred
+    return reference.blur(plan.blur, images)
 
 
 def backend_of(device: torch.device) -> Backend:
@@ -82,13 +117,18 @@ def backend_of(device: torch.device) -> Backend:
     return "fused" if device.type == "cuda" and _fused() is not None else "reference"
 
 
+def _check_backend(kind: str, device: torch.device) -> None:
+    if kind == "reference" or (kind == "cpu" and device.type == "cpu") or (kind == "fused" and _fused() is not None):
+        return
+    raise ValueError(_no_backend(kind, device))
+
+
 @functools.cache
-def _fused() -> _Fused | None:
+def _fused() -> ModuleType | None:
     try:
-        fused: _Fused = importlib.import_module(f"{__package__}.fused").fused
+        return importlib.import_module(f"{__package__}.fused")
     except ImportError:  # Triton has no wheel for this system
         return None
-    return fused
 
 
 def _no_backend(name: str, device: torch.device) -> str:

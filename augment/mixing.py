@@ -1,5 +1,7 @@
 """Mixup and cutmix: mixes the images of a batch with their partners, and the targets alike."""
 
+from dataclasses import dataclass
+
 import torch
 
 from .backends import apply
@@ -25,7 +27,7 @@ def mix(
 
     Each image keeps a share lambda of itself and takes 1 - lambda from its partner: as levels (mixup, Zhang et al.
     2018) or as a rectangle (cutmix, Yun et al. 2019, with torchvision's box; lambda is then the area outside it).
-    Targets are smoothed first: 1 - smoothing for the class, plus smoothing / num_classes for every class. If `weight`
+    Targets are smoothed first, by `soften`. If `weight`
     [B] is given, partners of weight 0 (padding, unreadable images) are not mixed in. With a plan that does not mix,
     targets become soft and images are as `apply` returns them.
 
@@ -46,10 +48,35 @@ def mix(
         images = apply(None if plan is None else plan.unmixed, images, policy, dtype)
     elif not images.is_floating_point():
         raise ValueError(f"images must be uint8, or normalised and floating point; got {images.dtype}")
+    soft = soften(targets, num_classes, smoothing)
+    images, mixture = mix_images(plan, images, weight)
+    return images, soft if mixture is None else mixture.blend(soft)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How the images of a batch were mixed: the share [B] that each keeps of itself, and its partner's row [B]."""
+
+    share: torch.Tensor
+    partner: torch.Tensor
+
+    def blend(self, values: torch.Tensor) -> torch.Tensor:
+        """Soft targets [B, C], mixed as the images were."""
+        return _blend(self.share[:, None], values, values[self.partner])
+
+
+def soften(targets: torch.Tensor, num_classes: int, smoothing: float = 0.0) -> torch.Tensor:
+    """Classes [B] -> float32 [B, num_classes]: 1 - smoothing for the class, plus smoothing / num_classes for each."""
     classes = torch.arange(num_classes, device=targets.device)
-    soft = (targets[:, None] == classes).to(torch.float32) * (1.0 - smoothing) + smoothing / num_classes
+    return (targets[:, None] == classes).to(torch.float32) * (1.0 - smoothing) + smoothing / num_classes
+
+
+def mix_images(
+    plan: Plan | None, images: torch.Tensor, weight: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Mixture | None]:
+    """Mix normalised images [B, 3, H, W] as `mix` does, and say how; None where nothing is mixed."""
     if plan is None or plan.mixing is None or not len(images):
-        return images, soft
+        return images, None
     device = images.device
     height, width = images.shape[2:]
     partner = to_device(plan.mixing.partner, device)
@@ -66,7 +93,7 @@ def mix(
     pasted = torch.where(_inside(box, height, width), others, images)
     whole = (share == 1.0)[:, None, None, None]
     mixed = torch.where(cut[:, None, None, None], pasted, torch.where(whole, images, blended))
-    return mixed, _blend(share[:, None], soft, soft[partner])
+    return mixed, Mixture(share, partner)
 
 
 def _blend(share: torch.Tensor, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

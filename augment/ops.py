@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 BINS = 31
+MAX_BOX = 1  # pixels: the whole radius of the boxes of a blur, which is of 2 pixels at most
 MAX_SIDE = 8192  # pixels: up to here every coordinate that a warp can reach fits Q16 in 32 bits, as in Pillow
 
 
@@ -31,9 +32,12 @@ class Op(IntEnum):
     SOLARIZE = 6  # the smallest level that is inverted
     AUTOCONTRAST = 7
     EQUALIZE = 8
+    INVERT = 9
+    SOLARIZE_ADD = 10  # what is added to levels below 128
+    HUE = 11  # added to the hue of Pillow's HSV, 0 to 255
 
 
-LOOKUPS = frozenset({Op.BRIGHTNESS, Op.CONTRAST, Op.POSTERIZE, Op.SOLARIZE, Op.AUTOCONTRAST, Op.EQUALIZE})
+LOOKUPS = frozenset(Op) - {Op.IDENTITY, Op.COLOR, Op.SHARPNESS, Op.HUE}
 STATISTICS = frozenset({Op.CONTRAST, Op.AUTOCONTRAST, Op.EQUALIZE})  # lookups that depend on the image
 
 # torchvision's names, in its order, and the pixel operation of each.
@@ -133,6 +137,56 @@ def luma(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> torch.Te
     return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
 
 
+def turned_hue(levels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Turn the hue of int32 levels [N, 3, ...] by `turn`, int32 [N, 1, ...], as Pillow's HSV and back: same type."""
+    red, green, blue = levels.unbind(1)
+    most, least = levels.amax(dim=1), levels.amin(dim=1)
+    span = (most - least).clamp(min=1).to(torch.float32)
+    r, g, b = ((most - channel).to(torch.float32) / span for channel in (red, green, blue))
+    yellow = (2.0 + r.double() - b.double()).to(torch.float32)
+    sector = torch.where(
+        red == most, b - g, torch.where(green == most, yellow, (4.0 + g.double() - r.double()).float())
+    )
+    whole = sector.double() / 6.0 + 1.0
+    hue = torch.where(whole >= 1.0, whole - 1.0, whole).to(torch.float32)
+    level = (hue.double() * 255.0).to(torch.int32).clamp(0, 255)
+    level = (torch.where(most == least, 0, level) + turn.squeeze(1)) & 255
+    saturation = (span / most.clamp(min=1).to(torch.float32)).double()
+    share = torch.where(most == least, 0, (saturation * 255.0).to(torch.int32)).to(torch.float64)
+    share = (share / 255.0).to(torch.float32)  # of the saturation
+    position = level.double() * 6.0 / 255.0
+    side = torch.floor(position).to(torch.int32)
+    part = (position - side).to(torch.float32)
+    value = most.double()
+    p, q, t = (
+        torch.floor(value * (1.0 - kept) + 0.5).to(torch.int32).clamp(0, 255)
+        for kept in (share.double(), (share * part).double(), share.double() * (1.0 - part.double()))
+    )
+    side = side % 6
+    channels = ((most, q, p, p, t, most), (t, most, most, q, p, p), (p, p, t, most, most, q))
+    sides = torch.arange(6, device=levels.device).view(6, *[1] * side.dim()) == side
+    mixed = [torch.where(sides, torch.stack(six), 0).sum(dim=0) for six in channels]
+    return torch.where((share == 0)[:, None], most[:, None], torch.stack(mixed, dim=1).to(levels.dtype))
+
+
+def blur_weights(radius: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
+    """Pillow's three boxes for a Gaussian of this radius [E]: int32 [E, 3], the box's whole radius and its weights.
+
+    Those are of the pixels of the box, and of the pixel beyond either end, in 2^-24. In float32, in Pillow's order.
+    """
+    one = np.float32(1)
+    variance = radius.astype(np.float32) * radius.astype(np.float32) / np.float32(3)
+    length = np.sqrt(12.0 * variance.astype(np.float64) + 1.0).astype(np.float32)
+    whole = np.floor((length.astype(np.float64) - 1.0) / 2.0).astype(np.float32)
+    rest = (np.float32(2) * whole + one) * (whole * (whole + one) - np.float32(3) * variance)
+    rest /= np.float32(6) * (variance - (whole + one) * (whole + one))
+    width = whole + rest
+    inside = (np.float32(1 << 24) / (width * np.float32(2) + one)).astype(np.int64)
+    box = width.astype(np.int64)
+    beyond = ((1 << 24) - (box * 2 + 1) * inside) // 2
+    return np.stack([box, inside, beyond], axis=1).astype(np.int32)
+
+
 def smooth(around: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
     """Pillow's SMOOTH of int32 levels: (sum of the eight neighbours + 5 * centre) / 13, rounded. There are no ties."""
     return (2 * (around + 5 * centre) + 13) // 26
@@ -161,6 +215,10 @@ def lookup(op: Op, magnitude: torch.Tensor, mean: torch.Tensor, histogram: torch
         tables = (levels >> dropped) << dropped
     elif op is Op.SOLARIZE:
         tables = torch.where(levels < amount, levels, 255 - levels)
+    elif op is Op.INVERT:
+        tables = (255 - levels).expand(len(amount), -1)
+    elif op is Op.SOLARIZE_ADD:
+        tables = torch.where(levels < 128, (levels + amount.to(torch.int32)).clamp(max=255), levels)
     elif op is Op.AUTOCONTRAST:
         return _autocontrast(histogram)
     elif op is Op.EQUALIZE:

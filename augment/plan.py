@@ -1,7 +1,7 @@
 """Plans: what happens to each image of a batch, drawn once on the host as a value that can be replayed anywhere.
 
-An image's draw is keyed by (seed, epoch, sample id, stage), and independent of the batch, the rank and the device. The
-generator is SplitMix64's finaliser (Steele, Lea, Flood 2014), chained over the key.
+`draws` makes them. A plan is a chain of stages, each of which resamples an image at most once and then changes its
+levels.
 """
 
 import functools
@@ -11,19 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .ops import BINS, MAX_SIDE, STATISTICS, TRIVIAL, Op, rotation, trivial_table
-from .policy import Policy, Range
-
-_FLIP_STAGE = 0xF1
-_ROTATE_STAGE = 0xF2
-_JITTER_STAGE = 0xF3
-_TRIVIAL_STAGE = 0xF4
-_ERASE_STAGE = 0xF5
-_MIX_STAGE = 0xF6
-_ERASE_TRIES = 10  # torchvision's
-_JITTER = {"brightness": Op.BRIGHTNESS, "contrast": Op.CONTRAST, "saturation": Op.COLOR}
-
-Doubles = npt.NDArray[np.float64]
+from .ops import MAX_SIDE, STATISTICS, Op, rotation, trivial_table
+from .policy import Policy
+from .uniforms import Doubles
 
 
 @dataclass(frozen=True)
@@ -47,11 +37,42 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Warps:
+    """A warp of each image [B], as Pillow's inverse maps: x' = l0 x + l1 y + ..., y' = l2 x + l3 y + ..."""
+
+    linear: torch.Tensor  # float64 [B, 4]
+    shift: torch.Tensor  # float64 [B, 2], as shares of the width and the height, for those that are not centred
+    centred: torch.Tensor  # bool [B], whether the warp turns about the image's centre
+    fill: tuple[int, int, int]  # the colour of what lies outside the image
+
+
+@dataclass(frozen=True)
+class Blurring:
+    """Pillow's GaussianBlur of E of the images."""
+
+    rows: torch.Tensor  # int64 [E], positions in the batch
+    radius: torch.Tensor  # float64 [E], the standard deviation in pixels
+
+
+@dataclass(frozen=True)
+class ChainMix:
+    """AugMix: chains of stages, all of which begin with the image, mixed with each other and then with the image."""
+
+    chains: tuple[tuple["Plan", ...], ...]  # W chains of stages
+    weights: torch.Tensor  # float32 [B, W], of each chain
+    share: torch.Tensor  # float32 [B], of the mixture
+
+
+@dataclass(frozen=True)
+class Plan:  # more than 12 fields: an operation each
     """A struct of arrays over the batch [B], on the host. `sized` adds what depends on the size of the images.
 
     `trivial` is a row of `ops.trivial_table()`: ((operation * 31) + bin) * 2 + negative, 0 for no operation. `ops` are
-    executed from left to right, after the warp; K, from 0 to 4, is a property of the policy.
+    executed from left to right, after the warp; K is a property of the policy.
+
+    A plan is a stage; `then` are the stages that follow it, on the levels that it makes. Erasing and mixing come at the
+    end of all. Within a stage, the order is: flips, rotation and warp as one resampling, `ops`, `chain_mix`, `blur`.
+    The last stage neither mixes chains nor blurs.
     """
 
     hflip: torch.Tensor  # bool [B]
@@ -63,6 +84,11 @@ class Plan:
     erasing: Erasing | None = None
     mixing: Mixing | None = None
     policy: Policy | None = None  # it was drawn from this policy
+    warps: Warps | None = None  # instead of TrivialAugment's
+    kinds: tuple[frozenset[Op], ...] | None = None  # what each column may hold, whatever this batch drew
+    chain_mix: ChainMix | None = None
+    blur: Blurring | None = None
+    then: tuple["Plan", ...] = ()
 
     def __len__(self) -> int:
         return len(self.hflip)
@@ -71,6 +97,30 @@ class Plan:
     def unmixed(self) -> "Plan":
         """The plan without mixup and cutmix, for callers of `apply` that call `mix` themselves afterwards."""
         return self if self.mixing is None else replace(self, mixing=None)
+
+    @property
+    def stages(self) -> tuple["Plan", ...]:
+        """The stages one after the other, each without `then`; the last has the erasing."""
+        if not self.then:
+            return (self,)
+        first = replace(self, then=(), erasing=None, mixing=None)
+        return (first, *self.then[:-1], replace(self.then[-1], erasing=self.erasing, mixing=self.mixing))
+
+    @property
+    def bare(self) -> "Plan":
+        """A plan of one stage that changes nothing but what is erased and mixed."""
+        still, batch = torch.zeros_like(self.hflip), len(self)
+        return Plan(
+            hflip=still,
+            vflip=still,
+            angle=torch.zeros_like(self.angle),
+            trivial=torch.zeros_like(self.trivial),
+            ops=torch.zeros(batch, 0, dtype=torch.int32),
+            magnitudes=torch.zeros(batch, 0),
+            erasing=self.erasing,
+            mixing=self.mixing,
+            policy=self.policy,
+        )
 
     @property
     def flips(self) -> bool:
@@ -108,9 +158,11 @@ class Plan:
         ((a0 x + a1 y + a2) >> 16, (a3 x + a4 y + a5) >> 16).
         """
         rows, hflip, vflip, angle = (t.numpy() for t in (self.trivial, self.hflip, self.vflip, self.angle))
+        if self.warps is not None:
+            return _fixed(*_resolved(self.warps, height, width), hflip, vflip, angle, height, width)
         if not angle.any():  # then there are few different ones
             return _affines(height, width).take(rows * 4 + (2 * hflip.view(np.uint8) + vflip.view(np.uint8)), axis=0)
-        return _fixed(rows, hflip, vflip, angle, height, width)
+        return _fixed(*_tabled(rows, height, width), hflip, vflip, angle, height, width)
 
 
 @dataclass(frozen=True)
@@ -157,58 +209,35 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def draw(policy: Policy, ids: npt.NDArray[np.int64] | torch.Tensor, seed: int, epoch: int) -> Plan:
-    """Draw the plan, on the host, for a batch of samples with these `ids` [B]."""
-    keys = np.asarray(ids, dtype=np.int64)
-    uniforms = functools.partial(_uniforms, seed, epoch, keys)
-    flips = uniforms(_FLIP_STAGE, 2) < (policy.hflip, policy.vflip)
-    if policy.hflip and policy.hflip_alternates:
-        begun = _uniforms(seed, 0, keys, _FLIP_STAGE, 2)[:, 0] < policy.hflip  # in epoch 0
-        flips[:, 0] = begun ^ bool(epoch % 2)
-    angle = np.zeros(len(keys))
-    if policy.rotate:
-        angle = policy.rotate * (2.0 * uniforms(_ROTATE_STAGE, 1)[:, 0] - 1.0)
-    columns: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
-    for number, (name, op) in enumerate(_JITTER.items()):
-        low, high = getattr(policy, name)
-        if (low, high) != (1.0, 1.0):
-            factors = low + (high - low) * uniforms(_JITTER_STAGE, len(_JITTER))[:, number]
-            columns.append((np.full(len(keys), op, np.int32), factors.astype(np.float32)))
-    rows = np.zeros(len(keys), np.int64)
-    if policy.trivial:
-        rows = _trivial_rows(uniforms(_TRIVIAL_STAGE, 3))
-        columns.append((trivial_table().ops[rows], trivial_table().magnitudes[rows]))
-    ops = np.stack([op for op, _ in columns], axis=1) if columns else np.zeros((len(keys), 0), np.int32)
-    magnitudes = np.stack([m for _, m in columns], axis=1) if columns else np.zeros((len(keys), 0), np.float32)
-    return Plan(
-        hflip=torch.from_numpy(flips[:, 0].copy()),
-        vflip=torch.from_numpy(flips[:, 1].copy()),
-        angle=torch.from_numpy(angle),
-        trivial=torch.from_numpy(rows),
-        ops=torch.from_numpy(ops),
-        magnitudes=torch.from_numpy(magnitudes),
-        erasing=_erasing(policy, seed, epoch, keys) if policy.erase else None,
-        mixing=_mixing(policy, uniforms(_MIX_STAGE, 4)) if policy.mixes else None,
-        policy=policy,
-    )
-
-
-def _trivial_rows(chances: Doubles) -> npt.NDArray[np.int64]:
-    """Rows of the table [B] from uniform numbers [B, 3] for operation, bin and sign."""
-    numbers = (chances * (len(TRIVIAL), BINS, 2)).astype(np.int64)
-    rows: npt.NDArray[np.int64] = (numbers[:, 0] * BINS + numbers[:, 1]) * 2 + numbers[:, 2]
-    return rows
-
-
 @functools.lru_cache(maxsize=8)
 def _affines(height: int, width: int) -> npt.NDArray[np.int32]:
     """Affines [868 * 2 * 2, 6] of images that are not rotated: by row of TrivialAugment's table, hflip and vflip."""
     rows, hflip, vflip = np.meshgrid(np.arange(len(trivial_table().ops)), (False, True), (False, True), indexing="ij")
-    return _fixed(rows.ravel(), hflip.ravel(), vflip.ravel(), np.zeros(rows.size), height, width)
+    linear, shift = _tabled(rows.ravel(), height, width)
+    return _fixed(linear, shift, hflip.ravel(), vflip.ravel(), np.zeros(rows.size), height, width)
+
+
+def _tabled(rows: npt.NDArray[np.int64], height: int, width: int) -> tuple[Doubles, Doubles]:
+    """The linear maps [B, 4] and shifts [B, 2] of rows of TrivialAugment's table."""
+    table = trivial_table()
+    linear = table.linear[rows]
+    return linear, np.where(table.centred[rows, None], _about((width / 2, height / 2), linear), table.shift[rows])
+
+
+def _resolved(warps: Warps, height: int, width: int) -> tuple[Doubles, Doubles]:
+    """The linear maps [B, 4] and shifts [B, 2] of warps, for images of this size.
+
+    Where nothing is turned or sheared, the shift is rounded to whole pixels, as the centre of a pixel is by Pillow.
+    """
+    linear, shift = warps.linear.numpy(), warps.shift.numpy() * (width, height)
+    shift = np.where(warps.centred.numpy()[:, None], _about((width / 2, height / 2), linear), shift)
+    moved = (linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1)
+    return linear, np.where(moved[:, None], np.floor(shift + 0.5), shift)
 
 
 def _fixed(
-    rows: npt.NDArray[np.int64],
+    linear: Doubles,
+    shift: Doubles,
     hflip: npt.NDArray[np.bool_],
     vflip: npt.NDArray[np.bool_],
     angle: Doubles,
@@ -216,13 +245,9 @@ def _fixed(
     width: int,
 ) -> npt.NDArray[np.int32]:
     """`Plan._affine`, computed."""
-    table = trivial_table()
-    centre = (width / 2, height / 2)
-    linear = table.linear[rows]
-    shift = np.where(table.centred[rows, None], _about(centre, linear), table.shift[rows])
     if angle.any():
         turned = rotation(angle)
-        linear, shift = _composed(turned, _about(centre, turned), linear, shift)
+        linear, shift = _composed(turned, _about((width / 2, height / 2), turned), linear, shift)
     a, b, d, e = linear.T
     c, f = shift.T
     fixed = np.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5], axis=1)
@@ -250,23 +275,6 @@ def _composed(outer: Doubles, outer_shift: Doubles, inner: Doubles, inner_shift:
     return linear, np.stack([a * u + b * v, d * u + e * v], axis=1) + outer_shift
 
 
-def _erasing(policy: Policy, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> Erasing:
-    rows = np.flatnonzero(_uniforms(seed, epoch, ids, _ERASE_STAGE, 1)[:, 0] < policy.erase)
-    chances = _uniforms(seed, epoch, ids[rows], _ERASE_STAGE, 1 + 4 * _ERASE_TRIES)[:, 1:]
-    area, ratio, top, left = chances.reshape(len(rows), _ERASE_TRIES, 4).transpose(2, 0, 1)
-    low, high = np.log(policy.erase_ratio)
-    return Erasing(
-        rows=torch.from_numpy(rows),
-        area=torch.from_numpy(_between(policy.erase_scale, area)),
-        ratio=torch.from_numpy(np.exp(_between((low, high), ratio))),
-        corner=torch.from_numpy(np.stack([top, left], axis=2)),
-    )
-
-
-def _between(limits: Range, chances: Doubles) -> Doubles:
-    return limits[0] + (limits[1] - limits[0]) * chances
-
-
 def _boxes(erasing: Erasing | None, batch: int, height: int, width: int) -> npt.NDArray[np.int32]:
     """int32 [B, 4], as torchvision's RandomErasing: the first of ten tries that fits into the image, or none."""
     boxes = np.zeros((batch, 4), np.int32)
@@ -283,77 +291,3 @@ def _boxes(erasing: Erasing | None, batch: int, height: int, width: int) -> npt.
     erased = np.concatenate([corner, corner + side], axis=1)
     boxes[erasing.rows.numpy()] = np.where((fits.any(axis=1) & side.all(axis=1))[:, None], erased, 0)
     return boxes
-
-
-def _mixing(policy: Policy, chances: Doubles) -> Mixing:
-    """Pair positions 2 k and 2 k + 1 of a batch; the last of an odd batch is paired with the one before it.
-
-    The order of an epoch is random, so neighbours are random pairs. They are the same for every even batch size and
-    every number of ranks.
-    """
-    batch = len(chances)
-    partner = np.arange(batch) ^ 1
-    if batch % 2:
-        partner[-1] = max(batch - 2, 0)
-    cut = chances[:, 0] < (0.5 if policy.mixup else 1.0) if policy.cutmix else np.zeros(batch, np.bool_)
-    share = np.where(
-        cut, beta_quantile(policy.cutmix or 1.0, chances[:, 1]), beta_quantile(policy.mixup or 1.0, chances[:, 1])
-    )
-    return Mixing(
-        partner=torch.from_numpy(partner),
-        share=torch.from_numpy((np.rint(share * 65536) / 65536).astype(np.float32)),
-        cut=torch.from_numpy(cut),
-        centre=torch.from_numpy(chances[:, 2:].copy()),
-    )
-
-
-def beta_quantile(alpha: float, chances: Doubles) -> Doubles:
-    """Turn uniform numbers in [0, 1) into numbers distributed as Beta(alpha, alpha)."""
-    knots, cumulative, power = _half_beta(alpha)
-    lower = np.minimum(chances, 1.0 - chances)
-    x = np.interp(lower, cumulative, knots) ** power
-    return np.where(chances < 0.5, x, 1.0 - x)
-
-
-@functools.lru_cache(maxsize=16)
-def _half_beta(alpha: float) -> tuple[Doubles, Doubles, float]:
-    """Knots w up to the median and the distribution function at x = w ** power; in w the density is finite."""
-    power = max(1.0 / alpha, 1.0)
-    w = np.linspace(0.0, 0.5 ** (1.0 / power), 8193)
-    x = w**power
-    density = (1.0 - x) ** (alpha - 1.0) * (x ** (alpha - 1.0) if alpha > 1.0 else 1.0)
-    cumulative = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return w, cumulative * (0.5 / cumulative[-1]), power
-
-
-_WORD = 0xFFFFFFFFFFFFFFFF
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's next number; x is overwritten, since new arrays take longer than the arithmetic."""
-    x += np.uint64(_GOLDEN)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_FIRST)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_SECOND)
-    x ^= x >> np.uint64(31)
-    return x
-
-
-def _mixed(x: int) -> int:
-    """`_mix` of one number: a tenth of what it takes with arrays of one."""
-    x = (x + _GOLDEN) & _WORD
-    x = ((x ^ (x >> 30)) * _FIRST) & _WORD
-    x = ((x ^ (x >> 27)) * _SECOND) & _WORD
-    return x ^ (x >> 31)
-
-
-def _uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int) -> Doubles:
-    """Uniform numbers in [0, 1), [B, count]."""
-    key = 0
-    for part in (seed, epoch, stage):
-        key = _mixed(key ^ (part & _WORD))
-    base = _mix(np.uint64(key) ^ ids.astype(np.uint64))
-    bits = _mix(base[:, None] + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

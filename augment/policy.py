@@ -3,17 +3,24 @@
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from .named import parse
 
 Range = tuple[float, float]
 Triple = tuple[float, float, float]
 
-OPERATIONS = ("hflip", "vflip", "rotate", "brightness", "contrast", "saturation", "trivial", "erase", "mixup", "cutmix")
+OPERATIONS = (
+    *("hflip", "vflip", "rotate", "brightness", "contrast", "saturation", "hue", "trivial", "grayscale", "blur"),
+    *("solarize", "erase", "mixup", "cutmix"),
+)
 _OTHER_NAMES = {
     "horizontal_flip": "hflip",
     "vertical_flip": "vflip",
     "rotation": "rotate",
     "color": "saturation",
+    "gaussian_blur": "blur",
+    "gray": "grayscale",
     "trivial_augment": "trivial",
     "trivial_augment_wide": "trivial",
     "ta_wide": "trivial",
@@ -22,15 +29,21 @@ _OTHER_NAMES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+_LATER_FIELDS = frozenset({"hue", "named", "grayscale", "blur", "solarize"})
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Policy:  # more than 12 fields: what a user may ask for, an operation each
     """What each image of a batch draws, in the order in which it is applied.
 
     `hflip`, `vflip` and `erase` are probabilities. With `hflip_alternates` the images that are mirrored in the first
     epoch are the others in the second, and so on in turn (Jordan 2024): each image is seen both ways in any two epochs.
     `rotate` is in degrees, uniform in [-rotate, rotate]. `brightness`,
-    `contrast` and `saturation` are ranges of uniform factors; 1 leaves an image unchanged. `trivial` is
-    TrivialAugmentWide (Mueller and Hutter 2021, with torchvision's table). `mixup` (Zhang et al. 2018) and `cutmix`
+    `contrast` and `saturation` are ranges of uniform factors; 1 leaves an image unchanged. `hue` is the largest turn of
+    the colour circle to either side, 0.5 for any colour. `trivial` is TrivialAugmentWide (Mueller and Hutter 2021, with
+    torchvision's table); `named` is a policy by timm's name, such as rand-m9-mstd0.5-inc1 (`named.parse`), and comes
+    before the jitter. `grayscale`, `blur` (Pillow's GaussianBlur, of 0.1 to 2 pixels) and `solarize` (from level 128)
+    are probabilities, and come after everything else that changes levels. `mixup` (Zhang et al. 2018) and `cutmix`
     (Yun et al. 2019) are the alphas of Beta(alpha, alpha), 0 for off; if both are given, each image takes one or the
     other with equal probability.
 
@@ -48,7 +61,12 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     brightness: Range = (1.0, 1.0)
     contrast: Range = (1.0, 1.0)
     saturation: Range = (1.0, 1.0)
+    hue: float = 0.0
     trivial: bool = False
+    named: str = ""
+    grayscale: float = 0.0
+    blur: float = 0.0
+    solarize: float = 0.0
     erase: float = 0.0
     erase_scale: Range = (0.02, 0.33)
     erase_ratio: Range = (0.3, 3.3)
@@ -59,9 +77,15 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
     std: Triple = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
-        for name, p in (("hflip", self.hflip), ("vflip", self.vflip), ("erase", self.erase)):
-            if not 0.0 <= p <= 1.0:
+        for name in ("hflip", "vflip", "grayscale", "blur", "solarize", "erase"):
+            if not 0.0 <= (p := getattr(self, name)) <= 1.0:
                 raise ValueError(f"{name} must be a probability, from 0 to 1; got {p}")
+        if not 0.0 <= self.hue <= 0.5:
+            raise ValueError(f"hue must be a share of the colour circle, from 0 to 0.5; got {self.hue}")
+        if self.named:
+            parse(self.named)
+            if self.trivial:
+                raise ValueError(f"trivial and named ({self.named}) exclude each other: choose one of them")
         if not 0.0 <= self.rotate <= 180.0:
             raise ValueError(f"rotate must be an angle in degrees, from 0 to 180; got {self.rotate}")
         factors = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
@@ -84,6 +108,12 @@ class Policy:  # more than 12 fields: what a user may ask for, an operation each
             raise ValueError(f"mean must be finite; got {self.mean}")
         if not all(s > 0.0 for s in self.std):  # false for nan, too
             raise ValueError(f"std must be above 0; got {self.std}")
+
+    def __repr__(self) -> str:
+        """Without the later fields where they are off: cached embeddings of views are keyed by it."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = {name: value for name, value in said.items() if value or name not in _LATER_FIELDS}
+        return f"Policy({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def erase_values(self) -> Triple:

@@ -1,9 +1,11 @@
 """The specification of what a plan does, in plain torch on any device: slow, but written to be read."""
 
+from collections.abc import Callable
+
 import torch
 
-from .ops import LOOKUPS, Op, blend, lookup, luma, mean_level, smooth
-from .plan import Plan, to_device
+from .ops import LOOKUPS, MAX_BOX, Op, blend, blur_weights, lookup, luma, mean_level, smooth, turned_hue
+from .plan import Blurring, ChainMix, Plan, to_device
 from .policy import Policy
 
 
@@ -17,7 +19,7 @@ def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> tor
     if plan is None:
         return normalise(images, table)
     sized = plan.sized(images.shape[2], images.shape[3]).to(images.device)
-    images = warp(sized.affine, images)
+    images = warp(sized.affine, images, (0, 0, 0) if plan.warps is None else plan.warps.fill)
     for number, ops in enumerate(plan.columns):
         for op in ops - {Op.IDENTITY}:
             rows = to_device(torch.nonzero(plan.ops[:, number] == op)[:, 0], images.device)
@@ -25,8 +27,8 @@ def augment(plan: Plan | None, images: torch.Tensor, table: torch.Tensor) -> tor
     return erase(sized.box, normalise(images, table), table)
 
 
-def warp(affine: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, zeros outside, as in Pillow."""
+def warp(affine: torch.Tensor, images: torch.Tensor, fill: tuple[int, int, int] = (0, 0, 0)) -> torch.Tensor:
+    """Resample images [B, 3, H, W] by inverse Q16 affines int32 [B, 6]: nearest, `fill` outside, as in Pillow."""
     height, width = images.shape[2:]
     y, x = torch.meshgrid(
         *(torch.arange(n, dtype=torch.int32, device=images.device) for n in (height, width)), indexing="ij"
@@ -37,7 +39,8 @@ def warp(affine: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     source = torch.where(inside, row * width + column, 0).flatten(1)[:, None].to(torch.int64)
     taken = images.flatten(2).gather(2, source.expand(-1, 3, -1)).view(images.shape)
-    return torch.where(inside[:, None], taken, 0)
+    colour = torch.tensor(fill, dtype=images.dtype).view(3, 1, 1)
+    return torch.where(inside[:, None], taken, to_device(colour, images.device))
 
 
 def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -50,6 +53,8 @@ def operate(op: Op, magnitude: torch.Tensor, images: torch.Tensor) -> torch.Tens
     if op is Op.COLOR:
         gray = luma(*levels.unbind(1))[:, None]
         return blend(gray, levels, factor).to(torch.uint8)
+    if op is Op.HUE:
+        return turned_hue(levels, factor.to(torch.int32)).to(torch.uint8)
     if op is Op.SHARPNESS:
         return blend(_smoothed(levels), levels, factor).to(torch.uint8)
     return images
@@ -84,6 +89,46 @@ def _smoothed(levels: torch.Tensor) -> torch.Tensor:
     centre = parts.pop(4)
     result[:, :, 1:-1, 1:-1] = smooth(torch.stack(parts).sum(dim=0, dtype=torch.int32), centre)
     return result
+
+
+def blur(blurring: Blurring, images: torch.Tensor) -> torch.Tensor:
+    """Blur the images of a uint8 batch [B, 3, H, W] that drew it: three boxes along rows, then three along columns.
+
+    Every box rounds to 8 bits; beyond its edges an image goes on with its outermost pixels. Pillow's GaussianBlur.
+    """
+    rows = to_device(blurring.rows, images.device)
+    weights = to_device(torch.from_numpy(blur_weights(blurring.radius.numpy())), images.device).to(torch.int64)
+    levels = images[rows].to(torch.int64)
+    for axis in (3, 3, 3, 2, 2, 2):
+        levels = _boxed(levels, weights, axis)
+    return images.index_copy(0, rows, levels.to(torch.uint8))
+
+
+def _boxed(levels: torch.Tensor, weights: torch.Tensor, axis: int) -> torch.Tensor:
+    """Averages int64 [E, 3, H, W] over boxes along an axis, with weights int64 [E, 3] of `ops.blur_weights`."""
+    side = levels.shape[axis]
+    positions = torch.arange(side, device=levels.device)
+    box, inside, beyond = weights.T[:, :, None, None, None]
+    total = torch.full_like(levels, 1 << 23)
+    for distance in range(-MAX_BOX - 1, MAX_BOX + 2):
+        there = levels.index_select(axis, (positions + distance).clamp(0, side - 1))
+        weight = torch.where(box >= abs(distance), inside, torch.where(box + 1 == abs(distance), beyond, 0))
+        total += there * weight
+    return total >> 24
+
+
+def mix_chains(mix: ChainMix, images: torch.Tensor, run: Callable[[Plan, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """AugMix of a uint8 batch [B, 3, H, W]; `run` carries a stage out. In float32, operations rounded one by one."""
+    mixed = torch.zeros(images.shape, device=images.device)
+    weights = to_device(mix.weights, images.device)[:, :, None, None, None]
+    share = to_device(mix.share, images.device)[:, None, None, None]
+    for number, stages in enumerate(mix.chains):
+        chain = images
+        for stage in stages:
+            chain = run(stage, chain)
+        mixed += chain.to(torch.float32) * weights[:, number]
+    blended = blend(images, mixed.clamp(0, 255).to(torch.uint8).to(torch.float32), share)
+    return blended.to(torch.uint8)
 
 
 def normalisation_table(policy: Policy, dtype: torch.dtype) -> torch.Tensor:

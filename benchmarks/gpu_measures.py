@@ -181,7 +181,7 @@ def augmentation_kernels() -> frozenset[str]:
     """The names of the kernels that augmentation launches on a GPU."""
     from triton import JITFunction
 
-    fused = importlib.import_module("fastimg.augment.fused")
+    fused = importlib.import_module("fastimg.augment.fused.launches")
     return frozenset(name for name, value in vars(fused).items() if isinstance(value, JITFunction))
 
 

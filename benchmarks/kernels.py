@@ -147,7 +147,7 @@ def here(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def launches(plan: Plan | None, policy: Policy, dtype: torch.dtype, args: argparse.Namespace) -> list[Launch]:
     """The launches of `apply` for a batch, without touching its memory."""
-    fused = importlib.import_module("fastimg.augment.fused")
+    fused = importlib.import_module("fastimg.augment.fused.launches")
     found: list[Launch] = []
 
     class Recorder:

@@ -12,7 +12,7 @@ from fastimg.convert.pipeline import convert
 from fastimg.convert.report import print_report
 from fastimg.data.digits import COUNT, write_digits
 from fastimg.data.splits import stratified_split
-from fastimg.predict.evaluation import evaluate_checkpoint
+from fastimg.predict.evaluation import Evaluation, evaluate_checkpoint
 from fastimg.predict.prediction import Answer, classify
 from fastimg.system.terminal import say
 from fastimg.train.loop import train
@@ -66,6 +66,7 @@ def demo(config: Demo, console: Console) -> int:
 
     _step(console, f"fastimg eval {checkpoint} {shards}")
     score = evaluate_checkpoint(Eval(checkpoint=checkpoint, data=shards), console, console)
+    assert isinstance(score, Evaluation)  # digits are classes
     if score.top1 < GOAL:
         say(console, f"below the {GOAL:.0%} that this demo reaches with its default settings", style="yellow")
 

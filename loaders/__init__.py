@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import DataError, ImageError, ShardError, WorkerError
     from .loader import Loader
     from .migration.image_folder import ImageFolderLoader
+    from .order import Sampling
 
 __all__ = [
     "Batch",
@@ -42,6 +43,7 @@ __all__ = [
     "LoaderConfig",
     "RandomCrop",
     "RandomResizedCrop",
+    "Sampling",
     "ShardError",
     "WorkerError",
     "list_splits",
@@ -60,6 +62,7 @@ _MODULES = {
     "ImageDecoder": "decoders.images",
     "ImageFolderLoader": "migration.image_folder",
     "Loader": "loader",
+    "Sampling": "order",
 }
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from .random import keyed
 from .wording import plural
 
 
@@ -38,8 +40,10 @@ class Batch:
     """One batch on the device, valid until the next one is requested: the loader reuses its memory. `Loader(copy=True)`
     gives each batch memory of its own.
 
-    `weight` is 1 for a real sample, 0 for padding and for a sample that could not be decoded (its pixels are zeros).
-    `fields` holds, by name, what a custom decoder fills in addition to `inputs`; `ImageDecoder` fills only `inputs`.
+    `keys` are what random numbers are drawn for, in place of ids: with a `sampling` a sample may come several times in
+    an epoch, each time with a crop and augmentation of its own. `weight` is 1 for a real sample, 0 for padding and for
+    a sample that could not be decoded (its pixels are zeros). `fields` holds, by name, what a custom decoder fills in
+    addition to `inputs`; `ImageDecoder` fills only `inputs`.
     """
 
     inputs: torch.Tensor  # uint8 [B, 3, H, W], channels-last in memory; int32 tokens [B, L]; or arrays [B, ...]
@@ -49,6 +53,18 @@ class Batch:
     samples: int  # number of rows with weight 1, known on the host without asking the device
     ready: torch.cuda.Event | None = None  # recorded when the batch is complete, for streams other than the consumer's
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [B, *shape] each, on the device
+    repeats: torch.Tensor | None = None  # int64 [B], how often a sample came before in this epoch; None: none does
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """int64 [B] on the host: `ids`, and other numbers for samples that come again in this epoch."""
+        repeats = None if self.repeats is None else self.repeats.numpy()
+        return self.ids if repeats is None else torch.from_numpy(keyed(self.ids.numpy(), repeats))
+
+
+def host(array: npt.NDArray[np.int64] | None) -> torch.Tensor | None:
+    """An array as a tensor on the host, if there is one."""
+    return None if array is None else torch.from_numpy(array)
 
 
 def copied(batch: Batch) -> Batch:

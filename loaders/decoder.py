@@ -110,7 +110,10 @@ class Decoder(ABC):
         self.fill_row(reader.read(index, scratch), draws, row, scratch)
 
     def draw(self, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The random numbers of a batch [B, d]: a pure function of its arguments. By default none are drawn."""
+        """The random numbers of a batch [B, d]: a pure function of its arguments. By default none are drawn.
+
+        A sample that comes again within an epoch, as with a `sampling`, has another number than its id then.
+        """
         return np.zeros((len(ids), 0))
 
     def in_memory(self, dataset: Dataset) -> bool:

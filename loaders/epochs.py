@@ -25,7 +25,7 @@ from fastimg.loaders.runtime.times import LoaderTimes, Waits
 from .batch import Batch
 from .crop import Size
 from .errors import DataError
-from .order import BLOCK, WINDOW, Order, Slices, by_length, epoch_order
+from .order import BLOCK, WINDOW, Order, Sampling, Slices, by_length, epoch_order, repeats_of
 from .wording import plural
 
 Padding = Literal[
@@ -41,6 +41,7 @@ class LoaderConfig:
     order: Order = "random"
     block: int = BLOCK  # quasi-random: samples that are stored, and read, together
     window: int = WINDOW  # quasi-random: samples that batches are drawn from
+    sampling: Sampling | None = None  # random: how often each sample is drawn; None: once
     together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
     padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
     seed: int = 0
@@ -56,6 +57,8 @@ class LoaderConfig:
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
         if not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
+        if self.sampling is not None and self.order != "random":
+            raise ValueError(f"order {self.order!r} takes every sample once; leave sampling out, or the order")
 
 
 def slots_for(device_type: str) -> int:
@@ -138,11 +141,12 @@ class EpochPlan:
     """The plan of one iteration over an epoch, or over the rest of it."""
 
     epoch: int
-    order: npt.NDArray[np.int64]  # the epoch's permutation of range(n)
+    order: npt.NDArray[np.int64]  # the epoch's permutation of range(n), or its n draws
     indices: npt.NDArray[np.int64] | None  # the samples of the dataset that are read; None: all of them
     slices: Slices
     padding: Padding
     blocks: WholeBlocks | None  # what is read ahead; None: the samples of each batch
+    again: npt.NDArray[np.int64] | None = None  # [n], how often a sample came before; None: none comes again
 
     @property
     def steps(self) -> int:
@@ -155,6 +159,10 @@ class EpochPlan:
         places = self.order[positions]
         ids = places if self.indices is None else self.indices[places]
         return Rows(ids, weight, int(weight.sum()) if self.padding == "zeros" else len(ids))
+
+    def repeats(self, step: int) -> npt.NDArray[np.int64] | None:
+        """How often each sample of batch `step` came before in this epoch [B]; None where none comes again."""
+        return None if self.again is None else self.again[self.slices.positions(step)[0]]
 
     def prefetch_ids(self, step: int) -> Iterator[npt.NDArray[np.int64]]:
         """Samples to fetch while batch `step` is being filled, most urgent first. Called for each step in turn."""
@@ -189,8 +197,9 @@ _PREPARED = 1 << 15  # samples; the order of fewer takes a few milliseconds
 class EpochOrder(NamedTuple):
     """The order of an epoch, and what is read ahead by it."""
 
-    order: npt.NDArray[np.int64]  # a permutation of range(n)
+    order: npt.NDArray[np.int64]  # a permutation of range(n), or n draws
     blocks: WholeBlocks | None  # None: the samples of each batch
+    again: npt.NDArray[np.int64] | None = None  # [n], how often a sample came before; None: none comes again
 
 
 def make_order(
@@ -198,10 +207,14 @@ def make_order(
 ) -> EpochOrder:
     """The order of an epoch from where `slices` begin: a pure function. `lengths` are those of texts."""
     c = config
-    order = epoch_order(slices.n, c.seed, epoch, c.order, c.block, c.window)
+    if c.sampling is None:
+        order = epoch_order(slices.n, c.seed, epoch, c.order, c.block, c.window)
+    else:
+        order = c.sampling.order(c.seed, epoch)
     if lengths is not None and c.order != "sequential":
         order = by_length(order, lengths, together, c.order, c.seed, epoch)
-    return EpochOrder(order, WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None)
+    blocks = WholeBlocks(order, slices, c.block) if c.order == "quasi-random" else None
+    return EpochOrder(order, blocks, None if c.sampling is None else repeats_of(order))
 
 
 class OrderAhead:
@@ -253,6 +266,8 @@ class Epochs:
         self._n = len(dataset) if indices is None else len(indices)
         lengths: npt.NDArray[np.int64] | None = getattr(dataset, "lengths", None)
         self._lengths = lengths if lengths is None or self._indices is None else lengths[self._indices]
+        if config.sampling is not None and len(config.sampling.weights) != self._n:
+            raise ValueError(f"sampling has {len(config.sampling.weights)} weights, and {self._n} samples are read")
         if config.order == "length" and lengths is None:
             raise ValueError("order length is only for texts stored as tokens")
         evaluates = config.order in ("sequential", "length")
@@ -347,7 +362,7 @@ class Epochs:
             made = ahead.take()
         else:
             made = make_order(self.config, slices, epoch, self._lengths, self._together)
-        return EpochPlan(epoch, made.order, self._indices, slices, self._padding, made.blocks)
+        return EpochPlan(epoch, made.order, self._indices, slices, self._padding, made.blocks, made.again)
 
     def passed(self, plan: EpochPlan, step: int) -> None:
         """Record that batch `step` is being handed out: a state taken from now on continues after it.
@@ -365,6 +380,7 @@ class Epochs:
         """Everything but the data and the seed that the order of an epoch depends on."""
         c = self.config
         order = f"quasi-random, blocks of {c.block}, window {c.window}" if c.order == "quasi-random" else c.order
+        order += "" if c.sampling is None else f", drawn by weights {c.sampling.digest}"
         together = self._lengths is not None and c.order in ("random", "quasi-random")
         return f"{order}, by length in runs of {self._together}" if together else order
 

@@ -19,12 +19,13 @@ from fastimg.loaders.runtime.cpus import available_cpus
 from fastimg.loaders.runtime.times import LoaderTimes, Tally
 
 from .arguments import resolve
-from .batch import LABEL_FIELDS, Batch, HeldBatches, copied
+from .batch import LABEL_FIELDS, Batch, HeldBatches, copied, host
 from .crop import Crop, Size
 from .decoder import Decoder
 from .epochs import EpochPlan, Epochs, LoaderConfig, Padding
-from .order import BLOCK, WINDOW, Order
+from .order import BLOCK, WINDOW, Order, Sampling
 from .pool import Job, Pool
+from .random import keyed
 from .ring import CudaRing, HostRing, Ring, Slot, SlotLayout
 from .wording import plural
 
@@ -53,6 +54,8 @@ class Loader(Epochs):
     order: "random" is for training; "quasi-random" is for data larger than memory: it reads blocks of `block` samples
         that are stored together, and draws batches from `window` samples at a time; "sequential" is for evaluation;
         "length" is for tokens.
+    sampling: how often each sample is drawn, with the random order: an epoch then has as many samples as before, some
+        of them several times, with crops of their own (`batch.keys`). None: each once.
     together: number of consecutive texts of similar length; None: one batch over all ranks.
     padding: what fills the last batch: "samples" (real ones, with weight 0) or "zeros"; None: zeros if the order is
         sequential.
@@ -90,6 +93,7 @@ class Loader(Epochs):
         order: Order = "random",
         block: int = BLOCK,
         window: int = WINDOW,
+        sampling: Sampling | None = None,
         together: int | None = None,
         padding: Padding | None = None,
         seed: int = 0,
@@ -108,6 +112,7 @@ class Loader(Epochs):
             "order": order,
             "block": block,
             "window": window,
+            "sampling": sampling,
             "together": together,
             "padding": padding,
             "seed": seed,
@@ -165,6 +170,7 @@ class Loader(Epochs):
                     samples=int(slot.arrays["weight"].sum()),
                     ready=self._ring.ready,
                     fields={name: tensor for name, tensor in tensors.items() if name not in _NAMED},
+                    repeats=host(plan.repeats(step)),
                 )
                 held.add(batch)
                 yield copied(batch) if self._copy else batch
@@ -230,7 +236,7 @@ class Loader(Epochs):
         slot.rerouted.clear()
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
-        draws = job.decoder.draw(self.config.seed, plan.epoch, ids)[:decoded]
+        draws = job.decoder.draw(self.config.seed, plan.epoch, keyed(ids, plan.repeats(step)))[:decoded]
         pool.fill(slot, job, draws, plan.prefetch_ids(step))
 
 

@@ -7,13 +7,14 @@ use at any time. With a page cache of one and a half windows, almost everything 
 (benchmarks/order.py). A window of twice the data or more is the same as `random`.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from .random import hashes
+from .random import hashes, uniforms
 
 Order = Literal["random", "quasi-random", "sequential", "length"]
 
@@ -23,6 +24,8 @@ WINDOW = 32768  # samples; 3.6 GB if each takes 110 KB
 _SAMPLES = 0x0D  # stages of the counter
 _BLOCKS = 0x0E
 _BATCHES = 0x0F
+_START = 0x10
+_DRAWN = 0x11
 _TOGETHER = 64  # number of batches whose samples are sorted by length together
 _CHUNK = 1 << 16  # keys computed at a time: their temporaries stay in the processor's cache
 _MAX_SAMPLES = 1 << 31  # exclusive: two sample numbers fit in a key
@@ -54,6 +57,54 @@ def epoch_order(
     keys.sort()
     keys &= (np.uint64(1) << bits) - np.uint64(1)
     return keys.view(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """How often each of n samples is drawn, in place of once: an epoch has n draws, with repetition.
+
+    weights: float64 [n], of the samples that are read, in their order: relative to each other, 0 for never.
+    """
+
+    weights: npt.NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        good = self.weights.ndim == 1 and bool(np.isfinite(self.weights).all()) and bool((self.weights >= 0).all())
+        if not good or not self.weights.any():
+            raise ValueError("Sampling: weights must be finite numbers of 0 or more [n], at least one of them above 0")
+
+    @property
+    def digest(self) -> str:
+        """Of the weights: an epoch can be continued only with the same ones."""
+        return hashlib.sha256(np.ascontiguousarray(self.weights, "<f8").tobytes()).hexdigest()[:16]
+
+    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """The samples of an epoch [n], at random: a pure function of the weights, the seed and the epoch.
+
+        A sample of the share p of all weights is drawn n p times, rounded down or up at random so that n p is the mean
+        (systematic sampling, Madow 1949), and so is every group of samples of one weight.
+        """
+        n = len(self.weights)
+        mixed = epoch_order(n, seed, epoch, "random")
+        mixed = mixed[np.argsort(self.weights[mixed], kind="stable")]  # at random among those of one weight
+        ends = np.cumsum(self.weights[mixed])
+        start = uniforms(seed, epoch, np.zeros(1, np.int64), _START, 1)[0, 0]
+        places = (np.arange(n) + start) * (ends[-1] / n)
+        drawn = mixed[np.minimum(np.searchsorted(ends, places, side="right"), n - 1)]
+        keys = hashes(seed, epoch, np.arange(n, dtype=np.int64), _DRAWN)
+        shuffled: npt.NDArray[np.int64] = drawn[np.argsort(keys, kind="stable")]
+        return shuffled
+
+
+def repeats_of(order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How often the sample at each place of an epoch came before in it [n]."""
+    places = np.argsort(order, kind="stable")
+    ordered = order[places]
+    each = np.arange(len(order), dtype=np.int64)
+    first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, each, 0))
+    repeats = np.empty_like(each)
+    repeats[places] = each - first
+    return repeats
 
 
 def by_length(

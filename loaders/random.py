@@ -26,6 +26,11 @@ def hashes(seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int) -> Key
     return _mix(key ^ ids.astype(np.uint64))
 
 
+def keyed(ids: npt.NDArray[np.int64], repeats: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    """What stands for samples [N] that come again within an epoch: the first time their ids, later other numbers."""
+    return ids if repeats is None else ids + (repeats << 32)
+
+
 def uniforms(
     seed: int, epoch: int, ids: npt.NDArray[np.int64], stage: int, count: int
 ) -> npt.NDArray[np.float64]:  # [N, count]

@@ -1,10 +1,10 @@
-"""Keep the versions that were tested: those in uv.lock, as constraints in pyproject.toml.
+"""Write the tested versions, those in uv.lock, to pyproject.toml as constraints.
 
     uv run scripts/pins.py            # the versions that are in use now
-    uv run scripts/pins.py --none     # none: the ranges alone
+    uv run scripts/pins.py --none     # none: only the ranges
 
-They hold for `uv run` and `uv sync`. Whoever installs fastimg into an environment of their own gets the ranges. What is
-written has names and versions only: uv.lock has addresses, too, and stays out of the repository.
+They apply to `uv run` and `uv sync`. Other installations of fastimg use the ranges. Only names and versions are
+written; uv.lock also contains addresses, and stays out of the repository.
 """
 
 import re
@@ -14,12 +14,15 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 BLOCK = re.compile(r"constraint-dependencies = \[\n.*?\]\n", re.DOTALL)
-# What CI installs: the project, its development tools, other projects' readers, and what builds the pages.
-EXPORT = "uv export --quiet --frozen --no-hashes --no-annotate --no-header --no-emit-project --group peers --group docs"
+# Packages that CI installs: the project, its development tools, the peers, and the documentation tools.
+EXPORT = (
+    "uv export --quiet --frozen --no-hashes --no-annotate --no-header --no-emit-project "
+    "--group peers --group trackers --group docs"
+)
 
 
 def pins(exported: str) -> list[str]:
-    """`name==version` for each package of a `uv export`; with a condition where the version depends on one."""
+    """`name==version` for each package of a `uv export`; with a condition if the version depends on one."""
     lines = [[part.strip() for part in line.partition(";")[::2]] for line in exported.splitlines() if line.strip()]
     names = [requirement.partition("==")[0] for requirement, _ in lines]
     return [

@@ -2,7 +2,7 @@
 
     uv run scripts/signatures.py
 
-They are made from the commands' dataclasses; a test tells when the file is out of date.
+They are made from the commands' dataclasses; a test fails if the file is out of date.
 """
 
 import inspect
@@ -31,7 +31,7 @@ __version__: str
 
 
 def stub() -> str:
-    """What the file should hold, not yet formatted."""
+    """The contents of the file, before formatting."""
     parts = [HEAD]
     for name in ("convert", "predict", "train"):
         signature = inspect.signature(getattr(fastimg, name))

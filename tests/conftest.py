@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-# Modules and rewritten assertions compiled by one worker are read by the others and by the processes of tests.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers and processes of tests share compiled modules
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # workers share the cores: waiting threads must not spin
 import torch
 from hypothesis import settings
@@ -42,7 +41,7 @@ from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.folders.formats import register_plugins
 
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = False  # for this process, which has read the variable already
 settings.register_profile("fastimg", deadline=None)  # times depend on other processes on the machine
 settings.load_profile("fastimg")
 
@@ -107,8 +106,10 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> I
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[Callable[[int], None]]:
-    """Compute with one thread, whatever a training requests: with images as small as the tests', several threads mostly
-    wait for each other. The value is torch's own `set_num_threads`.
+    """Compute with one thread, whatever a training requests.
+
+    With images as small as the tests', several threads mostly wait for each other. The value is torch's own
+    `set_num_threads`.
     """
     set_num_threads = torch.set_num_threads
     set_num_threads(1)
@@ -405,7 +406,7 @@ def _takes_loops() -> bool:
 
 
 @pytest.fixture
-def interpreted(python: str) -> Callable[..., None]:
+def interpreted() -> Callable[..., None]:
     """`interpreted(file, loops=False)`: its `TestInterpreted` passes in a process in which Triton interprets kernels.
 
     Triton decides that on import. `loops`: the kernels have loops whose bound is read from memory.
@@ -416,8 +417,7 @@ def interpreted(python: str) -> Callable[..., None]:
             pytest.skip("this Triton's interpreter needs NumPy < 2.4")
         alone = ("-q", "-n", "0", "-p", "no:cacheprovider", f"{file}::TestInterpreted")
         older = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning")  # NumPy's warning about the same
-        older += ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # the server has imported plugins of pytest
-        command = [python, "-m", "pytest", *older, *alone]
+        command = [sys.executable, "-m", "pytest", *older, *alone]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -11,9 +11,11 @@ fork imports it anew to interpret kernels.
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
+import multiprocessing.spawn
 import os
 import runpy
 import selectors
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 LENGTH, STATUS = struct.Struct("<q"), struct.Struct("<i")
+MOST = 64  # descriptors that a client may have
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 IMPORTED = (
     "timm",
@@ -62,12 +65,29 @@ def pass_on(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def _inherited(number: int) -> bool:
+    """Whether it is a descriptor that this process was started with, as multiprocessing's are."""
+    with contextlib.suppress(OSError):  # that of the listing
+        return os.get_inheritable(number)
+    return False
+
+
+def end_group(pid: int) -> None:
+    """Kill a fork and what it started; alone where it does not lead a group yet."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+
+
 def run_client(address: str, arguments: Sequence[str]) -> NoReturn:
     """Ask the server to start `python arguments`, forward signals, and end with the same status."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    asked = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(connection, [LENGTH.pack(len(asked))], [0, 1, 2])
+    numbers = sorted(int(name) for name in os.listdir("/proc/self/fd") if int(name) != connection.fileno())
+    numbers = [number for number in numbers if _inherited(number)]
+    asked = json.dumps([arguments, os.getcwd(), dict(os.environ), numbers]).encode()
+    socket.send_fds(connection, [LENGTH.pack(len(asked))], numbers)
     connection.sendall(asked)
     (pid,) = LENGTH.unpack(receive(connection, LENGTH.size))
     for number in FORWARDED:
@@ -95,7 +115,7 @@ def serve(address: str) -> list[str]:
         for key, _ in waiting.select():
             if key.fileobj is listener:
                 connection = listener.accept()[0]
-                start, streams, *_ = socket.recv_fds(connection, LENGTH.size, 3)
+                start, streams, *_ = socket.recv_fds(connection, LENGTH.size, MOST)
                 waiting.register(connection, selectors.EVENT_READ)
                 if not streams:  # it only keeps the server alive
                     holders += 1
@@ -120,7 +140,7 @@ def serve(address: str) -> list[str]:
                     os.rmdir(os.path.dirname(address))
                     end(0)
             elif key.fd in forks and isinstance(key.fileobj, socket.socket):  # a client has ended: end its fork, too
-                os.kill(forks.pop(key.fd)[0], signal.SIGKILL)
+                end_group(forks.pop(key.fd)[0])
                 waiting.unregister(key.fileobj)
             elif key.fd in forks:  # a fork has ended
                 pid, connection = forks.pop(key.fd)
@@ -133,12 +153,20 @@ def serve(address: str) -> list[str]:
                 connection.close()
 
 
-def become(arguments: list[str], directory: str, environment: dict[str, str], streams: Sequence[int]) -> list[str]:
-    """Take over the client's streams, environment and working directory."""
-    os.setsid()
-    for number, stream in enumerate(streams):
+def become(
+    arguments: list[str], directory: str, environment: dict[str, str], numbers: Sequence[int], streams: Sequence[int]
+) -> list[str]:
+    """Take over the client's descriptors, environment and working directory."""
+    if "--multiprocessing-fork" not in arguments:  # its own processes may do so themselves
+        os.setsid()
+    beyond = [fcntl.fcntl(stream, fcntl.F_DUPFD, max(numbers) + 1) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for number, stream in zip(numbers, beyond, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    if "PYTHON_EXEC" in environment:
+        multiprocessing.spawn.set_executable(environment["PYTHON_EXEC"])
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
@@ -153,11 +181,14 @@ def become(arguments: list[str], directory: str, environment: dict[str, str], st
 
 def run(arguments: list[str]) -> None:
     """Run what `python arguments` runs."""
-    while arguments[0] in ("-u", "-W"):
-        if arguments.pop(0) == "-u":
+    while arguments[0][:2] in ("-u", "-B", "-W"):
+        option = arguments.pop(0)
+        if option == "-u":
             sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        elif option == "-B":
+            sys.dont_write_bytecode = True
         else:
-            warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
+            warnings.simplefilter(option[2:] or arguments.pop(0))  # type: ignore[arg-type]
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
         sys.path.insert(0, "")

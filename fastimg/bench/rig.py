@@ -13,7 +13,7 @@ import torch
 
 from fastimg.augment import draw
 from fastimg.config.commands import Train
-from fastimg.data.datasets import DatasetPart
+from fastimg.data.datasets import DatasetPart, names_targets
 from fastimg.data.model_input import model_input
 from fastimg.loaders import Batch, BatchSource, Dataset
 from fastimg.models.precision import choose as choose_precision
@@ -31,6 +31,8 @@ from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.run import Run
 from fastimg.train.step import MicroBatch, forward_backward, optimiser_step, update
+from fastimg.train.tasks import selection
+from fastimg.train.tasks.selection import ChosenTargets
 
 from .budget import Budget
 
@@ -70,8 +72,10 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
     """A rig over samples, which may repeat. Raises UsageError for impossible settings, a text model included."""
     set_backends(ranks.device, config.deterministic)
     precision = choose_precision(ranks.device, config.amp, config.amp_dtype)
-    classes = dataset.classes or ("one", "two")
-    model, preprocessing = build_model(replace(config, num_classes=max(2, len(classes))), ranks, classes)
+    part = DatasetPart(dataset, indices, config.train_split)
+    targets = chosen(config, part)
+    names = targets.tasks.output_names
+    model, preprocessing = build_model(replace(config, num_classes=targets.tasks.outputs), ranks, names)
     if ranks.device.type == "cuda":
         precision = step_rates.precision(precision, config, model, device_name(ranks.device))
     final = effective.resolve(config, config.data or Path(), model, preprocessing, None, ranks)
@@ -81,11 +85,19 @@ def build(config: Train, dataset: Dataset, indices: npt.NDArray[np.int64], ranks
         model=model,
         preprocessing=preprocessing,
         precision=precision,
-        parts=Parts(DatasetPart(dataset, indices, config.train_split), None, None),
+        parts=Parts(part, None, None),
+        targets=targets,
     )
     run = assemble(blueprint, ranks, alone=True)
     train_mode(run.setup.trained)
     return Rig(run)
+
+
+def chosen(config: Train, part: DatasetPart) -> ChosenTargets:
+    """What a training would learn: the targets that the data names, else the class, also where there is only one."""
+    if names_targets(part.dataset):
+        return selection.choose(config, config.data or Path(), part)
+    return selection.of_labels(config, part.dataset)
 
 
 def with_loader(rig: Rig, dataset: Dataset, indices: npt.NDArray[np.int64], **changes: Any) -> Rig:
@@ -94,13 +106,15 @@ def with_loader(rig: Rig, dataset: Dataset, indices: npt.NDArray[np.int64], **ch
     assert not unknown, unknown
     setup = rig.run.setup
     config = replace(rig.config, **changes)
+    part = DatasetPart(dataset, indices, config.train_split)
     blueprint = Blueprint(
         config=config,
         directory=Path(),
         model=setup.model,
         preprocessing=setup.input.preprocessing,
         precision=setup.precision,
-        parts=Parts(DatasetPart(dataset, indices, config.train_split), None, None),
+        parts=Parts(part, None, None),
+        targets=chosen(config, part),
     )
     other = assemble(blueprint, setup.ranks, alone=True)
     train_mode(other.setup.trained)
@@ -204,7 +218,7 @@ def step_rate(rig: Rig, budget: Budget) -> float:
     setup = rig.run.setup
     batch = on_device(rig)
     images = model_input(None, batch.inputs, setup.input.policy, setup.precision.input_dtype)
-    prepared = MicroBatch(images, batch.targets.clamp(min=0), batch.weight, rig.config.smoothing)
+    prepared = MicroBatch(images, setup.data.targets.truths(batch), batch.weight)
 
     def step() -> None:
         forward_backward(rig.run, prepared)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from fastimg.augment.named import HEADS, parse
 from fastimg.errors import UsageError, nearest
 
 from .training import Augmenting
@@ -19,8 +20,16 @@ JITTER = ("brightness", "contrast", "saturation")
 FIELDS = tuple(field.name for field in dataclasses.fields(Augmenting) if field.name != "no_aug")
 _ON_NO_LIST = ("augmentation", "scale", "ratio", "crop_padding", "alternating_flip")
 ON_A_LIST = tuple(name for name in FIELDS if name not in _ON_NO_LIST)  # what a list replaces
-_PIXELS = ("hflip", "vflip", "rotate", *JITTER, "aa", "reprob", "mixup", "cutmix")  # the flags that a list can set
-_FIELD = {"trivial": "aa", "erase": "reprob"}  # where the flag has another name than the operation
+_LEVELS = ("hflip", "vflip", "rotate", *JITTER, "hue", "aa", "grayscale_prob", "gaussian_blur_prob", "solarize_prob")
+_PIXELS = (*_LEVELS, "reprob", "mixup", "cutmix")  # the flags that a list can set
+_FIELD = {  # where the flag has another name than the operation
+    "trivial": "aa",
+    "erase": "reprob",
+    "grayscale": "grayscale_prob",
+    "blur": "gaussian_blur_prob",
+    "solarize": "solarize_prob",
+}
+_THREE_JITTER = (0.7, 1.3)  # DeiT III's, after 3-Augment
 
 # Arguments of the operations in YAML, with their defaults: Ludwig's where Ludwig has the operation.
 _ARGUMENTS: dict[str, dict[str, float]] = {
@@ -28,16 +37,23 @@ _ARGUMENTS: dict[str, dict[str, float]] = {
     "vflip": {"p": 0.5},
     "rotate": {"degree": 15.0},
     **{name: {"min": 0.5, "max": 2.0} for name in JITTER},
+    "hue": {"max": 0.1},
     "trivial": {},
+    "grayscale": {"p": 0.2},
+    "blur": {"p": 0.5},
+    "solarize": {"p": 0.2},
     "erase": {"p": 0.1},
     "mixup": {"alpha": 0.2},
     "cutmix": {"alpha": 1.0},
 }
 _NAMES = (
     *(*_ARGUMENTS, *(f"random_{name}" for name in ("rotate", *JITTER, "erasing", "blur"))),
-    *("random_horizontal_flip", "random_vertical_flip", "trivial_augment", "auto_augmentation"),
+    *("random_horizontal_flip", "random_vertical_flip", "trivial_augment", "auto_augmentation", "gaussian_blur"),
+    *("random_grayscale", "random_solarize", *HEADS),
 )
 _BLUR = "RandomGaussianBlur"
+_TRIVIAL = ("trivial", "ta_wide")
+_THREE = ("3aug", "3a")
 
 
 def _is_share(value: float) -> bool:
@@ -60,14 +76,17 @@ def _are_ratios(values: tuple[float, float]) -> bool:
     return 0 < values[0] <= values[1] < math.inf
 
 
+_CHANCES = ("hflip", "vflip", "grayscale_prob", "gaussian_blur_prob", "solarize_prob")
+
 # The values that a field may have, as a test and in words: for flags, and for the entries of a list.
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("hflip", "vflip", "reprob"), (_is_share, "a probability, from 0 to 1")),
+    **dict.fromkeys((*_CHANCES, "reprob"), (_is_share, "a probability, from 0 to 1")),
     **dict.fromkeys(("mixup", "cutmix"), (_is_alpha, "the alpha of a Beta distribution: 0 (never), or 0.001 to 100")),
     **dict.fromkeys(JITTER, (_are_factors, "two factors from 0 up, the smaller first")),
     "crop_padding": (lambda pixels: 1 <= pixels <= 16384, "1 pixel or more"),
     "scale": (_are_shares, "shares above 0 and up to 1, the smaller first"),
     "ratio": (_are_ratios, "ratios above 0, the smaller first"),
+    "hue": (lambda share: 0 <= share <= 0.5, "a share of the colour circle, from 0 to 0.5"),
     "rotate": (lambda degrees: 0 <= degrees <= 180, "degrees to either side, from 0 to 180"),
     "color_jitter": (lambda strengths: all(0 <= x < math.inf for x in strengths), "three strengths, 0 or more"),
 }
@@ -110,17 +129,40 @@ def listed(value: bool | list[Entry] | None) -> Listed:
             kornia.append({_BLUR: _blur(arguments)})
             written.append(("kornia", name))
             continue
-        op, arguments = _operation(name, arguments)
+        if name.split("-")[0] in HEADS and not arguments:
+            op, arguments = "trivial", {"name": named_policy(name, "augmentation")}
+        else:
+            op, arguments = _operation(name, arguments)
         field = _FIELD.get(op, op)
         if field in settings:
             raise UsageError(f"augmentation: {name} is given twice; keep one of them")
-        settings[field] = _setting(name, op, arguments)
+        settings[field] = arguments.get("name") if field == "aa" and arguments else _setting(name, op, arguments)
         if field in VALUES and not VALUES[field][0](settings[field]):
             raise UsageError(f"augmentation: {name}: {arguments_shown(arguments)}: give {VALUES[field][1]}")
         written.append((field, name))
-    happens = (*_PIXELS[:7], "kornia", *_PIXELS[7:])
+    levels: tuple[str, ...] = _LEVELS
+    if settings.get("aa", "trivial") != "trivial":  # named policies come before the jitter
+        levels = (*_LEVELS[:3], "aa", *(name for name in _LEVELS[3:] if name != "aa"))
+    happens = (*levels, "kornia", *_PIXELS[len(levels) :])
     ranked = sorted(written, key=lambda pair: happens.index(pair[0]))
     return Listed(settings, kornia, [name for _, name in written], [name for _, name in ranked])
+
+
+def named_policy(name: str, said: str) -> str:
+    """A policy by timm's name. Raises UsageError that names `said`, and the part of the name that is unknown."""
+    try:
+        parse(name)
+    except ValueError as error:
+        raise UsageError(f"{said}: {error}") from error
+    return name
+
+
+def check_policy(config: Augmenting) -> None:
+    """Whether there is the policy that --aa names. Raises UsageError."""
+    if config.aa is not None and config.aa not in _TRIVIAL and config.aa != "none":
+        if config.aa.split("-")[0] not in HEADS and (near := nearest(config.aa, (*_TRIVIAL, "none"))):
+            raise UsageError(f"--aa {config.aa}: unknown policy{near}")
+        named_policy(config.aa, "--aa")
 
 
 def _parted(entry: object) -> tuple[str, dict[str, Any]]:
@@ -197,6 +239,8 @@ def effective(config: Augmenting, plain: bool) -> dict[str, Any]:
     if config.color_jitter is not None:
         chosen |= {name: (max(0.0, 1.0 - x), 1.0 + x) for name, x in zip(JITTER, config.color_jitter, strict=True)}
     chosen |= {name: getattr(config, name) for name in _PIXELS if getattr(config, name) is not None}
+    if chosen.get("aa") in _THREE and not any(name in chosen for name in JITTER):
+        chosen |= dict.fromkeys(JITTER, _THREE_JITTER)
     settings |= {name: value for name, value in chosen.items() if value not in (0.0, (1.0, 1.0), "none")}
     return settings | {
         "no_aug": False,
@@ -206,6 +250,6 @@ def effective(config: Augmenting, plain: bool) -> dict[str, Any]:
         "alternating_flip": config.alternating_flip,
         "hflip": chosen.get("hflip", 0.0),
         "vflip": chosen.get("vflip", 0.0),
-        "aa": "trivial" if settings["aa"] else None,
+        "aa": "trivial" if settings["aa"] in _TRIVIAL else settings["aa"],
         "kornia": [*(config.kornia or []), *(said.kornia if said else [])] or None,
     }

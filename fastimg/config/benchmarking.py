@@ -15,8 +15,8 @@ class Measuring:  # more than 12 fields: a flag each
     data: Positional[Path]
     """Shards, .beton files, or a folder of images, with or without subfolders for classes."""
     quick: Switch[bool] = False
-    """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. What --loaders,
-    --threads and --tune ask for is measured as well."""
+    """Answer in about 20 seconds: every stage, real/synthetic and the verdict. This is the default. --loaders,
+    --threads and --tune add their measurements."""
     full: Switch[bool] = False
     """Take minutes instead: measure longer, try what would be faster, and compare all loaders that are installed and
     numbers of threads. The plan that is printed first says how long."""

@@ -72,6 +72,12 @@ class Convert:  # more than 12 fields: a flag each
     is no column with image paths."""
     label_column: str | None = None
     """Manifest column with labels. Default: label, class or target."""
+    target: tuple[str, ...] = ()
+    """A manifest column to learn, as NAME or NAME:KIND, several times for several: class, multilabel (lists of labels)
+    or number. The kind is guessed where it is left out, and said. Cells may be empty. Replaces --label-column."""
+    label_delimiter: str | None = None
+    """With --target: what separates several labels in a cell. Default: | where it occurs, else a comma; lists as JSON
+    are recognised."""
     split_column: str | None = None
     """Manifest column with split names. Default: split, where there is one."""
     no_header: Switch[bool] = False
@@ -95,9 +101,9 @@ class Convert:  # more than 12 fields: a flag each
     raw_fraction: float | None = None
     """With --format beton: store this share of the images, drawn by the seed, as raw pixels. Default: 0."""
     originals: Literal["keep", "drop", "refuse"] | None = None
-    """With --format beton: what FFCV cannot decode (PNG, CMYK, ...) is stored as raw pixels, an EXIF orientation is
-    baked in; keep: the original bytes too, in a field `original`; drop: without them; refuse: as --on-error says.
-    Default: keep."""
+    """With --format beton: images that FFCV cannot decode (PNG, CMYK, ...) are stored as raw pixels, with their EXIF
+    orientation applied. keep: also store the original bytes, in a field `original`; drop: do not; refuse: treat such
+    images as --on-error says. Default: keep."""
     compare: bool = False
     """Decode every tiled JPEG and its source, and compare the pixels (slower). By default only the structure of the
     data is checked."""
@@ -161,7 +167,7 @@ class Eval:  # more than 12 fields: a flag each
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     plot: Path | None = None
-    """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png beside the checkpoint.
+    """Write the plot of the confusion matrix to this file. Default: confusion-SPLIT.png next to the checkpoint.
     mistakes.csv and mistakes.png, the most confident mistakes, are written to the same folder."""
     json: bool = False
     """Print the result as JSON."""
@@ -179,6 +185,9 @@ class Predict:
     """Texts to classify, each of them quoted. May be given several times."""
     topk: int = 5
     """Number of classes to show for each image."""
+    threshold: float | None = None
+    """For targets of several labels: predict labels of this probability or more. Default: each label's own threshold,
+    which training chose on the validation split."""
     batch_size: Annotated[int | None, arg(aliases=("-b",))] = None
     """Images per step. Default: 256 on a GPU, 64 on a CPU."""
     workers: Annotated[str, arg(aliases=("-j",))] = "auto"
@@ -205,9 +214,10 @@ class Export:
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
     format: Literal["safetensors", "onnx", "pt2"] | None = None
     """onnx, pt2: from uint8 images to logits, including normalisation. safetensors: the weights, with metadata.
-    Default: the one that ends the name of --output."""
+    Default: the extension of --output."""
     output: Annotated[Path | None, arg(aliases=("-o",), metavar="FILE|FOLDER")] = None
-    """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the directory of the run, or beside the checkpoint."""
+    """Where to write. Default: RUN.onnx, .pt2 or .safetensors in the directory of the run, or next to the
+    checkpoint."""
     with_preprocessing: bool = False
     """onnx, pt2: accept images of any size, and include the resize and centre crop of `predict`. See docs/export.md."""
     check: bool = False
@@ -253,7 +263,7 @@ class Inspect(Augmenting):  # more than 12 fields: a flag each
     headers_only: Switch[bool] = False
     """Read only the headers of images: faster, but damage inside them is not found."""
     no_pictures: Switch[bool] = False
-    """Draw nothing: the facts alone, without the seconds that importing torch takes."""
+    """Draw nothing, which saves the seconds that importing torch takes."""
     samples: int | None = None
     """Number of images in samples.png; augmented.png shows up to 8 of them, as in the first 8 epochs of training. For
     texts, the number of texts to print. Default: 36 images, 10 texts."""
@@ -303,7 +313,8 @@ class Embed:  # more than 12 fields: a flag each
     differ."""
     format: Literal["shards", "npy", "parquet"] = "shards"
     """shards: tars of .npy, .cls and .json, as WebDataset and DALI read them; npy: one array for each split, with
-    labels and keys beside it; parquet: a file for each split, with the columns key, label, class and embedding."""
+    labels and keys in files next to it; parquet: a file for each split, with the columns key, label, class and
+    embedding."""
     dtype: Literal["fp16", "fp32"] = "fp16"
     """Data type of the embeddings."""
     knn: Annotated[int | None, arg(metavar="[K]", alone="20", words=(NUMBER,))] = None

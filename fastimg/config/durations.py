@@ -46,6 +46,15 @@ def interval(text: str, flag: str) -> Interval:
     raise UsageError(f"{flag} {text}: give a number of steps, 1 or more, or a time, as 90s, 10m or 1.5h")
 
 
+def limit(text: str, flag: str) -> float:
+    """`90s`, `30m` or `2h` in seconds. Raises UsageError naming `flag` and what could be written."""
+    match = _INTERVAL.fullmatch(str(text).strip())
+    seconds = float(match[1]) * _CLOCK[match[2].lower()] if match and match[2] else 0.0
+    if 0 < seconds < math.inf:
+        return seconds
+    raise UsageError(f"{flag} {text}: give a time, as 90s, 30m or 2h")
+
+
 @dataclass(frozen=True)
 class Span:
     """A length of training: epochs (ep), optimiser steps (ba), samples (sp), or a share of the run (dur)."""

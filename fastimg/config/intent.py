@@ -14,6 +14,11 @@ EPOCHS = 10  # where neither --epochs nor --duration is given
 BATCH = {"cpu": 64, "cuda": 256}
 
 
+def trackers(config: Train) -> tuple[str, ...]:
+    """The trackers that --log names: one after the other, or separated by commas; each once."""
+    return tuple(dict.fromkeys(name for words in config.log for name in words.split(",")))
+
+
 def plain(config: Train) -> bool:
     """Whether training sees images as validation does: with --no-aug, or a frozen backbone and no augmentation.
 

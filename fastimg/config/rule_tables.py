@@ -8,14 +8,26 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
+from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
-from . import augmentation, durations
+from . import augmentation, durations, folds
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_frozen, reads_text, sees_frozen, tuned
+from .intent import (
+    EPOCHS,
+    head_alone,
+    loss_kind,
+    plain,
+    progressive,
+    reads_frozen,
+    reads_text,
+    sees_frozen,
+    trackers,
+    tuned,
+)
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, CUDA_GRAPH_MODES, HF_PREFIX, SCHEDULE_FREE, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, HF_PREFIX, SCHEDULE_FREE, TRACKERS, Train
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -61,6 +73,13 @@ def _are_shares_above_zero(values: Collection[float]) -> bool:
     return all(map(_is_share_above_zero, values))
 
 
+def _is_pos_weight(text: str) -> bool:
+    try:
+        return text == "balanced" or _is_above_zero(float(text))
+    except ValueError:
+        return False
+
+
 def _loads_with(backend: str) -> Callable[[Any], bool]:
     if backend == "resident":
         return lambda config: bool(getattr(config, "resident", False))
@@ -78,6 +97,10 @@ def _mixes(name: str) -> Callable[[Any], bool]:
 def _only_head(config: Train) -> bool:
     """Whether only a classifier without batch norms trains."""
     return head_alone(config) and config.head == "linear"
+
+
+def _weighs_alike(config: Train) -> bool:
+    return config.sampler == "balanced" and config.class_weights in ("balanced", "effective")
 
 
 def _unvalidated(config: Train) -> bool:
@@ -202,6 +225,21 @@ def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     return read
 
 
+def _trackers(config: Train) -> str | None:
+    unknown = [name for name in trackers(config) if name not in TRACKERS]
+    return f"give {', '.join(TRACKERS)}{nearest(unknown[0], TRACKERS)}" if unknown else None
+
+
+def _fold(config: Any) -> None:
+    if config.fold is not None:
+        folds.parse(config.fold)
+
+
+def _max_time(config: Any) -> None:
+    if config.max_time is not None:
+        durations.limit(config.max_time, "--max-time")
+
+
 def _save_interval(config: Any) -> None:
     durations.interval(config.save_interval, "--save-interval")
 
@@ -222,6 +260,7 @@ AUGMENTATION: tuple[Rule, ...] = (
     Excludes("crop_padding", "scale"),
     Excludes("crop_padding", "ratio"),
     *(Range(name, allows, words) for name, (allows, words) in VALUES.items()),
+    Check("aa", augmentation.check_policy),
     Check("augmentation", _list),
     Idle("alternating_flip", _is_unmirrored, "with --hflip 0"),
     Replaces("augmentation", ON_A_LIST),  # flags beside a list change its entries
@@ -265,7 +304,16 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("cache_dir", lambda c: _keeps(c) or reads_text(c) or _pairs(c), "--freeze backbone"),
     Needs("combiner", _pairs, "--text-arch"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
+    Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
+    Idle("metric", _unvalidated, "with --val-fraction 0"),
     Needs("max_length", lambda c: reads_text(c) or _pairs(c), "a text encoder (--arch hf:NAME)"),
+    Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
+    Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
+    Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
+    Excludes("fold", "val_fraction"),
+    Excludes("fold", "val_split"),
+    Needs("group", lambda c: c.fold is not None, "--fold"),
+    Needs("stratify", lambda c: c.fold is not None, "--fold"),
     Excludes("loss", "bce_loss"),
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
@@ -336,6 +384,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("prefetch", _at_least(2), "2 or more"),
     Check("order_window", _order_window),
     Range("max_pixels", _at_least(1), "1 or more"),
+    Check("log", _trackers),
     Range("log_interval", _at_least(1), "1 or more"),
     Check("save_interval", _save_interval),
     Range("val_interval", _at_least(1), "1 or more"),
@@ -348,6 +397,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("momentum", _is_share_below_one, "a number from 0 up to, not including, 1"),
     Range("clip_grad", lambda norm: norm > 0, "a number above 0"),
     Range("val_fraction", _is_share_below_one, "a share from 0 up to, not including, 1"),
+    Range("bce_pos_weight", _is_pos_weight, "a number above 0, or balanced"),
     Range("focal_gamma", _at_least(0), "0 or more"),
     Range("logit_adjust", _at_least(0), "0 or more"),
     Range("smoothing", _is_share_below_one, "a share from 0 up to, not including, 1"),
@@ -367,6 +417,8 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("fold", _fold),
+    Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
     Check("decay", _duration("decay")),
     Check("duration", _duration("duration", whole=True)),
@@ -425,7 +477,11 @@ _READING = (Range("batch_size", _at_least(1), "1 or more"), Range("max_pixels", 
 
 EVAL: tuple[Rule, ...] = (*_READING, *LOADER)
 
-PREDICT: tuple[Rule, ...] = (Range("topk", _at_least(1), "1 or more"), *_READING)
+PREDICT: tuple[Rule, ...] = (
+    Range("topk", _at_least(1), "1 or more"),
+    Range("threshold", _is_share, "a probability from 0 to 1"),
+    *_READING,
+)
 
 EMBED: tuple[Rule, ...] = (
     *_READING,

@@ -11,6 +11,7 @@ from .flag_types import NUMBER, Positional, Switch, YamlOnly, arg
 
 HF_PREFIX = "hf:"  # what the names of Hugging Face's text encoders begin with
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULE_FREE = ("schedule_free_adamw", "schedule_free_sgd")  # optimisers that need no decaying rate
 LossKind = Literal["cross-entropy", "bce", "focal", "asymmetric"]
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # those of them that record CUDA graphs on a GPU
@@ -82,9 +83,21 @@ class Inputs:  # more than 12 fields: a flag each
     val_fraction: float | None = None
     """Without a validation split, hold out this share of each class of the training split. Default: 0.1; 0 trains
     without validation."""
+    fold: Annotated[str | None, arg(metavar="K/N")] = None
+    """Hold the fold K of N out for validation, counted from 0, as in 0/5, in place of a validation split. A sample's
+    fold depends only on its content, so N runs validate on each sample once."""
+    group: Annotated[str | None, arg(metavar="COLUMN")] = None
+    """With --fold: samples that have the same value in this column (of the targets, or of the samples' .json) are in
+    the same fold."""
+    stratify: bool = False
+    """With --fold: the same share of each class in every fold, as far as that is possible."""
     order: Literal["random", "quasi-random", "sequential"] = "random"
     """Order of the training images in each epoch. quasi-random: for shards larger than memory; neighbouring images are
     read together, and batches are drawn from a window of them. sequential: always as they are stored."""
+    sampler: Annotated[str | None, arg(metavar="{balanced,sqrt,FILE}")] = None
+    """Draw the images of an epoch with repetition, some more often than others. balanced: as many of each class. sqrt:
+    of each class in proportion to the square root of its number. FILE: in proportion to a csv of class,share lines, or
+    a json object. An epoch has as many images as before. Default: each image once."""
     order_window: int | None = None
     """Number of images in the window of --order quasi-random. The page cache should hold one and a half windows.
     Default: 32768."""
@@ -160,14 +173,16 @@ class Augmenting:  # more than 12 fields: a flag each
     hflip: float | None = None
     """Probability of a horizontal flip. Default: 0.5."""
     alternating_flip: Switch[bool] = False
-    """Mirror each image in every second epoch, and a share of --hflip in the first, instead of drawing anew."""
+    """Mirror each image in every second epoch, and a share of --hflip in the first, instead of drawing each flip
+    independently."""
     vflip: float | None = None
     """Probability of a vertical flip. Default: 0."""
     rotate: float | None = None
     """Rotate by up to this many degrees in either direction. Default: 0."""
-    aa: Annotated[Literal["trivial", "ta_wide", "none"] | None, arg(metavar="{trivial,none}")] = None
-    """trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of 31 strengths, to each
-    image. Default: none."""
+    aa: Annotated[str | None, arg(metavar="NAME")] = None
+    """A policy of augmentation. trivial (or ta_wide): TrivialAugmentWide, which applies one of 14 operations, at one of
+    31 strengths, to each image. Or by timm's names: rand-m9-mstd0.5-inc1 (RandAugment), auto, original, originalr, v0,
+    v0r (AutoAugment), augmix-m3-w3, 3aug (DeiT III's, with --color-jitter 0.3 0.3 0.3). Default: none."""
     brightness: tuple[float, float] | None = None
     """Smallest and largest brightness factor; 1 leaves the image unchanged. Default: 1 1."""
     contrast: tuple[float, float] | None = None
@@ -177,6 +192,15 @@ class Augmenting:  # more than 12 fields: a flag each
     color_jitter: tuple[float, float, float] | None = None
     """Strengths of brightness, contrast and saturation as in torchvision: x stands for factors from max(0, 1 - x) to
     1 + x."""
+    hue: float | None = None
+    """Turn hues by up to this share of the colour circle in either direction, as the fourth number of timm's color
+    jitter: 0 to 0.5. Default: 0."""
+    grayscale_prob: float | None = None
+    """Probability of making the image grey. Default: 0."""
+    gaussian_blur_prob: float | None = None
+    """Probability of blurring the image with a Gaussian of 0.1 to 2 pixels. Default: 0."""
+    solarize_prob: float | None = None
+    """Probability of inverting all levels from 128 up. Default: 0."""
     reprob: float | None = None
     """Probability of erasing a rectangle of the image. Default: 0."""
     mixup: float | None = None
@@ -215,7 +239,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Decay rates of the optimiser's moving averages. Default: the optimiser's own."""
     opt_impl: Literal["auto", "fused", "foreach"] = "auto"
     """Implementation of the optimiser: one kernel for the whole update (fused), or one per operation (foreach). auto:
-    fused where there is such a kernel."""
+    fused if torch supports it."""
     lr: float | Literal["auto"] = "auto"
     """Peak learning rate. auto: chosen by optimiser, model, starting weights and batch, and printed."""
     lr_scale: Literal["linear", "sqrt", "none"] | None = None
@@ -233,10 +257,10 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     norm_weight_decay: float | None = None
     """Weight decay of norms and biases. Default: 0."""
     norm_lr_scale: float | None = None
-    """Multiply the learning rate of norms by this; what they decay by in a step does not change. Default: 1."""
+    """Multiply the learning rate of norms by this; their weight decay per step does not change. Default: 1."""
     lookahead: int | None = None
-    """Every so many steps, move the weights back towards their running average, which grows slower over the run as in
-    airbench (Lookahead). Default: never."""
+    """Every N steps, move the weights back towards their running average, which changes more slowly later in the run,
+    as in airbench (Lookahead). Default: never."""
     clip_grad: float | None = None
     """Clip the gradient to this norm."""
     smoothing: Annotated[float, arg(aliases=("--label-smoothing",))] = 0.1
@@ -257,10 +281,22 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """In training, add TAU times the logarithm of each class's share of the samples to its logit, so that the model
     itself need not favour common classes; 1 is for balanced accuracy. Default: 0."""
 
+    bce_pos_weight: Annotated[str | None, arg(metavar="X|balanced")] = None
+    """For targets of several labels: multiply the loss of a label by this where it is there. balanced: for each label,
+    the samples without it for each one with it. Default: 1."""
+    targets: Annotated[str | None, arg(metavar="A,B")] = None
+    """The targets to train on, of those that the dataset has: the model has outputs for each. Default: all of them."""
+    target_weights: Annotated[str | None, arg(metavar="A=X,B=Y|uncertainty")] = None
+    """Weights of the targets' losses. uncertainty: learn them, as in Kendall, Gal and Cipolla (2018). Default: 1
+    each."""
+
     epochs: int | None = None
     """Number of passes over the training split. Default: 10."""
     duration: Annotated[str | None, arg(metavar="TIME")] = None
     """Instead of --epochs: 16ep (epochs), 300ba (optimiser steps) or 100000sp (samples)."""
+    max_time: Annotated[str | None, arg(metavar="TIME")] = None
+    """End the run, with a checkpoint to resume from, this long after it was started: 90s, 30m or 2h. It ends after a
+    step, so leave room for that, a validation and the checkpoint. Default: no limit."""
     sched: Literal["cosine", "linear", "step", "constant"] | None = None
     """Learning rate schedule. Default: cosine from scratch, linear when fine-tuning, constant with a schedule-free
     optimiser."""
@@ -272,7 +308,7 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     warmup_fraction: float | None = None
     """The same as --warmup, as a share of all steps."""
     min_lr: float | None = None
-    """Final learning rate of the cosine and linear schedules, scaled with --lr where that is. Default: 0."""
+    """Final learning rate of the cosine and linear schedules, scaled by the same factor as --lr. Default: 0."""
     decay: Annotated[str | None, arg(metavar="TIME")] = None
     """Time between the drops of the step schedule: 30ep, 1000ba, 0.25dur. Default: a third of the run."""
     decay_epochs: float | None = None
@@ -299,8 +335,8 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     sync_bn: bool = False
     """Synchronise batch-norm statistics over all ranks."""
     grad_compression: Literal["bf16", "fp16"] | None = None
-    """Exchange gradients between ranks as bf16 or fp16, which is half the bytes and rounds them (the hooks
-    bf16_compress_hook and fp16_compress_hook of DistributedDataParallel). Default: as they are, float32."""
+    """Exchange gradients between ranks as bf16 or fp16, which halves the bytes and rounds the values (the hooks
+    bf16_compress_hook and fp16_compress_hook of DistributedDataParallel). Default: float32."""
     numa_binding: Literal["auto", "off"] = "auto"
     """auto: each rank runs on the cores of its GPU's NUMA node, of which the ranks of that node get equal parts, unless
     taskset, numactl or torchrun --numa-binding have chosen its cores, or most cores would be idle."""
@@ -326,21 +362,28 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Seed of the weights, the order, the crops and augmentation."""
     deterministic: bool = False
     """Use only deterministic algorithms (on a CPU they all are)."""
+    log: Annotated[tuple[str, ...], arg(metavar="TRACKER")] = ()
+    """Also report to tensorboard, wandb or mlflow, or to several of them: curves, pictures of samples, settings, and
+    where checkpoints are. The library's own environment variables hold."""
     log_interval: int = 20
     """Steps between progress lines and log records."""
     val_interval: int = 1
     """Epochs between validations."""
     save_interval: Annotated[str, arg(metavar="TIME|STEPS")] = "10m"
     """Time between checkpoints within an epoch: 90s, 10m or 1h, or a number of steps. One is also written at the end of
-    each epoch. Training goes on while a checkpoint is written, but not with --strategy fsdp."""
+    each epoch. Training continues while a checkpoint is written, except with --strategy fsdp."""
     checkpoint_hist: int = 1
-    """Checkpoints to keep beside the best and the last."""
+    """Checkpoints to keep in addition to the best and the last."""
     patience: int | None = None
     """Stop after this many validations in a row without an improvement of --patience-metric. Validations before the end
     of --freeze-epochs, or before the crops of --progressive have grown, do not count."""
     patience_metric: Literal["loss", "top1", "balanced_accuracy"] | None = None
     """The metric of validation that --patience watches. If accuracies are equal, the lower loss counts as better; a new
     best checkpoint always counts as an improvement. Default: loss, which may still fall while accuracy is constant."""
+    metric: Annotated[str | None, arg(metavar="NAME")] = None
+    """The metric of validation that decides which checkpoint is the best, and that --patience watches: loss, top1, top5
+    or balanced_accuracy; of targets with names as in breed.top1, tags.map, tags.f1, age.mae, age.r2. Default: top-1
+    accuracy and --patience-metric for a class alone, else loss."""
     recipe: str | None = None
     """Start from the settings of a recipe, which files and flags override. `fastimg recipe list` shows all recipes."""
     config: Path | None = None

@@ -50,7 +50,7 @@ def _about(hint: Any) -> str:
     if get_origin(hint) is tuple:
         kinds = get_args(hint)
         if kinds[-1] is Ellipsis:
-            return "a list such as [name=value]"
+            return "a list such as [name=value]" if kinds[0] is str else "a list of numbers"
         return f"a list of {len(kinds)} numbers"
     return _ABOUT.get(hint, "a list")
 
@@ -96,7 +96,8 @@ def _exactly(value: Any, hint: Any) -> tuple[bool, Any]:
 def _unquoted(value: Any, hint: Any) -> tuple[bool, Any]:
     """A quoted number, or true and false, as the flags would take them; a list's one entry without brackets."""
     if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis and isinstance(value, str):
-        return True, (value,)
+        found, item = _fitted(value, get_args(hint)[0])
+        return found, (item,)
     if not isinstance(value, str):
         return False, None
     text = value.strip()

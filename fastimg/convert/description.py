@@ -15,9 +15,17 @@ from fastimg.convert.sources.samples import Source
 from fastimg.errors import UserError, printable
 from fastimg.loaders.containers.beton import BetonFile
 from fastimg.loaders.containers.beton_fields import BetonField
+from fastimg.loaders.containers.compact_index import notes_of_tars
 from fastimg.loaders.containers.content import Content, singular
-from fastimg.loaders.containers.datasets import FORMAT, FORMAT_VERSION, SHARD_KEYS, read_description
+from fastimg.loaders.containers.datasets import (
+    FORMAT,
+    FORMAT_VERSION,
+    SHARD_KEYS,
+    declared_targets,
+    read_description,
+)
 from fastimg.loaders.containers.tar import index_path
+from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.ignored import Ignored
 
@@ -43,6 +51,8 @@ class _Split(msgspec.Struct):
     class_counts: list[int]
     source_bytes: int
     shards: list[_Shard]
+    missing: dict[str, int] = {}
+    without_targets: int = 0
 
 
 class _Skipped(msgspec.Struct):
@@ -114,6 +124,16 @@ class Base:
         return list(self.description["classes"])
 
     @property
+    def targets(self) -> tuple[Target, ...]:
+        """The targets that it declares; none if it has only classes."""
+        return declared_targets(self.description)
+
+    @property
+    def target_fields(self) -> dict[str, str]:
+        """The fields of its .beton files by the targets that they hold, if it declares any."""
+        return {stated["name"]: stated["field"] for stated in self.description.get("targets", ()) if "field" in stated}
+
+    @property
     def named(self) -> bool:
         """Whether the classes have names, not only numbers."""
         return bool(self.description.get("named", True))
@@ -124,7 +144,7 @@ class Base:
         names = {"dataset.json"}
         for split, content in self.description["splits"].items():
             shards = [str(shard["name"]) for shard in content["shards"]]
-            names |= {*shards, f"{split}.fidx"}
+            names |= {*shards, f"{split}.fidx", f"{split}.fcol"}
             if self.container == "tar":
                 names |= {index_path(Path(shard)).name for shard in shards}
         return names
@@ -158,6 +178,28 @@ class Base:
         made = [self.description["options"], *self.description.get("appended", ())]
         return any(other["listing"] == options["listing"] for other in made)
 
+    def refuse_columns(self, targets: tuple[Target, ...]) -> None:
+        """Raise UserError if its samples already have columns, which are no targets, under the names of new targets.
+
+        Samples that were stored before a target was declared lack it; their columns have not been checked.
+        """
+        known = {target.name for target in self.targets}
+        own = first_class(targets)
+        new = [target.name for target in targets if target.name not in known and target is not own]
+        if not new or self.container != "tar":
+            return
+        shards = [
+            self.folder / shard["name"]
+            for content in self.description["splits"].values()
+            for shard in content["shards"]
+        ]
+        for name, note in notes_of_tars(shards):
+            if column := next((column for column in new if note.get(column) is not None), None):
+                raise UserError(
+                    f"{name}: has a column {column!r} that is no target there; convert those samples again with "
+                    f"--target {column}, or rename the new column"
+                )
+
     def accept(self, schema: Schema) -> Schema:
         """The schema of its .beton files, if the appended samples fit it. Raises UserError if they do not."""
         for file in self.betons.values():
@@ -165,6 +207,12 @@ class Base:
                 fields, page_size = reader.fields, reader.page_size
             for name, field in schema.fields.items():
                 if fields.get(name) != field:
+                    found = fields.get(name, field)
+                    if name in schema.target_fields.values() and found.kind == field.kind == "ndarray":
+                        raise UserError(
+                            f"{file}: its field {name} has a place for {found.nbytes:,} labels, and with the new "
+                            f"samples there are {field.nbytes:,}; --merge both into a new dataset"
+                        )
                     drop = "add --originals drop, or " if name == ORIGINAL else ""
                     raise UserError(
                         f"{file}: has no field {name} ({field.kind}), which the new samples need; {drop}--merge both "
@@ -175,7 +223,7 @@ class Base:
                     f"{file}: a new sample does not fit in its pages of {page_size} bytes; --merge "
                     "both into a new dataset"
                 )
-            return Schema.of(fields, page_size)
+            return Schema.of(fields, page_size, schema)
         return schema
 
 
@@ -219,6 +267,7 @@ def describe(
         if not base:
             _check_counts(source, split, counts, left_out)
         before = splits.get(split, {"samples": 0, "class_counts": [], "source_bytes": 0, "shards": []})
+        lacking = _missing(source, before, shards)
         for label, count in enumerate(before["class_counts"]):
             counts[label] += count
         total = before["samples"] + sum(shard.samples for shard in shards)
@@ -226,12 +275,15 @@ def describe(
             "samples": total,
             "class_counts": [counts[label] for label in range(len(source.classes))],
             "source_bytes": before["source_bytes"] + sum(shard.source_bytes for shard in shards),
+            **lacking,
             "shards": _files(folder, total, before["shards"], shards),
         }
-    for content in splits.values():  # splits that nothing was added to
+    for split, content in splits.items():  # splits that nothing was added to
+        if source.targets:
+            splits[split] = content = content | _missing(source, content, [])
         content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
         if inputs:
-            content["missing"] = stored_counts(folder, content["shards"])
+            content["missing_inputs"] = stored_counts(folder, content["shards"])
     described = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -241,6 +293,7 @@ def describe(
         **({"inputs": list(inputs)} if inputs else {}),
         "schema": _schema(source, schema, old.get("schema", {})),
         "classes": list(source.classes),
+        **_targets(source, schema),
         "named": source.named,
         "splits": dict(sorted(splits.items())),
         "skipped": skipped,
@@ -249,6 +302,29 @@ def describe(
         "options": old.get("options", options),
     }
     return described | ({"appended": [*old.get("appended", ()), options]} if base else {})
+
+
+def _targets(source: Source, schema: Schema | None) -> dict[str, Any]:
+    """The targets that the source declares, with their fields in a .beton."""
+    if not source.targets:
+        return {}
+    fields = schema.target_fields if schema else {}
+    stated = (target.to_json() for target in source.targets)
+    return {"targets": [each | ({"field": fields[each["name"]]} if fields else {}) for each in stated]}
+
+
+def _missing(source: Source, before: dict[str, Any], shards: list[Finished]) -> dict[str, Any]:
+    """How many samples of a split lack each target, and all of them; before the first append with targets, by class."""
+    if not source.targets:
+        return {}
+    own = first_class(source.targets)
+    unlabelled = before["samples"] - sum(before["class_counts"])
+    old = before.get("missing", {own.name: unlabelled} if own else {})
+    missing = Counter({target.name: old.get(target.name, before["samples"]) for target in source.targets})
+    for shard in shards:
+        missing.update(shard.missing)
+    bare = before.get("without_targets", unlabelled) + sum(shard.without_targets for shard in shards)
+    return {"missing": dict(missing), "without_targets": bare}
 
 
 def _check_counts(source: Source, split: str, counts: Counter[int], skipped: list[dict[str, str]]) -> None:

@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fastimg.data.derived import CACHE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.atomic import replace_file, sync_folder, temporary
 from fastimg.loaders.containers.beton import BetonPart
@@ -25,10 +26,9 @@ from fastimg.loaders.containers.datasets import FORMAT
 from fastimg.loaders.containers.tar import index_path
 
 JOURNAL_FORMAT = "fastimg conversion"
-CACHE = ".fastimg"  # derived data: tokens and embeddings, addressed by content
 
 SPLIT = "(?:train|val|test)"
-_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|beton))|dataset\.json|convert\.json)"
+_NAMES = rf"(?:{SPLIT}(?:-\d{{5,}}\.(?:tar|idx|beton)|\.(?:fidx|fcol|beton))|dataset\.json|convert\.json)"
 _MADE = re.compile(rf"{_NAMES}|\.{_NAMES}\.part")
 
 
@@ -58,6 +58,8 @@ class Finished:  # more than 12 fields: a line of the journal, which is flat
     class_counts: dict[int, int] = field(default_factory=dict)  # by label, -1 for none
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (path, reason)
     outcomes: dict[str, int] = field(default_factory=dict)  # images by what became of them
+    missing: dict[str, int] = field(default_factory=dict)  # samples without a value, by target
+    without_targets: int = 0  # samples that have none of the targets
 
     def on_disk(self, folder: Path) -> bool:
         """Whether its files are unchanged since they were written, by their sizes and the index's checksum."""

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from rich.text import Text
 
 from fastimg.config.commands import Convert
 from fastimg.convert.sources.columns import Columns
-from fastimg.convert.sources.combined import combine, onto
-from fastimg.convert.sources.delimiters import parse_delimiter
+from fastimg.convert.sources.combined import Side, combine, onto
 from fastimg.convert.sources.labels import FLAG, class_remarks
 from fastimg.convert.sources.resolve import is_class_folder, read_source
 from fastimg.convert.sources.samples import Source, SourceEntry
+from fastimg.convert.sources.tables import parse_delimiter
+from fastimg.convert.sources.targets import StatedTargets
 from fastimg.errors import UsageError, printable
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.atomic import replace_file
@@ -61,6 +63,11 @@ class _Job:
     plan: list[Shard]
     options: dict[str, Any]
     base: Base | None  # the dataset to append to
+
+    @cached_property
+    def stated(self) -> StatedTargets:
+        """The targets that samples may lack."""
+        return StatedTargets(self.source.targets)
 
 
 def convert(config: Convert, console: Console) -> Report:
@@ -117,6 +124,9 @@ def _source(request: Request, base: Base | None) -> Source:
         parse_delimiter(config.delimiter) if config.delimiter is not None else None,
         config.labels_are_classes,
         frozenset(base.classes if base else ()),
+        request.targets,
+        config.label_delimiter,
+        base.targets if base else (),
     )
     if config.classes is not None and not any(map(is_class_folder, request.sources)):
         given = ", ".join(map(str, request.sources))
@@ -134,7 +144,9 @@ def _source(request: Request, base: Base | None) -> Source:
             f"{config.dst} holds {samples_of(base.content)} and {source.src} {samples_of(source.content)}: a "
             "dataset holds only one kind; convert them separately"
         )
-    return onto(source, base.classes, base.named)
+    matched = onto(source, Side.of_base(base.classes, base.named, base.targets))
+    base.refuse_columns(matched.targets)
+    return matched
 
 
 def _check_apart(source: Source, dst: Path) -> None:
@@ -233,6 +245,8 @@ def _schema(job: _Job, pool: ThreadPoolExecutor, progress: Progress) -> Schema |
     schema = survey(
         job.source, entries, treatment, pool, job.request.workers * 2, lambda count: progress.advance(task, count)
     )
+    if job.source.targets:
+        schema = schema.with_targets(job.source.targets, job.base.target_fields if job.base else {})
     progress.remove_task(task)
     return job.base.accept(schema) if job.base else schema
 
@@ -252,6 +266,8 @@ def _write_shard(
 ) -> Finished:
     counts: Counter[int] = Counter()
     outcomes: Counter[str] = Counter()
+    missing: Counter[str] = Counter()  # by target
+    bare = 0
     skipped = []
     source_bytes = 0
     store.begin(shard)
@@ -259,6 +275,7 @@ def _write_shard(
         try:
             if isinstance(sample, str):
                 raise ImageError(sample)
+            lacking, without = _lacking(job, entry, sample.note)
             store.add(number, entry.label, sample)
         except ImageError as error:
             if job.request.flags.on_error == "fail":
@@ -266,6 +283,8 @@ def _write_shard(
             skipped.append((printable(entry.path), printable(str(error))))
         else:
             counts[entry.label] += 1
+            missing.update(lacking)
+            bare += without
             outcomes[sample.outcome] += 1
             source_bytes += sample.source_bytes
         tick()
@@ -277,8 +296,17 @@ def _write_shard(
         class_counts=dict(sorted(counts.items())),
         skipped=skipped,
         outcomes=dict(sorted(outcomes.items())),
+        missing=dict(sorted(missing.items())),
+        without_targets=bare,
         **store.end(),
     )
+
+
+def _lacking(job: _Job, entry: SourceEntry, note: bytes) -> tuple[list[str], bool]:
+    try:
+        return job.stated.missing(entry.label, note)
+    except ValueError as error:
+        raise DataError(f"{printable(job.source.name(entry))}: {error}") from error
 
 
 def _open_once(folder: Path, description: dict[str, Any]) -> None:

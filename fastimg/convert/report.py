@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fastimg.convert.sources.samples import Source
+from fastimg.errors import printable
 from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural
 
@@ -38,6 +39,8 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
     added: int  # images added by this conversion
     classes: int
     splits: dict[str, int]
+    targets: list[dict[str, Any]] = field(default_factory=list)  # name, kind, number of classes, missing; if declared
+    without_targets: int = 0  # samples that have none of them
     bytes_in: int  # of the images that are stored
     bytes_out: int  # of shards and their indexes
     tiled: int  # without loss
@@ -60,10 +63,12 @@ class Report:  # more than 12 fields: the keys of --json, which are flat
         """The report as one json object."""
         named = {"skipped": self.skipped, "ignored_names": self.ignored_names}
         lists = {name: [file._asdict() for file in files] for name, files in named.items()}
-        fields = asdict(self) | lists
+        flat = asdict(self) | lists
         if self.missing is None:
-            del fields["missing"]
-        return json.dumps(fields, indent=2)
+            del flat["missing"]
+        if not self.targets:
+            del flat["targets"], flat["without_targets"]
+        return json.dumps(flat, indent=2)
 
 
 def report_on(
@@ -86,6 +91,8 @@ def report_on(
         added=images - before,
         classes=len(description["classes"]),
         splits={name: split["samples"] for name, split in splits.items()},
+        targets=_targets(description),
+        without_targets=sum(split.get("without_targets", 0) for split in splits.values()),
         bytes_in=sum(split["source_bytes"] for split in splits.values()),
         bytes_out=sum(shard["bytes"] + shard.get("index_bytes", 0) for shard in shards),
         tiled=kinds[TILED],
@@ -106,6 +113,28 @@ def report_on(
     )
 
 
+def _targets(description: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a description says about the targets that it declares."""
+    splits = description["splits"].values()
+    return [
+        {
+            **{key: value for key, value in target.items() if key != "classes"},
+            **({"classes": len(target["classes"])} if "classes" in target else {}),
+            "missing": sum(split["missing"][target["name"]] for split in splits),
+        }
+        for target in description.get("targets", ())
+    ]
+
+
+def target_line(target: Mapping[str, Any]) -> str:
+    """A target in words."""
+    names = {"class": "class", "multilabel": "label"}
+    count = f", {plural(target['classes'], names[target['kind']])}" if "classes" in target else ""
+    field = f"; field {target['field']}" if target.get("field", target["name"]) != target["name"] else ""
+    missing = f"; missing in {target['missing']:,}" if target["missing"] else ""
+    return f"{printable(target['name'])}: {target['kind']}{count}{missing}{field}"
+
+
 def print_report(report: Report, console: Console) -> None:
     """Print the report as a table, and at most ten of the images that were left out."""
     table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None)
@@ -119,6 +148,8 @@ def print_report(report: Report, console: Console) -> None:
         (what, f"{report.images:,} of {plural(report.classes, 'class')} ({counts}){added}"),
         *([("texts", f"beside images; {missing_words(report.missing)}")] if report.missing is not None else []),
         *(("columns", used) for used in report.columns),
+        *(("target", target_line(target)) for target in report.targets),
+        *(("without", f"{plural(count, what[:-1])} with no target") for count in (report.without_targets,) if count),
         ("bytes", f"{decimal(report.bytes_in)} in, {decimal(report.bytes_out)} out"),
     ]
     if report.content == "images":
@@ -143,7 +174,7 @@ def missing_inputs(description: Mapping[str, Any]) -> dict[str, int] | None:
     """How many samples of a dataset lack an image, and how many a text; None if it has no texts beside images."""
     if not description.get("inputs"):
         return None
-    counts = [split["missing"] for split in description["splits"].values()]
+    counts = [split["missing_inputs"] for split in description["splits"].values()]
     return {name: sum(count[name] for count in counts) for name in ("image", "text")}
 
 

@@ -10,7 +10,9 @@ from fastimg import __version__
 from fastimg.config.commands import Convert
 from fastimg.config.flag_types import parse_workers
 from fastimg.config.rules import refuse_set
+from fastimg.convert.sources.columns import AskedTarget
 from fastimg.convert.sources.samples import Source
+from fastimg.convert.sources.targets import parse_targets
 from fastimg.errors import UsageError
 from fastimg.loaders.jpeg.rewriting.tiles import DEFAULT_TILE_PX
 from fastimg.loaders.runtime.cpus import available_cpus
@@ -31,6 +33,7 @@ class Request:
     workers: int
     treatment: Treatment
     flags: Convert
+    targets: tuple[AskedTarget, ...] = ()
 
     def shuffles(self, source: Source) -> bool:
         """Whether the training split is shuffled."""
@@ -57,6 +60,7 @@ class Request:
             "on_error": self.flags.on_error,
             "jpeg": "reencode" if treatment.pop("reencode") else "keep",
             **({"labels_are_classes": True} if self.flags.labels_are_classes else {}),
+            **({"targets": [target.to_json() for target in source.targets]} if source.targets else {}),
         } | treatment
 
 
@@ -93,7 +97,21 @@ def read_request(config: Convert, container: str | None = None) -> Request:
         workers,
         _treatment(config, container or config.format or "tar", tile_px),
         config,
+        _targets(config),
     )
+
+
+def _targets(config: Convert) -> tuple[AskedTarget, ...]:
+    """The columns that --target names. Raises UsageError."""
+    for name in ("label_column", "labels_are_classes"):
+        if config.target and getattr(config, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect with --target, which names every column to learn; leave it out")
+    if config.label_delimiter is not None and not config.target:
+        raise UsageError("--label-delimiter has no effect without --target; leave it out")
+    if config.label_delimiter is not None and not config.label_delimiter.strip():
+        raise UsageError("--label-delimiter: give what separates labels, such as | or ;")
+    return parse_targets(config.target)
 
 
 def check_paths(config: Convert) -> None:

@@ -4,15 +4,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from fastimg.data.derived import CACHE
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS
 from fastimg.loaders.folders.formats import image_extensions, undecodable_extensions
 from fastimg.loaders.folders.ignored import Ignored, extension_of
 from fastimg.loaders.folders.walk import relative, walk
 
-from .journal import CACHE
-
 _OWN = frozenset({"dataset.json", "convert.json", ".convert.json.part"})  # beside the shards of a conversion
-_INDEXES = (".idx", ".fidx")
+_INDEXES = (".idx", ".fidx", ".fcol")
 
 
 def strays(src: Path, used: Iterable[Path], what: str = "shards") -> Ignored:

@@ -4,24 +4,39 @@ Nothing is decoded; only the headers of images are read.
 """
 
 import io
+import itertools
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.convert.sources.containers import ABSENT, ORIGINAL, extension
-from fastimg.convert.sources.samples import Source, SourceEntry
+from fastimg.convert.sources.containers import ORIGINAL, extension
+from fastimg.convert.sources.samples import ABSENT, Source, SourceEntry
 from fastimg.loaders.containers.beton_dataset import USUAL
-from fastimg.loaders.containers.beton_fields import PAGE_SIZES, BetonField, describe, jpeg_fault
+from fastimg.loaders.containers.beton_fields import (
+    ABSENT_LABELS,
+    BETON_KINDS,
+    PAGE_SIZES,
+    BetonField,
+    describe,
+    jpeg_fault,
+)
+from fastimg.loaders.containers.targets import Target, TargetValues, first_class
 from fastimg.loaders.decode import read_header
 from fastimg.loaders.errors import DataError, ImageError
 
 from .image_preparation import DECODERS_OWN, Prepared, Treatment, in_order
+
+# Names of fields that a target cannot have: the file's own, and those by which a lone file's label is found.
+RESERVED = ("image", "txt", "text", "label", "json", ORIGINAL, *USUAL["rgb"], *USUAL["int"])
 
 _PAGE = 1 << 23  # FFCV's default
 _CHUNK = 64  # samples looked at by one task
@@ -35,13 +50,43 @@ class Schema:
     fields: dict[str, BetonField]
     places: dict[str, str]  # a field's name by the extension that it has in a tar
     page_size: int
+    targets: tuple[Target, ...] = ()
+    target_fields: dict[str, str] = dataclass_field(default_factory=dict)  # a field's name by that of its target
 
     @classmethod
-    def of(cls, fields: dict[str, BetonField], page_size: int) -> "Schema":
-        """The schema of a file that has these fields."""
-        own = (_main(fields), "label", "json", ORIGINAL)
+    def of(cls, fields: dict[str, BetonField], page_size: int, new: "Schema") -> "Schema":
+        """The schema of a file that has these fields, and the targets of the `new` samples."""
+        own = (_main(fields), "label", "json", ORIGINAL, *new.target_fields.values())
         further = {name: field for name, field in fields.items() if name not in own}
-        return cls(fields, {extension(name, field.kind): name for name, field in further.items()}, page_size)
+        places = {extension(name, field.kind): name for name, field in further.items()}
+        return cls(fields, places, page_size, new.targets, new.target_fields)
+
+    def with_targets(self, targets: tuple[Target, ...], given: Mapping[str, str]) -> "Schema":
+        """The schema with a field for each target; `given` are the names of fields that the dataset already has.
+
+        FFCV's names are of 16 ASCII characters; a target that has another, or one that is taken, gets a made one.
+        """
+        own = first_class(targets)
+        fields = dict(self.fields)
+        names: dict[str, str] = {}
+        most = 0
+        for number, target in enumerate(targets, start=1):
+            if target is own:
+                names[target.name] = "label"
+                continue
+            taken = {*fields, *given.values(), *RESERVED}
+            name = given.get(target.name) or next(
+                name
+                for name in itertools.chain([target.name], (f"target{i}" for i in itertools.count(number)))
+                if name.isascii() and 0 < len(name) <= 16 and "\0" not in name and name.lower() not in taken
+            )
+            names[target.name] = name
+            several = target.kind == "multilabel"
+            array = (np.dtype(np.uint8), (len(target.classes),)) if several else (None, ())
+            fields[name] = BetonField(BETON_KINDS[target.kind], *array)
+            most += fields[name].nbytes
+        page_size = next((size for size in PAGE_SIZES if size >= self.page_size + most), PAGE_SIZES[-1])
+        return Schema(fields, self.places, page_size if most > _SLACK else self.page_size, targets, names)
 
     def sample(self, label: int, prepared: Prepared) -> dict[str, Any]:
         """The values of one sample. Raises ImageError if the schema has no place for one of them."""
@@ -56,10 +101,34 @@ class Schema:
             values[self.places[ext]] = _nothing(self.fields[self.places[ext]])
         note = prepared.note
         values["json"] = json.dumps(json.loads(note) | {ABSENT: absent}).encode() if absent else note
+        for target, value in self._stated(note).items():
+            values[self.target_fields[target]] = value
         if ORIGINAL in self.fields:
             values[ORIGINAL] = prepared.original
         elif prepared.original:
             raise ImageError("its image changed after the source was listed")
+        return values
+
+    @cached_property
+    def _others(self) -> list[TargetValues]:
+        """The targets that are not the label."""
+        own = first_class(self.targets)
+        return [TargetValues(target) for target in self.targets if target is not own]
+
+    def _stated(self, note: bytes) -> dict[str, Any]:
+        """The values of the targets' fields, except for the label, by the target's name."""
+        known = json.loads(note) if self._others else {}
+        values: dict[str, Any] = {}
+        for other in self._others:
+            target = other.target
+            value = other.parse(known.get(target.name))
+            if target.kind == "multilabel":
+                row = np.zeros(len(target.classes), np.uint8)
+                row[slice(None) if value is None else value] = ABSENT_LABELS if value is None else 1
+                value = row
+            elif value is None:
+                value = -1 if target.kind == "class" else math.nan
+            values[target.name] = value
         return values
 
 

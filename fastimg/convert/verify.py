@@ -123,11 +123,12 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
                 say(err, note)
             printed.update(dataset.notes)
             faults += _label_faults(dataset, split.get("class_counts") if isinstance(split, dict) else None)
+            faults += _target_faults(dataset, split.get("missing", {}) if isinstance(split, dict) else {})
             if config.deep:
                 images += len(dataset)
                 faults += _sample_faults(dataset, config.max_pixels, err)
             if (captions := captions_of(config.data, dataset)) is not None:
-                faults += _caption_faults(captions, split.get("missing"), config.deep)
+                faults += _caption_faults(captions, split.get("missing_inputs"), config.deep)
         finally:
             dataset.close()
     return faults, images, content
@@ -198,6 +199,18 @@ def _caption_faults(captions: Captions, stated: Any, deep: bool) -> Iterator[Fau
             fault = str(error)
         if fault:
             yield Fault(captions.sample_name(index), f"its text: {fault}")
+
+
+def _target_faults(dataset: Dataset, stated: dict[str, int]) -> Iterator[Fault]:
+    """Targets that are missing in more or fewer samples than `stated` in dataset.json."""
+    for column in dataset.targets:
+        name = column.target.name
+        missing = len(column) - int(np.count_nonzero(column.present))
+        if stated.get(name, missing) != missing:
+            yield Fault(
+                dataset.name,
+                f"{plural(missing, 'sample')} without the target {name!r} where dataset.json says {stated[name]:,}",
+            )
 
 
 def _sample_faults(dataset: Dataset, max_pixels: int, err: Console) -> list[Fault]:

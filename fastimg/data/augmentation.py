@@ -1,8 +1,9 @@
 """Augmentation that was chosen, in words and as the policy that draws it.
 
 The order in which things happen is Policy's, whatever the order of a list: crop, flips and rotation (one resampling
-with TrivialAugment's warp), brightness, contrast, saturation, TrivialAugment, then Kornia's in the list's order, on
-images in [0, 1] that are not normalised yet; then normalisation, erasing, and mixup or cutmix.
+with TrivialAugment's warp, or with the first of a named policy), a policy by timm's name, brightness, contrast,
+saturation, hue, TrivialAugment, grey, blur, solarizing, then Kornia's in the list's order, on images in [0, 1] that are
+not normalised yet; then normalisation, erasing, and mixup or cutmix.
 """
 
 from fastimg.augment.policy import Policy
@@ -31,7 +32,12 @@ def policy_of(config: Augmenting, mean: tuple[float, float, float], std: tuple[f
         brightness=config.brightness or (1.0, 1.0),
         contrast=config.contrast or (1.0, 1.0),
         saturation=config.saturation or (1.0, 1.0),
+        hue=config.hue or 0.0,
         trivial=config.aa == "trivial",
+        named=config.aa if config.aa and config.aa != "trivial" else "",
+        grayscale=config.grayscale_prob or 0.0,
+        blur=config.gaussian_blur_prob or 0.0,
+        solarize=config.solarize_prob or 0.0,
         erase=config.reprob or 0.0,
         mixup=config.mixup or 0.0,
         cutmix=config.cutmix or 0.0,
@@ -55,8 +61,13 @@ def sentence(config: Augmenting, crop: int | None) -> str:
     words += [f"hflip {config.hflip or 0:g}{', alternating' if config.alternating_flip else ''}"]
     words += [f"vflip {config.vflip:g}"] if config.vflip else []
     words += [f"rotate {config.rotate:g} degrees to either side"] if config.rotate else []
+    words += [config.aa] if config.aa and config.aa != "trivial" else []
     words += [f"{name} {value[0]:g} to {value[1]:g}" for name in JITTER if (value := getattr(config, name))]
+    words += [f"hue by up to {config.hue:g}"] if config.hue else []
     words += ["TrivialAugment"] if config.aa == "trivial" else []
+    words += [f"grayscale {config.grayscale_prob:g}"] if config.grayscale_prob else []
+    words += [f"gaussian blur {config.gaussian_blur_prob:g}"] if config.gaussian_blur_prob else []
+    words += [f"solarize {config.solarize_prob:g}"] if config.solarize_prob else []
     for entry in config.kornia or []:
         words += [f"Kornia's {name}({arguments_shown(given)})" for name, given in entry.items()]
     words += [f"erasing {config.reprob:g}"] if config.reprob else []

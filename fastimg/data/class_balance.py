@@ -49,6 +49,32 @@ def class_weights(choice: str, classes: Sequence[str], counts: Doubles) -> Doubl
     return weights
 
 
+def drawn(choice: str | None, classes: Sequence[str], counts: Doubles) -> Doubles:
+    """The samples of each class that an epoch draws [C], from `counts` [C]. `choice` is that of --sampler.
+
+    "balanced": as many of each; "sqrt": in proportion to the square roots of their numbers; a file: in proportion to
+    its numbers. Classes without samples have none. Raises UserError and UsageError for a file that cannot be used.
+    """
+    if choice is None:
+        return counts
+    shares: Doubles = np.sqrt(counts) if choice == "sqrt" else np.ones(len(counts))
+    if choice not in ("balanced", "sqrt"):
+        shares[: len(classes)] = read_weights(Path(choice), classes, "--sampler")
+    shares[counts == 0] = 0.0
+    if not shares.any():
+        raise UserError(f"--sampler {choice}: all classes that have samples have 0; give one of them more")
+    shares *= counts.sum() / shares.sum()
+    return shares
+
+
+def sampling(choice: str, classes: Sequence[str], labels: npt.NDArray[np.int64]) -> Doubles:
+    """How often each sample is drawn in an epoch, on average [N]; one without a class is drawn once."""
+    counts = class_counts(labels, len(classes))
+    each = drawn(choice, classes, counts) / np.maximum(counts, 1.0)
+    weights: Doubles = np.where(labels >= 0, each[labels], 1.0)
+    return weights
+
+
 def log_priors(counts: Doubles) -> Doubles:
     """The logarithm of each class's share of the samples [C]. A class without samples counts as one sample."""
     counts = np.maximum(counts, 1.0)

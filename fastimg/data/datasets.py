@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.config.flag_types import parse_workers
+from fastimg.config.folds import Fold
 from fastimg.config.training import Augmenting
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
@@ -16,11 +17,13 @@ from fastimg.loaders.backends.selection import MissingBackend, check_installed, 
 from fastimg.loaders.backends.settings import Backend, Reading
 from fastimg.loaders.containers.content import singular
 from fastimg.loaders.containers.datasets import is_plain_folder
+from fastimg.loaders.containers.targets import LABEL
 from fastimg.loaders.crop import Crop, Interpolation
 from fastimg.loaders.decode import MAX_PIXELS
 from fastimg.loaders.folders.folder import Level
 from fastimg.wording import plural
 
+from . import folds
 from .splits import share_of_split, stratified_split
 
 if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
@@ -47,6 +50,7 @@ class DatasetPart:
     indices: npt.NDArray[np.int64] | None
     origin: str  # in words
     held_out: float | None = None  # the share of the training split, for a validation part that was taken from it
+    fold: Fold | None = None  # for a validation part that is one
     split: str | None = None  # the split, for one that is read whole
     held: "ResidentImages | None" = None  # its images, where they are kept on the device
     texts: "TextSource | None" = None  # beside its images, where the model reads them
@@ -73,22 +77,27 @@ def open_parts(
     val_fraction: float | None,
     seed: int,
     classes: Level | None = None,
+    fold: Fold | None = None,
 ) -> tuple[DatasetPart, DatasetPart | None]:
-    """The training and the validation part of DATA, all of whose samples have labels.
+    """The training and the validation part of DATA, all of whose samples have labels, unless it names its targets.
 
     Raises UsageError for flags that would have no effect, and UserError for samples without a label. A test split that
     nobody named and that has no labels is not read where `val_fraction` is given.
     """
     check_classes(path, classes)
+    if fold is not None:
+        return _open_fold(path, train_split, classes, fold)
     splits = list_splits(path, classes)
     named = val_split is not None
     if val_split is None:
         val_split = next((name for name in ("val", "test") if name in splits and name != train_split), None)
     train = open_dataset(path, train_split, classes)
-    check_labels(path, train_split, train, len(train.classes))
+    declared = names_targets(train)  # then a sample may lack some of them
+    if not declared:
+        check_labels(path, train_split, train, len(train.classes))
     if val_split is not None:
         val = open_dataset(path, val_split, classes)
-        unlabelled = bool((val.labels < 0).any())
+        unlabelled = bool((val.labels < 0).any()) and not names_targets(val)
         if val_fraction is not None and not (unlabelled and not named):
             raise UsageError(f"--val-fraction has no effect: {path} has a {val_split} split; leave it out")
         if val_fraction is not None:
@@ -102,7 +111,8 @@ def open_parts(
         others = "name another split with --val-split"
         if not named:
             others += f", or hold some of {train_split} out with --val-fraction 0.1"
-        check_labels(path, val_split, val, len(train.classes), others)
+        if not declared:
+            check_labels(path, val_split, val, len(train.classes), others)
         return DatasetPart(train, None, train_split), DatasetPart(val, None, f"the {val_split} split", split=val_split)
     fraction = 0.1 if val_fraction is None else val_fraction
     if fraction == 0.0:
@@ -113,6 +123,24 @@ def open_parts(
     share = share_of_split(len(held_out), len(train), singular(train.content), train_split)
     origin = f"{share}, held out by seed {seed}"
     return DatasetPart(train, kept, train_split), DatasetPart(train, held_out, origin, held_out=fraction)
+
+
+def names_targets(dataset: Dataset) -> bool:
+    """Whether the data declares targets, which a sample may lack; otherwise it has a class, and needs it."""
+    columns = dataset.targets
+    return len(columns) > 1 or columns[0].target.kind != "class" or columns[0].target.name != LABEL
+
+
+def _open_fold(path: Path, split: str, classes: Level | None, fold: Fold) -> tuple[DatasetPart, DatasetPart]:
+    """The split without a fold, and the fold."""
+    dataset = open_dataset(path, split, classes)
+    if not names_targets(dataset):
+        check_labels(path, split, dataset, len(dataset.classes))
+    inside = folds.held_out(dataset, path, fold)
+    kept, chosen = np.flatnonzero(~inside), np.flatnonzero(inside)
+    origin = f"{fold}, {share_of_split(len(chosen), len(dataset), singular(dataset.content), split)}"
+    part = DatasetPart(dataset, chosen, origin, held_out=len(chosen) / len(dataset), fold=fold)
+    return DatasetPart(dataset, kept, split), part
 
 
 def check_labels(

@@ -30,19 +30,4 @@ def model_input(
     if kornia is None:
         return apply(plan, images, policy, dtype)
     levels = kornia(apply(dataclasses.replace(plan, erasing=None), images, policy, torch.uint8), seed)
-    return apply(_erasing_alone(plan), levels, policy, dtype)
-
-
-def _erasing_alone(plan: Plan) -> Plan | None:
-    if plan.erasing is None:
-        return None
-    none, batch = torch.zeros(len(plan), dtype=torch.bool), len(plan)
-    return dataclasses.replace(
-        plan,
-        hflip=none,
-        vflip=none,
-        angle=torch.zeros(batch, dtype=torch.float64),
-        trivial=torch.zeros(batch, dtype=torch.int64),
-        ops=torch.zeros(batch, 0, dtype=torch.int32),
-        magnitudes=torch.zeros(batch, 0),
-    )
+    return apply(None if plan.erasing is None else plan.bare, levels, policy, dtype)

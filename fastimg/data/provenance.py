@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.config.folds import Fold
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.folders.folder import Level
 from fastimg.loaders.runtime.scratch import Scratch
 
+from . import folds
 from .datasets import DatasetPart
 from .splits import share_of_split, stratified_split
 
@@ -87,14 +89,21 @@ class TrainedOn:
     validation: Identity | None  # of the split that it was validated on, where that was another
     data: str  # digest of the path of the dataset
     place: str  # digest of the path of the split in it
+    fold: Fold | None = None  # that was held out, in place of a share
 
-    def trained(self, dataset: Dataset) -> npt.NDArray[np.int64]:
-        """The samples of the split that were trained on."""
-        return stratified_split(dataset.labels, self.held_out, self.seed)[0]
+    def trained(self, dataset: Dataset, data: Path) -> npt.NDArray[np.int64]:
+        """The samples of the split, which is at `data`, that were trained on."""
+        return self._sides(dataset, data)[0]
 
-    def validated(self, dataset: Dataset) -> npt.NDArray[np.int64]:
-        """The samples of the split that were held out."""
-        return stratified_split(dataset.labels, self.held_out, self.seed)[1]
+    def validated(self, dataset: Dataset, data: Path) -> npt.NDArray[np.int64]:
+        """The samples of the split, which is at `data`, that were held out."""
+        return self._sides(dataset, data)[1]
+
+    def _sides(self, dataset: Dataset, data: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self.fold is None:
+            return stratified_split(dataset.labels, self.held_out, self.seed)
+        inside = folds.held_out(dataset, data, self.fold)
+        return np.flatnonzero(~inside), np.flatnonzero(inside)
 
 
 def record(data: Path, part: DatasetPart, val_part: DatasetPart | None, split: str, seed: int) -> TrainedOn:
@@ -108,6 +117,7 @@ def record(data: Path, part: DatasetPart, val_part: DatasetPart | None, split: s
         validation=Identity.of(val_part.dataset) if val_part is not None and apart else None,
         data=_path_digest(data),
         place=_place_digest(part.dataset),
+        fold=val_part.fold if val_part is not None else None,
     )
 
 
@@ -175,10 +185,11 @@ def _judged(
     holding = next((each for each in known if each.held_out), None)
     chosen = np.arange(len(dataset))
     if holding is not None and not whole:
-        chosen = holding.validated(dataset)
+        chosen = holding.validated(dataset, data)
         share = share_of_split(len(chosen), len(dataset), singular(dataset.content), split)
-        selection = replace(selection, indices=chosen, origin=f"{share}, held out of training by seed {holding.seed}")
-    seen = int(np.isin(chosen, np.concatenate([each.trained(dataset) for each in known])).sum())
+        by = f"seed {holding.seed}" if holding.fold is None else str(holding.fold)
+        selection = replace(selection, indices=chosen, origin=f"{share}, held out of training by {by}")
+    seen = int(np.isin(chosen, np.concatenate([each.trained(dataset, data) for each in known])).sum())
     if not seen:
         return replace(selection, trained_on=False)
     which = f"all {seen:,} {unit}" if seen == len(chosen) else f"{seen:,} of these {len(chosen):,} {unit}"

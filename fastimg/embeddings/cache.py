@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fastimg.augment import Policy, draw
 from fastimg.data.datasets import DatasetPart
+from fastimg.data.digests import DIGEST, NONE, of, sample_digests, stamp_of
 from fastimg.data.model_input import model_input
 from fastimg.loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
@@ -34,7 +35,6 @@ from fastimg.models.tokenizer import Tokenizer
 from fastimg.system.terminal import say
 from fastimg.wording import plural
 
-from .digests import DIGEST, NONE, of, sample_digests, stamp_of
 from .encoder import FORMAT, Encoder, backbone_digest
 from .store import ArrayCache, Made
 

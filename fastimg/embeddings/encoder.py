@@ -6,11 +6,9 @@ evaluation mode, so the model is never split: a checkpoint holds the loaded mode
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fastimg.convert.journal import CACHE
 from fastimg.data.read_back import read_back
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
-from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.models.registry import Model, train_mode
 from fastimg.wording import plural
 
@@ -173,18 +169,6 @@ def shape_of(model: Model, example: torch.Tensor) -> tuple[int, ...]:
     finally:
         model.module.train(was_training)
     return tuple(embeddings[0].shape[1:])
-
-
-def cache_root(data: Path, given: Path | None) -> Path:
-    """The folder for data derived from a dataset: the `given` one, else next to fastimg's own shards, else the user's
-    cache folder.
-    """
-    if given is not None:
-        return given
-    if (data / "dataset.json").exists() and os.access(data, os.W_OK):
-        return data / CACHE
-    key = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
-    return cache_folder() / key
 
 
 def size_of(samples: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.data.digests import BYTES, DIGEST, NONE
 from fastimg.errors import UserError
 from fastimg.loaders.containers.arrays import PLACE, ArrayDataset, npy_bytes
 from fastimg.loaders.containers.atomic import replace_file, sync_folder
@@ -30,8 +31,6 @@ from fastimg.loaders.errors import ImageError
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.ranks import Ranks
 from fastimg.wording import plural
-
-from .digests import BYTES, DIGEST, NONE
 
 SHARD = 1024  # arrays
 _ABOUT = "about.json"

@@ -30,7 +30,18 @@ from fastimg.system.terminal import print_table, say
 from fastimg.wording import plural, with_flags
 
 from .scan import Duplicates, SplitFacts, duplicates, gather, several
-from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+from .summaries import (
+    Balance,
+    balance,
+    balanced,
+    class_names,
+    plain,
+    print_classes,
+    print_copies,
+    print_some,
+    summarised,
+    target_rows,
+)
 from .texts import TextInspection, inspect_texts
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only pictures need it
@@ -59,6 +70,7 @@ class Inspection:  # more than 12 fields: the keys of --json, which are flat
     samples: dict[str, int]  # of each split
     splits: dict[str, dict[str, int]]  # split -> class -> images
     unlabelled: int
+    targets: list[dict[str, Any]]  # what samples have for each, if targets were declared
     balance: dict[str, Balance | None]
     bytes: int
     formats: dict[str, int]
@@ -188,7 +200,11 @@ def _draw(
     ids = several(facts, config.samples or _SAMPLES, config.seed)
     if not len(ids):
         return []
-    from .sheets import draw_augmented, draw_samples, draw_trivial  # imports torch and matplotlib, which takes seconds
+    from fastimg.train.reporting.sheets import (  # imports torch and matplotlib, which takes seconds
+        draw_augmented,
+        draw_samples,
+        draw_trivial,
+    )
 
     assert shown.mean is not None and shown.std is not None
     samples, trivial, augmented = (folder / f"{name}.png" for name in ("samples", "trivial", "augmented"))
@@ -225,6 +241,7 @@ def _result(config: Inspect, splits: list[SplitFacts], pictures: list[str] | Non
         samples={facts.split: len(facts.records) for facts in splits},
         splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
         unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
+        targets=summarised(splits),
         balance={split: balance(classes) for split, classes in counted.items()},
         bytes=int(records["bytes"].sum()),
         formats=dict(formats.most_common()),
@@ -256,6 +273,7 @@ def _print(result: Inspection, out: Console) -> None:
         "dataset": result.data,
         "images": f"{result.images:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
         "balance": "\n".join(balanced(split, classes, "image") for split, classes in result.balance.items()),
+        **({"targets": target_rows(result.targets)} if result.targets else {}),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.images) / 1e3:,.1f} KB per image",
         "formats": ", ".join(f"{name} {count:,}" for name, count in result.formats.items()) or "none",
         "width": _from_to(result.width, ",.0f", " pixels"),

@@ -3,17 +3,20 @@
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fastimg.errors import printable
+from fastimg.loaders.containers.targets import LABEL
 from fastimg.system.terminal import print_table, say
-from fastimg.wording import agreeing, plural
+from fastimg.wording import agreeing, plural, shortened
 
 from .scan import Copies, Duplicates, SplitFacts
 
 _LINES, _CLASSES = 5, 30
+_TOP = 10  # commonest classes or labels of a target
 
 
 class Balance(NamedTuple):
@@ -43,6 +46,50 @@ def balance(counts: dict[str, int]) -> Balance | None:
     return Balance(smallest, few, largest, many, round(few / many, 4))
 
 
+def summarised(splits: list[SplitFacts]) -> list[dict[str, Any]]:
+    """What all splits have for each declared target: its kind, its commonest classes or the range of its numbers.
+
+    Empty where there is only the class, which is summarised anyway.
+    """
+    if all(column.target.kind == "class" and column.target.name == LABEL for column in splits[0].dataset.targets):
+        return []
+    summaries = []
+    for columns in zip(*(facts.dataset.targets for facts in splits), strict=True):
+        target = columns[0].target
+        summary: dict[str, Any] = {"name": target.name, "kind": target.kind}
+        missing = sum(len(column) - int(column.present.sum()) for column in columns)
+        if target.kind == "number":
+            values = np.concatenate([column.values[column.present] for column in columns])
+            spread = (values.min(), values.mean(), values.max()) if len(values) else ()
+            summary |= dict(zip(("min", "mean", "max"), (round(float(each), 4) for each in spread), strict=False))
+        else:
+            found = [column.values if column.ends is not None else column.values[column.present] for column in columns]
+            counts = np.bincount(np.concatenate(found).astype(np.int64), minlength=len(target.classes))
+            commonest = np.argsort(-counts, kind="stable")[:_TOP].tolist()
+            summary |= {"classes": len(target.classes), "none": int((counts == 0).sum())}
+            summary["top"] = {printable(target.classes[label]): int(counts[label]) for label in commonest}
+        summaries.append(summary | {"missing": missing})
+    return summaries
+
+
+def target_rows(summaries: list[dict[str, Any]]) -> str:
+    """Summaries of targets, a line each."""
+    lines = []
+    for summary in summaries:
+        if "top" in summary:
+            what = "class" if summary["kind"] == "class" else "label"
+            top = ", ".join(f"{shortened(name, 40)} {count:,}" for name, count in summary["top"].items())
+            more = ", ..." if summary["classes"] > len(summary["top"]) else ""
+            said = f"{plural(summary['classes'], what)} ({top}{more})"
+        elif "min" in summary:
+            said = f"{summary['min']:g} to {summary['max']:g}, mean {summary['mean']:g}"
+        else:
+            said = "no values"
+        missing = f"; missing in {summary['missing']:,}" if summary["missing"] else ""
+        lines.append(f"{printable(summary['name'])}: {summary['kind']}, {said}{missing}")
+    return "\n".join(lines)
+
+
 def plain(result: Any) -> dict[str, Any]:
     """A dataclass as JSON values, with named tuples as objects."""
 
@@ -54,6 +101,8 @@ def plain(result: Any) -> dict[str, Any]:
         return [unfolded(each) for each in value] if isinstance(value, list | tuple) else value
 
     unnamed: dict[str, Any] = unfolded(asdict(result))
+    if not unnamed.get("targets"):
+        unnamed.pop("targets", None)
     return unnamed
 
 

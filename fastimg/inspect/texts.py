@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,18 @@ from fastimg.system.terminal import print_table
 from fastimg.wording import plural, shortened
 
 from .scan import Duplicates, SplitFacts, duplicates, gather, several
-from .summaries import Balance, balance, balanced, class_names, plain, print_classes, print_copies, print_some
+from .summaries import (
+    Balance,
+    balance,
+    balanced,
+    class_names,
+    plain,
+    print_classes,
+    print_copies,
+    print_some,
+    summarised,
+    target_rows,
+)
 
 _SHOWN, _CHARACTERS = 10, 80
 _TAKEN = ("data", "split", "samples", "workers", "seed", "json")  # flags that apply to texts
@@ -55,6 +66,7 @@ class TextInspection:  # more than 12 fields: the keys of --json, which are flat
     samples: dict[str, int]  # of each split
     splits: dict[str, dict[str, int]]  # split -> class -> texts
     unlabelled: int
+    targets: list[dict[str, Any]]  # what samples have for each, if targets were declared
     balance: dict[str, Balance | None]
     bytes: int
     characters: Lengths | None  # None if no text could be read
@@ -82,6 +94,7 @@ def inspect_texts(
         samples={facts.split: len(facts.records) for facts in splits},
         splits={split: {name: classes.get(name, 0) for name in names} for split, classes in counted.items()},
         unlabelled=sum(int((facts.dataset.labels < 0).sum()) for facts in splits),
+        targets=summarised(splits),
         balance={split: balance(classes) for split, classes in counted.items()},
         bytes=int(records["bytes"].sum()),
         characters=_lengths(readable["characters"]),
@@ -128,6 +141,7 @@ def _print(result: TextInspection, out: Console) -> None:
         "dataset": result.data,
         "texts": f"{result.texts:,} of {plural(result.classes, 'class')} ({splits}{unlabelled})",
         "balance": "\n".join(balanced(split, classes, "text") for split, classes in result.balance.items()),
+        **({"targets": target_rows(result.targets)} if result.targets else {}),
         "bytes": f"{result.bytes / 1e6:,.1f} MB, {result.bytes / max(1, result.texts):,.0f} bytes per text",
         "characters": _lengths_line(result.characters),
         "words": _lengths_line(result.words),

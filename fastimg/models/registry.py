@@ -492,8 +492,19 @@ def _head_prefixes(model: Model) -> tuple[str, ...]:
 
 
 def _stated_classes(metadata: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The classes that a weights file written by fastimg states."""
-    return tuple(json.loads(metadata["fastimg"])["classes"]) if "fastimg" in metadata else None
+    """What the outputs stand for, as a weights file written by fastimg states it."""
+    if "fastimg" not in metadata:
+        return None
+    card = json.loads(metadata["fastimg"])
+    targets = card.get("targets", [])
+    if not targets or (len(targets) == 1 and targets[0]["kind"] == "class"):
+        return tuple(card["classes"])
+    return output_names((target["name"], target.get("classes", [])) for target in targets)
+
+
+def output_names(targets: Iterable[tuple[str, Iterable[str]]]) -> tuple[str, ...]:
+    """What the outputs of several targets stand for, by name and classes: `target=class`, or a number's `target`."""
+    return tuple(name for target, classes in targets for name in [f"{target}={each}" for each in classes] or [target])
 
 
 def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:

@@ -24,8 +24,9 @@ from fastimg.config.commands import Embed, Train
 from fastimg.config.rule_tables import EMBED
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import DatasetPart, build_loader, center_crop, check_classes, worker_count
+from fastimg.data.derived import cache_root
 from fastimg.embeddings.cache import Encoding, Keeper, array_loader, pixels_of
-from fastimg.embeddings.encoder import cache_root, why_not
+from fastimg.embeddings.encoder import why_not
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import BatchSource, DataError, Dataset, LoaderConfig, list_splits, open_dataset
 from fastimg.loaders.containers.atomic import replace_file

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,15 @@ from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
 from fastimg.train.checkpoints import format as checkpoint
-from fastimg.train.metrics import shows_top5, zero_recall
 from fastimg.train.reporting.confusion import plot_confusion
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.restored import restored
+from fastimg.train.tasks.score import shows_top5, zero_recall
 from fastimg.wording import plural, with_flags
 
 from . import inference
 from .mistakes import Predictions, write_mistakes
+from .target_evaluation import TargetEvaluation, evaluate_targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ class Evaluation:  # more than 12 fields: the keys of --json, which are flat
     mistakes_sheet: str | None  # a picture; None for texts
 
 
-def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
+def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation | TargetEvaluation:
     """Evaluate and print. Raises UserError and DataError, each a sentence."""
     refuse(config, EVAL)
     backend = chosen_backend(config.loader)
@@ -96,8 +100,11 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
         for remark in dataset.notes:
             say(err, with_flags(remark))
         inference.check_content(engine, dataset, config.data)
-        _same_classes(engine.card.classes, dataset, config)
-        check_labels(config.data, selection.split, dataset, len(engine.card.classes), "name another split with --split")
+        tasks = _tasks(engine, dataset)
+        if tasks is None:
+            _same_classes(engine.card.classes, dataset, config)
+            other = "name another split with --split"
+            check_labels(config.data, selection.split, dataset, len(engine.card.classes), other)
         check_readable(backend, config.data, dataset)
         texts = inference.texts_beside(engine, dataset, config.data)
         workers = worker_count(config.workers, ranks)
@@ -109,6 +116,10 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
             raise UsageError(f"--loader {backend}: does not read texts; leave it out")
         if backend != "native":
             say(err, f"loader: {loader.describe()}")
+        if tasks is not None:
+            file = checkpoint.find(config.checkpoint)
+            with closing(loader), closing(dataset):
+                return evaluate_targets(config, file, engine, tasks, selection, loader, ranks, out, err)
         try:
             found = _predictions(engine, loader, err)
             for index, reason in list(loader.unreadable.items())[:5]:
@@ -160,6 +171,16 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation:
     else:
         _print(result, out)
     return result
+
+
+def _tasks(engine: inference.Inference, dataset: Dataset) -> Tasks | None:
+    """The targets to score, where they are not one class that all samples have, and batches with it."""
+    if not engine.card.targets:
+        return None
+    tasks = restored(engine.card.targets)
+    first = next((column for column in dataset.targets if column.target.kind == "class"), None)
+    alone = tasks.single is not None and first is not None and first.target.name == tasks.single.target.name
+    return None if alone and first is not None and first.present.all() else tasks
 
 
 def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: Path) -> list[str]:

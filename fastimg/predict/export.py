@@ -19,6 +19,7 @@ from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import MODEL, Card
+from fastimg.train.tasks.restored import restored
 from fastimg.wording import agreeing, plural
 
 from . import export_interface as subjects
@@ -64,6 +65,12 @@ def export(config: Export, out: Console) -> int:
         raise UsageError(
             f"{config.checkpoint}: a model of images and texts, which only --format safetensors writes; use it, or "
             "another checkpoint"
+        )
+    if card.targets and restored(card.targets).single is None and config.chosen_format != "safetensors":
+        names = ", ".join(str(target["name"]) for target in card.targets)
+        raise UserError(
+            f"{config.checkpoint}: has the targets {printable(names)}, and --format {config.chosen_format} takes a "
+            "model of one class so far; use --format safetensors"
         )
     if config.with_preprocessing and model.text is not None:
         raise UsageError(

@@ -24,6 +24,8 @@ from fastimg.models.registry import Model
 from fastimg.models.tokenizer import TextDecoder
 from fastimg.train.checkpoints.format import Card, load_model
 from fastimg.train.metrics import answer
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.restored import restored
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class Inference:
     precision: Precision
     device: torch.device
     tta: bool = False  # average over each image and its mirror image
+
+    @property
+    def tasks(self) -> Tasks | None:
+        """What the outputs stand for, where they are not those of a class alone."""
+        if not self.card.targets:
+            return None
+        tasks = restored(self.card.targets)
+        return None if tasks.single is not None else tasks
 
     def loader(
         self,
@@ -70,16 +80,21 @@ class Inference:
         assert self.model.pair is not None
         return TextRows(has_image, FreshTokens(texts, self.model.pair.reader.tokenizer))
 
-    def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Yield (batch, probabilities [B, C] on the device) in order; C is the checkpoint's number of classes."""
+    def logits(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Yield (batch, logits [B, outputs] on the device) in order."""
         with torch.inference_mode():
             for batch in loader:
                 inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
                 with self.precision.autocast():
                     beside = inputs_beside(batch, self.precision.input_dtype)
                     logits = answer(self.model.module, inputs, self.tta, beside)
-                scores = logits[:, : len(self.card.classes)]
-                yield batch, scores.softmax(dim=1)
+                yield batch, logits
+
+    def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Yield (batch, probabilities [B, C] on the device) in order; C is the checkpoint's number of classes."""
+        for batch, logits in self.logits(loader):
+            with torch.inference_mode():
+                yield batch, logits[:, : len(self.card.classes)].softmax(dim=1)
 
     def read(
         self, loader: BatchSource, summarise: Callable[[Batch, torch.Tensor], Sequence[torch.Tensor]]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from fastimg.config.intent import BATCH
 from fastimg.config.rule_tables import PREDICT
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
+from fastimg.data.read_back import read_back
 from fastimg.embeddings.text_rows import TextRows
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset, list_splits, open_dataset
@@ -33,6 +35,10 @@ from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.precision import choose as choose_precision
 from fastimg.models.ranks import start
 from fastimg.system.terminal import print_table, say
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.regression import NumberTask
+from fastimg.train.tasks.tagging import MultilabelTask
+from fastimg.train.tasks.task import Task
 from fastimg.wording import plural, shortened
 
 from . import inference
@@ -86,12 +92,25 @@ class GivenTexts:
 
 @dataclass(frozen=True)
 class Answer:
-    """One file or text: its classes, most likely first, or the reason why it could not be read."""
+    """One file or text: its classes, most likely first, or the reason why it could not be read.
+
+    targets: of a model of several targets, or of one that is no class, what is predicted of each, by name: `classes`
+        and `probabilities`, most likely first; the `labels` that are predicted and their `probabilities`; or a
+        `number`. `classes` and `probabilities` are then those of the first class target, if there is one.
+    """
 
     file: str
     classes: list[str]
     probabilities: list[float]
     error: str | None = None
+    targets: Mapping[str, Mapping[str, Any]] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; without `targets` where only a class is predicted."""
+        fields = asdict(self)
+        if self.targets is None:
+            del fields["targets"]
+        return fields
 
 
 def predict(config: Predict, out: Console, err: Console) -> int:
@@ -101,7 +120,7 @@ def predict(config: Predict, out: Console, err: Console) -> int:
     answers = classify(config, err)
     if config.json:
         for answer in answers:
-            print(printable(json.dumps(asdict(answer), ensure_ascii=False)))
+            print(printable(json.dumps(answer.as_dict(), ensure_ascii=False)))
     elif config.csv is not None:
         _write_csv(answers, config.csv)
     else:
@@ -168,12 +187,19 @@ def classify(config: Predict, err: Console) -> list[Answer]:
             datasets.append((FilesDataset(Path(), files, content=content), files, None))
         if config.text and not pair:
             datasets.append((GivenTexts(config.text), list(config.text), None))
+        tasks = engine.tasks
+        labels = tasks is not None and any(task.target.kind == "multilabel" for task in tasks.all)
+        if config.threshold is not None and not labels:
+            raise UsageError("--threshold has no effect: the model has no target of several labels; leave it out")
         workers = worker_count(config.workers, ranks)
         batch_size = config.batch_size or BATCH[ranks.device.type]
         for dataset, names, beside in datasets:
             loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip", texts=beside)
             try:
-                answers += _answers(engine, loader, names, config.topk, err)
+                if tasks is None:
+                    answers += _answers(engine, loader, names, config.topk, err)
+                else:
+                    answers += _answers_of(tasks, engine, loader, names, config, err)
             finally:
                 loader.close()
     return answers
@@ -229,6 +255,46 @@ def _answers(
     return answers
 
 
+def _answers_of(
+    tasks: Tasks, engine: inference.Inference, loader: BatchSource, names: list[str], config: Predict, err: Console
+) -> list[Answer]:
+    """What a model of several targets predicts of each sample of a loader."""
+    answers: list[Answer] = []
+    remedies = undecodable_extensions() if engine.model.text is None else {}
+    read = read_back((batch.ids.tolist(), (logits,)) for batch, logits in engine.logits(loader))
+    for ids, (logits,) in track(read, "predicting", len(loader), console=err, transient=True, disable=len(loader) < 3):
+        own = [logits[:, part] for part in tasks.slices]
+        outputs = [task.outputs_of(part) for task, part in zip(tasks.all, own, strict=True)]
+        for row, index in enumerate(ids[: len(names) - len(answers)]):
+            name = names[index]
+            reason = loader.unreadable.get(index)
+            if reason is not None:
+                answers.append(Answer(name, [], [], _reason(name, reason, remedies), {}))
+                continue
+            told = {
+                task.target.name: _told(task, values[row], config)
+                for task, values in zip(tasks.all, outputs, strict=True)
+            }
+            first = next((each for each in told.values() if "classes" in each), {})
+            answers.append(Answer(name, first.get("classes", []), first.get("probabilities", []), None, told))
+    return answers
+
+
+def _told(task: Task, values: npt.NDArray[np.float64], config: Predict) -> dict[str, Any]:
+    """What is predicted of one target of one sample."""
+    if isinstance(task, NumberTask):
+        return {"number": float(f"{values[0]:.7g}")}
+    names = task.target.classes
+    ranked = np.argsort(-values, kind="stable")
+    if isinstance(task, MultilabelTask):
+        own = np.array(task.thresholds or (0.5,) * len(names))
+        limits = own if config.threshold is None else np.full(len(names), config.threshold)
+        ranked = ranked[values[ranked] >= limits[ranked]]
+        return {"labels": [names[i] for i in ranked], "probabilities": [round(float(values[i]), 6) for i in ranked]}
+    best = ranked[: config.topk]
+    return {"classes": [names[i] for i in best], "probabilities": [round(float(values[i]), 6) for i in best]}
+
+
 def _reason(name: str, reason: str, remedies: Mapping[str, str]) -> str:
     """Why a file was not read: the format of its extension if that cannot be decoded here, else the decoder's reason.
 
@@ -241,22 +307,68 @@ def _reason(name: str, reason: str, remedies: Mapping[str, str]) -> str:
 def _print(answers: list[Answer], out: Console) -> None:
     table = Table()
     table.add_column("file", overflow="fold")
-    table.add_column("classes", overflow="fold")
+    several = any(answer.targets is not None for answer in answers)
+    table.add_column("targets" if several else "classes", overflow="fold")
     for answer in answers:
         if answer.error is not None:
             table.add_row(printable(answer.file), f"not read: {answer.error}", style="yellow")
         else:
-            shares = zip(answer.classes, answer.probabilities, strict=True)
-            table.add_row(printable(answer.file), ", ".join(f"{name} {share:.1%}" for name, share in shares))
+            table.add_row(printable(answer.file), printable(_words(answer)))
     print_table(out, table)
 
 
+def _words(answer: Answer) -> str:
+    if answer.targets is None:
+        return _shares(answer.classes, answer.probabilities)
+    parts = []
+    for name, told in answer.targets.items():
+        if "number" in told:
+            parts.append(f"{name}: {told['number']:g}")
+        else:
+            names = told["classes"] if "classes" in told else told["labels"]
+            parts.append(f"{name}: {_shares(names, told['probabilities']) or 'none'}")
+    return "; ".join(parts)
+
+
+def _shares(names: Sequence[str], probabilities: Sequence[float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in zip(names, probabilities, strict=True))
+
+
+def _columns_of(told: Mapping[str, Any]) -> list[str]:
+    """The cells of one target in a csv row: its first class and that class's probability, its labels as a JSON list,
+    or its number."""
+    if "number" in told:
+        return [f"{told['number']:.7g}"]
+    if "labels" in told:
+        return [json.dumps(told["labels"], ensure_ascii=False)]
+    return [told["classes"][0], f"{told['probabilities'][0]}"]
+
+
+def _csv_of_targets(answers: list[Answer]) -> list[list[str]]:
+    """A row per file: file, error, and a column for each target, two for a class."""
+    first = next((answer.targets for answer in answers if answer.targets), {})
+    names = [[name, f"{name}_probability"] if "classes" in told else [name] for name, told in first.items()]
+    columns = [column for group in names for column in group]
+    rows = [["file", "error", *columns]]
+    for answer in answers:
+        told = answer.targets or {}
+        cells = [cell for name in first for cell in _columns_of(told[name])] if told else [""] * len(columns)
+        rows.append([printable(answer.file), answer.error or "", *map(printable, cells)])
+    return rows
+
+
 def _write_csv(answers: list[Answer], target: Path) -> None:
-    """A row per file: file, error, then class and probability by rank."""
+    """A row per file: file, error, then class and probability by rank, or what is predicted of each target."""
     ranks = max((len(answer.classes) for answer in answers), default=0)
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))])
+    if any(answer.targets is not None for answer in answers):
+        writer.writerows(_csv_of_targets(answers))
+        answers = []
+    else:
+        writer.writerow(
+            ["file", "error", *(f"{kind}{i + 1}" for i in range(ranks) for kind in ("class", "probability"))]
+        )
     for answer in answers:
         pairs = [value for pair in zip(answer.classes, answer.probabilities, strict=True) for value in pair]
         writer.writerow([printable(answer.file), answer.error or "", *pairs])

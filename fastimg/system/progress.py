@@ -21,7 +21,7 @@ class Line:
     epoch: int  # from 0
     step: int  # steps done in this epoch
     loss: float
-    top1: float
+    score: str  # such as: top1 45.00%
     lr: float
     speed: float  # samples per second
     wait_share: float  # share of the time since the last line that was spent waiting for data
@@ -31,7 +31,7 @@ class Line:
     def text(self) -> str:
         """The state as one line."""
         return (
-            f"loss {self.loss:.4f}  top1 {self.top1:6.2%}  lr {self.lr:.2e}  "
+            f"loss {self.loss:.4f}  {self.score}  lr {self.lr:.2e}  "
             f"{self.speed:7.1f} {UNITS[self.unit]}  data wait {self.wait_share:4.0%}  ETA {duration(self.eta)}"
         )
 

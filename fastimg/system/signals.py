@@ -1,14 +1,17 @@
 """Ctrl-C and SIGTERM as a request to stop: the step ends, a checkpoint is written, and the run stops. A second Ctrl-C
 stops it at once, except that a checkpoint that is being written is completed."""
 
+import math
 import signal
+import time
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)  # weakest first
 SAVE = 1  # a rank's request for a checkpoint: weaker than any signal to stop, each of which saves too
-_REQUESTS = (SAVE, *STOPPING)
+TIME_UP = 99  # a request to stop because the time is up; it wins over a signal in the same step
+_REQUESTS = (SAVE, *STOPPING, TIME_UP)
 
 
 class Interrupt:
@@ -37,12 +40,23 @@ class Interrupt:
         self.signal = number
 
 
+class TimeLimit:
+    """A time after which a run stops, by this process's clock; it starts here. None: never."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
+
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._end
+
+
 def votes(request: int) -> list[float]:
     """What a rank adds to a sum over all ranks: one number per possible request, 1 for its own, if it has one.
 
-    A request is SAVE or a signal of STOPPING that the rank heard; 0 is none. The sum counts the ranks that have each
-    request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and needs no
-    collective of its own.
+    A request is SAVE, a signal of STOPPING that the rank heard, or TIME_UP; 0 is none. The sum counts the ranks that
+    have each request, so `strongest` can take the maximum. It travels with sums that the ranks exchange anyway and
+    needs no collective of its own.
     """
     return [float(request == number) for number in _REQUESTS]
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from fastimg.config import intent
 from fastimg.config.commands import Train
-from fastimg.data import augmentation, class_balance, kornia_pass
+from fastimg.data import augmentation, kornia_pass
 from fastimg.data.datasets import DatasetPart, center_crop, train_crop
 from fastimg.data.provenance import TrainedOn
 from fastimg.embeddings.encoder import Head
@@ -25,9 +24,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.sync_norm import share_statistics
 
-from .checkpoints import changed_data
 from .choices import resolution as effective
-from .losses import LossSettings
 from .opening import open_loader
 from .optimisers import catalogue
 from .optimisers.construction import build_optimizer
@@ -35,6 +32,8 @@ from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFree, ScheduleFreeAverage
 from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
+from .tasks.joint import Tasks
+from .tasks.selection import ChosenTargets
 from .wrapping import compiled, wrapped
 
 
@@ -48,6 +47,7 @@ class Blueprint:
     preprocessing: Preprocessing
     precision: Precision
     parts: Parts
+    targets: ChosenTargets
     trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
 
 
@@ -69,7 +69,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     trained = module if whole else Head(module, model.classifier[0])
     data = _data(replace(blueprint, model=model), ranks)
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
-    optimisation = _optimisation(blueprint, ranks, trained, batches=len(data.loader))
+    tasks = blueprint.targets.tasks.to(ranks.device)
+    optimisation = _optimisation(blueprint, ranks, trained, tasks, batches=len(data.loader))
     if config.progressive is not None:
         epochs = math.ceil(optimisation.schedule.steps / optimisation.steps_per_epoch)
         inputs = replace(inputs, progressive=intent.progressive(config, epochs))
@@ -81,8 +82,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         trained=trained,
         precision=blueprint.precision,
         input=inputs,
+        tasks=tasks,
         data=data,
-        loss=_loss(config, blueprint.parts.train, ranks.device),
         optimisation=optimisation,
     )
     return Run.start(setup, parallel, compiled(parallel, config))
@@ -98,26 +99,6 @@ def _model_input(blueprint: Blueprint, ranks: Ranks) -> ModelInput:
     return ModelInput(preprocessing=preprocessing, policy=policy, kornia=kornia)
 
 
-def _loss(config: Train, part: DatasetPart, device: torch.device) -> LossSettings:
-    """The loss, with what it takes from the number of samples of each class. Raises UserError and UsageError."""
-    classes = part.dataset.classes
-    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
-    counts = class_balance.class_counts(labels, config.num_classes or len(classes))
-
-    def on_device(values: npt.NDArray[np.float64]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(device)
-
-    weights = priors = None
-    if config.class_weights is not None:
-        weights = on_device(class_balance.class_weights(config.class_weights, classes, counts))
-    if config.logit_adjust:
-        priors = on_device(config.logit_adjust * class_balance.log_priors(counts))
-    settings = LossSettings(
-        kind=intent.loss_kind(config), smoothing=config.smoothing, class_weights=weights, log_priors=priors
-    )
-    return settings if config.focal_gamma is None else replace(settings, focal_gamma=config.focal_gamma)
-
-
 def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     config = blueprint.config
     model = blueprint.model
@@ -130,7 +111,8 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
     else:
         crop = train_crop(preprocessing, config)
     scaling = effective.scales(config)
-    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling)
+    sampler = config.sampler
+    loader = open_loader(config, ranks, parts.train, crop, config.order, "samples", model, arrays, scaling, sampler)
 
     def evaluation(part: DatasetPart | None) -> BatchSource | None:
         if part is None:
@@ -141,15 +123,19 @@ def _data(blueprint: Blueprint, ranks: Ranks) -> TrainingData:
         loader=loader,
         val_loader=evaluation(parts.val),
         train_eval_loader=evaluation(parts.evaluated),
-        classes=parts.train.dataset.classes,
-        class_counts=changed_data.class_counts(parts.train.dataset),
+        targets=blueprint.targets.train,
+        val_targets=blueprint.targets.val,
+        classes=blueprint.targets.tasks.classes,
+        class_counts=blueprint.targets.class_counts,
         embedding=parts.embedding,
         embedding_note=parts.words,
         trained_on=blueprint.trained_on,
     )
 
 
-def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, batches: int) -> Optimisation:
+def _optimisation(
+    blueprint: Blueprint, ranks: Ranks, trained: nn.Module, tasks: Tasks, *, batches: int
+) -> Optimisation:
     """Made after wrapping, since FSDP replaces the parameters; `batches` is how many an epoch has."""
     config = blueprint.config
     assert config.lr != "auto" and config.weight_decay is not None
@@ -168,6 +154,8 @@ def _optimisation(blueprint: Blueprint, ranks: Ranks, trained: nn.Module, *, bat
         betas=config.opt_betas,
         kwargs=catalogue.parsed(config.opt_kwargs),
     )
+    if tasks.parameters:
+        optimizer.add_param_group({"params": tasks.parameters, "weight_decay": 0.0, "lr_scale": 1.0})
     steps_per_epoch = math.ceil(batches / config.grad_accum_steps)
     ema: Ema | ScheduleFreeAverage | None = None
     if config.model_ema:

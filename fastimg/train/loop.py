@@ -14,13 +14,14 @@ import torch
 from rich.console import Console
 
 from fastimg.config.commands import Train
+from fastimg.config.durations import limit
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks, agree_on_buffers, start
 from fastimg.models.registry import train_mode
 from fastimg.system.memory import advice, ran_out
 from fastimg.system.progress import Display
-from fastimg.system.signals import SAVE, Interrupt
+from fastimg.system.signals import SAVE, TIME_UP, Interrupt, TimeLimit
 from fastimg.train.checkpoints.format import MODEL
 from fastimg.train.checkpoints.saving import save
 from fastimg.train.reporting.lines import Lines, nothing_decoded
@@ -29,11 +30,13 @@ from fastimg.train.reporting.waiting import verdict
 from fastimg.wording import plural
 
 from .augment_stream import AugmentStream
-from .metrics import Meter, Score, evaluate, shows_top5
+from .metrics import Meter, evaluate
 from .patience import stopped
 from .run import Run
 from .setup import prepare
 from .step import optimiser_step
+from .tasks.lookup import TargetLookup
+from .tasks.score import AnyScore, TargetScores
 from .wrapping import compile_ahead, unfreeze, warm_augmentation
 
 
@@ -43,17 +46,20 @@ class Result:
 
     run: its directory, with config.yaml, metrics.jsonl, curves.png and the checkpoints; None for a dry run.
     signal: the signal that stopped it; 0 where none did.
-    best: the best validation (`loss`, `top1`, `top5`, `balanced_accuracy`, `samples`); None without a validation.
+    out_of_time: whether --max-time stopped it; `resume` goes on from there.
+    best: the best validation; None without one. Of a class: `loss`, `top1`, `top5`, `balanced_accuracy`, `samples`. Of
+        several targets, or others: `loss`, `samples`, and `values` by name, such as `age.mae`.
     epochs, steps: how far it has come, what was resumed included.
     unreadable: the number of samples that could not be read, and were left out.
     """
 
     run: Path | None
     signal: int
-    best: Score | None
+    best: AnyScore | None
     epochs: int = 0
     steps: int = 0
     unreadable: int = 0
+    out_of_time: bool = False
 
     @property
     def checkpoint(self) -> Path | None:
@@ -66,6 +72,7 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
 
     With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint.
     """
+    time_limit = TimeLimit(None if config.max_time is None else limit(config.max_time, "--max-time"))
     with ExitStack() as stack:
         ranks = stack.enter_context(start(config.device, config.numa_binding))
         run = prepare(config, ranks, console, stack)
@@ -75,11 +82,13 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
             say = partial(console.print, highlight=False) if ranks.first else _silent
             compile_ahead(run, say)
             warm_augmentation(run, say)
-            signal = _all_epochs(run, console, Interrupt(signals))
+            signal = _all_epochs(run, console, Interrupt(signals), time_limit)
         except Exception as error:
             if ran_out(error):
                 raise _out_of_memory(run) from error
             raise
+        run.accounting.out_of_time = signal == TIME_UP
+        signal = 0 if run.accounting.out_of_time else signal
         unreadable = [_total(len(loader.unreadable), ranks) for loader in run.setup.data.loaders]
         if ranks.first:
             print_summary(run, console, unreadable, signal, None if signal else verdict(run))
@@ -90,11 +99,12 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
             epochs=run.progress.epoch,
             steps=run.progress.step,
             unreadable=sum(unreadable),
+            out_of_time=run.accounting.out_of_time,
         )
 
 
-def _all_epochs(run: Run, console: Console, listening: Interrupt) -> int:
-    """Train until the last epoch, a signal, or the end of patience. Returns the signal, else 0."""
+def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit) -> int:
+    """Train until the last epoch, a signal, or the end of time or patience. Returns the signal or TIME_UP, else 0."""
     setup = run.setup
     progress = run.progress
     # When the writer is left, all checkpoints are on disk.
@@ -104,17 +114,17 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt) -> int:
             display = stack.enter_context(Display(console, setup.epochs, setup.optimisation.steps_per_epoch))
         while progress.epoch < setup.epochs and not run.out_of_patience:
             if run.step_in_epoch < run.steps_of_epoch:
-                signal = _epoch(run, interrupt, display)
+                signal = _epoch(run, interrupt, time_limit, display)
                 if signal:
                     return signal
             _end_of_epoch(run, display)
         if run.stopped_early and display is not None:
-            display.say(f"stopped: {stopped(progress.standing, setup.patience_metric, progress.epoch)}")
+            display.say(f"stopped: {stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)}")
     return 0
 
 
-def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
-    """Train to the end of the epoch, from wherever the run is. Returns the signal that stopped it, else 0."""
+def _epoch(run: Run, interrupt: Interrupt, time_limit: TimeLimit, display: Display | None) -> int:
+    """Train to the end of the epoch, from wherever the run is. Returns what stopped it, else 0."""
     setup = run.setup
     progress = run.progress
     accounting = run.accounting
@@ -137,7 +147,9 @@ def _epoch(run: Run, interrupt: Interrupt, display: Display | None) -> int:
     began = time.perf_counter()
 
     def asked() -> int:
-        return interrupt.signal or (SAVE if setup.ranks.first and progress.pace.overdue() else 0)
+        if interrupt.signal or not setup.ranks.first:
+            return interrupt.signal
+        return TIME_UP if time_limit.over() else SAVE if progress.pace.overdue() else 0
 
     while run.step_in_epoch < run.steps_of_epoch:
         # Sync point between ranks: gradients, the true batch and requests are exchanged. On a GPU the host goes on.
@@ -191,18 +203,22 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
         display.note("validating and saving")
     ended = time.perf_counter()
     progress.epoch += 1
-    progress.meter = Meter(setup.ranks.device)
+    progress.meter = Meter(setup.tasks, setup.ranks.device)
     agree_on_buffers(setup.model.module, setup.ranks)
     is_best = setup.data.val_loader is None
     due = progress.epoch % setup.config.val_interval == 0 or progress.epoch == setup.epochs
     if setup.data.val_loader is not None and due:
-        score = _evaluate(run, setup.data.val_loader, "validation")
+        score = _evaluate(run, setup.data.val_loader, setup.data.val_targets, "validation")
+        if isinstance(score, TargetScores):
+            progress.thresholds = dict(score.thresholds)
         counts = not setup.changing(progress.epoch - 1)
-        progress.standing = progress.standing.after(score, progress.epoch, setup.patience_metric, counts=counts)
+        progress.standing = progress.standing.after(
+            score, progress.epoch, setup.patience_metric, counts=counts, decides=setup.metric
+        )
         is_best = run.best is not None and run.best.epoch == progress.epoch
         _report_evaluation(run, display, "val", "validation", score, "  (best)" if is_best else "")
     if setup.data.train_eval_loader is not None and due:
-        score = _evaluate(run, setup.data.train_eval_loader, "training")
+        score = _evaluate(run, setup.data.train_eval_loader, setup.data.targets, "training")
         _report_evaluation(run, display, "train_eval", "training split", score)
     evaluated = time.perf_counter()
     save(run, best=is_best, may_wait=progress.epoch < setup.epochs and not run.out_of_patience)
@@ -213,29 +229,35 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     accounting.epoch_seconds = 0.0
 
 
-def _evaluate(run: Run, loader: BatchSource, name: str) -> Score:
+def _evaluate(run: Run, loader: BatchSource, lookup: TargetLookup, name: str) -> AnyScore:
     """Evaluate the weights that would be saved."""
     setup = run.setup
-    policy = setup.input.policy
-    classes = len(setup.data.classes)
     with setup.averaged():
         agree_on_buffers(setup.model.module, setup.ranks)
-        score = evaluate(setup.trained, loader, policy, setup.precision, setup.ranks, classes, setup.config.tta)
+        score = evaluate(
+            setup.trained,
+            loader,
+            lookup,
+            setup.tasks,
+            setup.input.policy,
+            setup.precision,
+            setup.ranks,
+            setup.config.tta,
+        )
     if score.samples == 0:
         raise nothing_decoded(run, loader, name)
     return score
 
 
-def _report_evaluation(run: Run, display: Display | None, kind: str, name: str, score: Score, mark: str = "") -> None:
+def _report_evaluation(
+    run: Run, display: Display | None, kind: str, name: str, score: AnyScore, mark: str = ""
+) -> None:
     """Show and log an evaluation."""
     progress = run.progress
-    classes = len(run.setup.data.classes)
+    tasks = run.setup.tasks
     if display is not None and run.accounting.log is not None:
-        top5 = f"  top5 {score.top5:.2%}" if shows_top5(classes) else ""
-        balanced = f"  balanced {score.balanced_accuracy:.2%}" if score.balanced_accuracy is not None else ""
-        text = f"{name}  loss {score.loss:.4f}  top1 {score.top1:.2%}{top5}{balanced}{mark}"
-        display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {text}")
-        run.accounting.log.add(kind, epoch=progress.epoch, step=progress.step, **score.as_dict(classes))
+        display.say(f"epoch {progress.epoch}/{run.setup.epochs}  {name}  {tasks.words(score)}{mark}")
+        run.accounting.log.add(kind, epoch=progress.epoch, step=progress.step, **tasks.record(score))
 
 
 def _silent(_: str) -> None:

@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from fastimg.config import intent
+from fastimg.config import folds, intent
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
+from fastimg.config.folds import Fold
+from fastimg.data import class_balance
 from fastimg.data.datasets import (
     DatasetPart,
     build_loader,
@@ -25,7 +27,7 @@ from fastimg.data.datasets import (
 )
 from fastimg.embeddings.cache import array_loader
 from fastimg.embeddings.text_rows import PairedLoader
-from fastimg.errors import UsageError, UserError, printable
+from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource, LoaderConfig
 from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
@@ -33,7 +35,7 @@ from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decoders.arrays import ArrayDecoder, TokenDecoder
 from fastimg.loaders.epochs import Padding
-from fastimg.loaders.order import WINDOW, Order
+from fastimg.loaders.order import WINDOW, Order, Sampling
 from fastimg.models.ghost_norm import ghost_norms
 from fastimg.models.input_size import check_input
 from fastimg.models.networks import airnet
@@ -58,7 +60,7 @@ def open_data(
     with ranks.first_goes_first():  # rank 0 may write the digits, or an index, for all
         data, note = (config.data, "") if config.data else find_dataset()
         part, val_part = open_parts(
-            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes
+            data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
     if intent.reads_text(config):  # of images and texts, a model of texts reads the texts
         part, val_part = pairs.texts_alone(part, data), None if val_part is None else pairs.texts_alone(val_part, data)
@@ -87,6 +89,11 @@ def open_data(
     return part, val_part, data.resolve()
 
 
+def fold(config: Train) -> Fold | None:
+    """The fold that is held out, if one is."""
+    return None if config.fold is None else folds.parse(config.fold, config.group, config.stratify)
+
+
 def check_content(config: Train, data: Path, part: DatasetPart) -> None:
     """Raises UsageError if the model cannot read this kind of data."""
     texts = part.dataset.content == "text"
@@ -106,22 +113,10 @@ def check_content(config: Train, data: Path, part: DatasetPart) -> None:
         raise UsageError(f"--arch {arch}: reads texts, and {data} holds images; give a timm model")
 
 
-def check_classes(data: Path, part: DatasetPart) -> None:
-    """Raises UserError if all samples are of one class."""
-    labels = part.dataset.labels
-    if len(labels) and (labels == labels[0]).all():
-        what = "text" if part.dataset.content == "text" else "image"
-        name = printable(part.dataset.classes[labels[0]])
-        raise UserError(
-            f"{data}: every {what} of the training split is of one class, {name!r}, so there is nothing to learn; add "
-            f"{what}s of another class"
-        )
-
-
 def build_model(
     config: Train, ranks: Ranks, classes: tuple[str, ...], stated: Stated | None = None
 ) -> tuple[Model, Preprocessing]:
-    """The model and the preprocessing of its images; `stated` comes from its weights.
+    """The model and the preprocessing of its images; `classes` name its outputs, `stated` comes from its weights.
 
     Raises UsageError and UserError.
     """
@@ -211,6 +206,11 @@ def whiten(
         network.whiten(torch.tensor(json.loads(text)))
 
 
+def _sampling(sampler: str, part: DatasetPart) -> Sampling:
+    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
+    return Sampling(class_balance.sampling(sampler, part.dataset.classes, labels))
+
+
 def _size_flag(config: Train) -> str:
     """The flag that sets the size of training images."""
     if config.progressive is not None:
@@ -240,6 +240,7 @@ def open_loader(
     model: Model,
     arrays: ArrayDecoder | None = None,
     scaling: bool = False,
+    sampler: str | None = None,
 ) -> BatchSource:
     """The loader of a split. With `arrays` it reads embeddings; without `ranks` this process reads all of it."""
     assert isinstance(config.batch_size, int)
@@ -248,6 +249,7 @@ def open_loader(
         batch_size=config.batch_size,
         order="length" if tokenised and order == "sequential" and ranks is not None else order,
         window=config.order_window or WINDOW,
+        sampling=None if sampler is None else _sampling(sampler, part),
         together=config.batch_size * config.grad_accum_steps * (ranks.world_size if ranks else 1),
         padding=padding,
         seed=config.seed,

@@ -30,13 +30,16 @@ from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.checkpoints.writer import Pace, Writer
 from fastimg.train.reporting.accounting import Account
 
+from . import patience
 from .checkpoints import run_directory as rundir
-from .losses import LossSettings
 from .metrics import Meter, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
 from .optimisers.schedules import Schedule
-from .patience import DEFAULT_METRIC, Best, Metric, Standing
+from .patience import Best, Standing
+from .tasks.joint import Tasks
+from .tasks.lookup import TargetLookup
+from .trackers.fanout import Trackers
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
 
@@ -48,7 +51,9 @@ class TrainingData:
     loader: BatchSource
     val_loader: BatchSource | None
     train_eval_loader: BatchSource | None  # the training split, cropped like validation
-    classes: tuple[str, ...]
+    targets: TargetLookup
+    val_targets: TargetLookup
+    classes: tuple[str, ...]  # of the first class target
     class_counts: tuple[int, ...]  # samples per class in the training split
     embedding: tuple[int, ...] | None = None  # the shape of an embedding, if training on cached ones
     embedding_note: str | None = None  # about the cached embeddings, for people
@@ -100,8 +105,8 @@ class Setup:
     trained: nn.Module  # what learns: the model, or on cached embeddings only its classifier
     precision: Precision
     input: ModelInput
+    tasks: Tasks
     data: TrainingData
-    loss: LossSettings
     optimisation: Optimisation
 
     @property
@@ -143,12 +148,17 @@ class Setup:
     @property
     def outputs(self) -> int:
         """Logits per sample."""
-        return self.config.num_classes or len(self.data.classes)
+        return self.tasks.outputs
 
     @property
-    def patience_metric(self) -> Metric:
+    def metric(self) -> str:
+        """The metric that decides which checkpoint is the best."""
+        return patience.deciding(self.config, self.tasks)
+
+    @property
+    def patience_metric(self) -> str:
         """The metric that --patience watches."""
-        return self.config.patience_metric or DEFAULT_METRIC
+        return patience.watched(self.config, self.tasks)
 
     def frozen(self, epoch: int) -> bool:
         """Whether --freeze holds in this epoch, counted from 0."""
@@ -186,6 +196,7 @@ class Progress:
     epoch: int = 0  # epochs done
     step: int = 0  # optimiser steps done
     standing: Standing = field(default_factory=Standing)  # the validations so far
+    thresholds: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of labels, from the last validation
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Record on the device whether this step's loss is finite. No sync."""
@@ -200,8 +211,10 @@ class Accounting:
     account: Account  # of this process
     trace: Trace  # of single steps, or of a few at a time in long runs
     log: rundir.Log | None = None  # only rank 0 has it
+    trackers: Trackers | None = None  # only rank 0 has them, where --log names some
     seconds: float = 0.0  # of training, over all parts of a resumed run
     epoch_seconds: float = 0.0  # of training, in this epoch and this process
+    out_of_time: bool = False  # --max-time ended the run
     warned: bool = False  # that the run waits for its data
 
     def spend(self, began: float) -> float:
@@ -229,7 +242,7 @@ class Run:
             parallel=parallel,
             parameters=learning(setup.trained),
             compilation=compilation,
-            meter=Meter(device),
+            meter=Meter(setup.tasks, device),
             bad_step=torch.full((), math.inf, dtype=torch.float64, device=device),
             writer=Writer(setup.directory, setup.config.checkpoint_hist, device),
             pace=Pace(interval(setup.config.save_interval, "--save-interval")),

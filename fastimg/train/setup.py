@@ -16,10 +16,10 @@ from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.data import augmentation, class_balance, provenance
 from fastimg.data.datasets import DatasetPart, center_crop, display_name, worker_count
+from fastimg.data.derived import cache_root
 from fastimg.embeddings import eligibility as caching
 from fastimg.embeddings.cache import Keeper
-from fastimg.embeddings.encoder import cache_root
-from fastimg.errors import UsageError, printable
+from fastimg.errors import UsageError, printable, reason_of
 from fastimg.loaders import DataError, ImageDecoder, ImageError
 from fastimg.loaders.jpeg.decoding.tiled import will_compile
 from fastimg.loaders.runtime.scratch import Scratch
@@ -36,16 +36,19 @@ from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
-from . import pairs
+from . import pairs, patience
 from .assembly import Blueprint, assemble
-from .checkpoints import changed_data
+from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
-from .opening import build_model, check_classes, check_content, open_data, whiten
+from .opening import build_model, check_content, open_data, whiten
 from .parts import Parts, embedded, resident, tokenised, with_text_embeddings
 from .run import Run
+from .tasks.selection import ChosenTargets
+from .tasks.selection import choose as choose_targets
+from .trackers.fanout import Trackers
 from .wrapping import changing_graph
 
 
@@ -66,6 +69,7 @@ class Opened:
     path: Path
     part: DatasetPart
     val_part: DatasetPart | None
+    targets: ChosenTargets
     directory: Path
     resuming: bool
 
@@ -125,23 +129,31 @@ def open_inputs(checked: Checked, ranks: Ranks, console: Console, stack: ExitSta
     base = f"{display_name(path)}-{short_name(intent.architecture(config))}"
     directory, resuming = rundir.choose(config.output, base, config.name, config.resume, rundir.named_by_file(config))
     directory = Path(ranks.broadcast(str(directory)))
+    targets = choose_targets(config, path, part, val_part)
+    patience.check(config, targets.tasks)
     if resuming:
-        changed_data.check(directory, path, part.dataset)
+        changed_data.check(directory, path, targets)
     elif config.name is not None and directory != (named := config.output / config.name):
         say(console, f"{named}, which {config.config} names, already exists: this run is {directory}")
-    check_classes(path, part)
-    _balance(config, part, console)
-    return Opened(checked=checked, path=path, part=part, val_part=val_part, directory=directory, resuming=resuming)
+    _mention_rare_classes(config, targets, console)
+    return Opened(
+        checked=checked,
+        path=path,
+        part=part,
+        val_part=val_part,
+        targets=targets,
+        directory=directory,
+        resuming=resuming,
+    )
 
 
-def _balance(config: Train, part: DatasetPart, console: Console) -> None:
-    """Mention rare classes where nothing is done about them. Raises UserError and UsageError for files of weights."""
-    labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
-    counts = class_balance.class_counts(labels, len(part.dataset.classes))
-    if config.class_weights is not None:  # refused before embeddings are made
-        class_balance.class_weights(config.class_weights, part.dataset.classes, counts)
-    elif not config.logit_adjust and (remark := class_balance.rarest(part.dataset.classes, counts)):
-        say(console, remark, style="yellow")
+def _mention_rare_classes(config: Train, targets: ChosenTargets, console: Console) -> None:
+    """Mention rare classes where nothing is done about them."""
+    if config.class_weights is not None or config.sampler is not None or config.logit_adjust:
+        return
+    for task in targets.tasks.class_tasks:
+        if remark := class_balance.rarest(task.target.classes, np.array(task.counts, np.float64)):
+            say(console, remark if targets.tasks.single else f"{task.target.name}: {remark}", style="yellow")
 
 
 def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> Built:
@@ -149,7 +161,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     config = opened.checked.config
     part = opened.part
     val_part = opened.val_part
-    model, preprocessing = build_model(config, ranks, part.dataset.classes, opened.checked.stated)
+    model, preprocessing = build_model(config, ranks, opened.targets.tasks.output_names, opened.checked.stated)
     precision = _precision(opened, model, ranks)
     trained_on = _provenance(config, opened) if ranks.first and not config.dry_run else ()
     keeper = Keeper(cache_root(opened.path, config.cache_dir), ranks, worker_count(config.workers, ranks), console)
@@ -189,6 +201,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
             preprocessing=preprocessing,
             precision=precision,
             parts=parts,
+            targets=opened.targets,
             trained_on=trained_on,
         )
 
@@ -234,20 +247,50 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
     if parts.embedding is not None and setup.ranks.device.type == "cpu" and _is_small(run):
         torch.set_num_threads(1)  # more threads would mostly wait for each other
     _compile_decoder(run, console)
+    note: str | None = None
     last = rundir.last_checkpoint(directory, config, setup.global_batch) if opened.resuming else None
     if last is not None:
+        note = extension.extended(setup, last[1])
         restore(run, *last)
         say(console, f"resuming {directory} after step {run.progress.step} of {setup.steps}")
+        if note is not None:
+            say(console, note, style="yellow")
     elif config.resume is not None:
         say(console, f"--resume: {config.output} has nothing to resume yet; starting a new run")
     setup.ranks.barrier()  # all ranks have read the directory
     if setup.ranks.first:
+        if opened.resuming:
+            extension.write_length(run)
         if not opened.resuming:
             stack.callback(rundir.withdraw, directory, rundir.begin(directory, config))
-        log = rundir.Log(directory, run.progress.step)
+        _open_trackers(run, console, stack)
+        following = run.accounting.trackers
+        log = rundir.Log(directory, run.progress.step, following.records if following else None)
         run.accounting.log = log
         if parts.embedding is not None:
             log.add("cache", step=run.progress.step, made=parts.made, seconds=round(parts.seconds, 3))
+
+
+def _open_trackers(run: Run, console: Console, stack: ExitStack) -> None:
+    """Let the trackers of --log follow the run; those that see it for the first time get pictures."""
+    setup = run.setup
+    if not intent.trackers(setup.config):
+        return
+
+    def warn(words: str) -> None:
+        say(console, words, style="yellow")
+
+    following = Trackers(setup.config, setup.directory, run.progress.step, warn)
+    stack.callback(following.close)
+    run.accounting.trackers = following
+    if following.new:
+        from .trackers.pictures import draw
+
+        try:
+            for file in draw(run):
+                following.picture(file, following.new)
+        except (DataError, OSError) as error:
+            warn(f"--log: no pictures of samples ({reason_of(error)})")
 
 
 def _precision(opened: Opened, model: Model, ranks: Ranks) -> Precision:

@@ -6,12 +6,13 @@ update:         true batch size over ranks -> unscale -> clip -> optimiser -> sc
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
-from fastimg.augment import draw, mix
+from fastimg.augment import draw
+from fastimg.augment.mixing import mix_images
 from fastimg.data.model_input import model_input
 from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
@@ -20,21 +21,20 @@ from fastimg.models import ranks as parallel
 from fastimg.system.signals import strongest, votes
 
 from .augment_stream import AugmentStream
-from .losses import losses
 from .optimisers.groups import set_lr
 from .run import Run
+from .tasks.task import Truth
 
 _KORNIA = 0x6B6F726E  # keeps Kornia's random numbers apart from dropout's
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass takes: images [B, ...], targets [B] or soft ones [B, C], weight [B]."""
+    """What one forward and backward pass takes: images [B, ...], the targets of each task, weight [B]."""
 
     images: torch.Tensor
-    targets: torch.Tensor
+    targets: tuple[Truth, ...]
     weight: torch.Tensor
-    smoothing: float  # that the loss has to apply; soft targets are smoothed already
     beside: tuple[torch.Tensor, ...] = ()  # what the model takes after the images: texts, and which inputs are there
 
 
@@ -67,19 +67,17 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.ids, config.seed, run.progress.epoch)
-    targets = batch.targets
-    smoothing = setup.loss.smoothing
-    early = smoothing if setup.loss.class_weights is None else 0.0  # with weights the loss smooths, class by class
+    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, run.progress.epoch)
     with stream.step(batch):
+        targets = setup.data.targets.truths(batch)
         dtype = setup.precision.input_dtype
         kornia = setup.input.kornia
         images = model_input(plan, batch.inputs, policy, dtype, kornia, seed ^ _KORNIA)
         if policy.mixes:
-            images, targets = mix(plan, images, targets, setup.outputs, early, weight)
-            smoothing -= early
-    stream.keep(batch, images, targets)
-    return MicroBatch(images, targets, weight, smoothing, inputs_beside(batch, dtype))
+            images, mixture = mix_images(plan, images, weight)
+            targets = setup.tasks.mixed(targets, mixture)
+    stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
+    return MicroBatch(images, targets, weight, inputs_beside(batch, dtype))
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
@@ -93,11 +91,11 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     with sync or nullcontext():
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images, *batch.beside)
-        loss = losses(logits, batch.targets, replace(setup.loss, smoothing=batch.smoothing))  # [B]
-        total = (loss * batch.weight).sum() / setup.nominal_batch
+        losses = setup.tasks.losses(logits, batch.targets)
+        total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())
-    progress.meter.add(logits.detach(), loss.detach(), batch.targets, batch.weight)
+    progress.meter.add(logits.detach(), losses.detach(), batch.targets, batch.weight)
 
 
 def update(run: Run, rows: int, request: int = 0) -> int:
@@ -133,7 +131,8 @@ def average_gradients(run: Run, rows: int, request: int) -> int:
     """
     ranks = run.setup.ranks
     nominal = run.setup.nominal_batch
-    parameters = run.progress.parameters
+    beside = run.setup.tasks.parameters  # which DistributedDataParallel does not know
+    parameters = [*run.progress.parameters, *beside]
     if ranks.world_size == 1:
         if rows != nominal:
             parallel.scale_gradients(parameters, nominal / max(rows, 1))
@@ -141,6 +140,9 @@ def average_gradients(run: Run, rows: int, request: int) -> int:
     # Filled on the device: copying a list there would wait for all the work that is enqueued.
     own = [torch.full((), float(value), device=ranks.device) for value in (rows, *votes(request))]
     total = ranks.sum(torch.stack(own))
+    for parameter in beside:
+        if parameter.grad is not None:
+            ranks.sum(parameter.grad).div_(ranks.world_size)
     parallel.scale_gradients(parameters, nominal * ranks.world_size / total[0].clamp(min=1.0))
     # On a GPU nothing is read here, which would be a sync: requests are read with the meter.
     return strongest(total[1:].tolist()) if ranks.device.type == "cpu" else 0

@@ -90,9 +90,9 @@ def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
     stream = AugmentStream(device, "step")
     began = time.perf_counter()
     for size in sizes:
-        augment(run, _blank(size, device), stream, seed=0)
+        augment(run, _blank(size, device, len(setup.data.loader.dataset)), stream, seed=0)
     if setup.data.val_loader is not None:
-        levels = _blank(preprocessing.val_size, device).inputs
+        levels = _blank(preprocessing.val_size, device, 1).inputs
         model_input(None, levels, setup.input.policy, setup.precision.input_dtype)
     seconds = time.perf_counter() - began
     if seconds >= _LONG:
@@ -101,11 +101,12 @@ def warm_augmentation(run: Run, say: Callable[[str], None]) -> None:
         say(f"compiled    augmentation for images of {words} pixels in {seconds:.1f} s")
 
 
-def _blank(size: int, device: torch.device) -> Batch:
+def _blank(size: int, device: torch.device, samples: int) -> Batch:
+    """A blank batch, with ids of a dataset that has so many samples."""
     return Batch(
         inputs=torch.zeros((_WARM, size, size, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2),
         targets=torch.zeros(_WARM, dtype=torch.int64, device=device),
-        ids=torch.arange(_WARM),
+        ids=torch.arange(_WARM) % samples,
         weight=torch.ones(_WARM, device=device),
         samples=_WARM,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastimg.loaders.batch import Batch
+from fastimg.loaders.batch import Batch, host
 from fastimg.loaders.containers.datasets import Dataset
 from fastimg.loaders.crop import Crop, Size, shape_of, sized
 from fastimg.loaders.epochs import EpochPlan, Epochs, LoaderConfig
@@ -69,6 +69,7 @@ class LoaderAdapter(Epochs, ABC):
                     ids=torch.from_numpy(ids),
                     weight=self._moved(torch.from_numpy(weight)),
                     samples=int(weight.sum()),
+                    repeats=host(plan.repeats(step)),
                 )
                 self.waits.end()  # on a GPU the copies count, as they are on the consumer's stream
                 self.passed(plan, step)

@@ -24,6 +24,7 @@ from fastimg.loaders.decode import MAX_PIXELS, Pixels, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig, Rows
 from fastimg.loaders.errors import ImageError
+from fastimg.loaders.random import keyed
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
 
@@ -200,7 +201,9 @@ class DaliLoader(LoaderAdapter):
         rows = plan.rows(step)
         for ids in plan.prefetch_ids(step):
             self.dataset.will_need(ids)
-        read = _Read(rows, self._images.draw(self.config.seed, plan.epoch, rows.ids).tolist())
+        read = _Read(
+            rows, self._images.draw(self.config.seed, plan.epoch, keyed(rows.ids, plan.repeats(step))).tolist()
+        )
         scratch = Scratch()
         for row, index in enumerate(rows.ids[: rows.decoded].tolist()):
             try:

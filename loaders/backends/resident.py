@@ -26,6 +26,7 @@ from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import DataError, ImageError
 from fastimg.loaders.jpeg.decoding.filters import taps as most_taps
 from fastimg.loaders.loader import Loader
+from fastimg.loaders.random import keyed
 from fastimg.loaders.resample import resample
 from fastimg.loaders.runtime.compiled import compiled
 from fastimg.loaders.runtime.scratch import Scratch
@@ -170,7 +171,7 @@ class ResidentLoader(LoaderAdapter):
             if unreadable:
                 known = enumerate(ids[:decoded].tolist())
                 failed = {row: unreadable[index] for row, index in known if index in unreadable}
-            draws = ImageDecoder(self.crop).draw(self.config.seed, plan.epoch, ids[:decoded])
+            draws = ImageDecoder(self.crop).draw(self.config.seed, plan.epoch, keyed(ids, plan.repeats(step))[:decoded])
             numbers = self._images.numbers(ids[:decoded])
             make = self._resized if self._resizes else self._cut
             yield DecodedBatch(make(pixels, numbers, draws), failed)

@@ -24,6 +24,7 @@ from fastimg.loaders.decode import MAX_PIXELS, decode, read_header
 from fastimg.loaders.decoders.images import ImageDecoder
 from fastimg.loaders.epochs import EpochPlan, LoaderConfig
 from fastimg.loaders.errors import DataError, ImageError, WorkerError
+from fastimg.loaders.random import keyed
 from fastimg.loaders.resample import mirrored
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.loaders.wording import plural
@@ -39,6 +40,7 @@ class _Request(NamedTuple):
     epoch: int
     size: Size  # of the output
     ids: npt.NDArray[np.int64]  # [B]
+    keys: npt.NDArray[np.int64]  # [B], what random numbers are drawn for
     decoded: int  # number of rows to decode, from the first
 
 
@@ -137,7 +139,7 @@ class _Requests:
             for ids in plan.prefetch_ids(step):
                 self._dataset.will_need(ids)
             ids, _, decoded = plan.rows(step)
-            yield _Request(plan.epoch, self.size, ids, decoded)
+            yield _Request(plan.epoch, self.size, ids, keyed(ids, plan.repeats(step)), decoded)
 
     def __len__(self) -> int:
         return 0 if self.plan is None else self.plan.steps
@@ -152,12 +154,12 @@ class _Rows(TorchDataset[_Answer]):
         self._seed = seed
 
     def __getitem__(self, request: _Request) -> _Answer:
-        epoch, size, ids, decoded = request
+        epoch, size, ids, keys, decoded = request
         scratch = Scratch()
         decoder = self._images.sized(size)
         images = torch.zeros((len(ids), *shape_of(decoder.crop), 3), dtype=torch.uint8)
         failed: dict[int, str] = {}
-        draws = decoder.draw(self._seed, epoch, ids).tolist()
+        draws = decoder.draw(self._seed, epoch, keys).tolist()
         for row, index in enumerate(ids[:decoded].tolist()):
             try:
                 images[row] = _image(decoder, self._dataset.read(index, scratch), draws[row])

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ class BetonDataset:
 
     notes: Sequence[str] = ()
     content: Content
+    declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
 
     def __init__(self, path: Path, classes: Sequence[str] | None = None, checksum: str | None = None) -> None:
         self.name = str(path)
@@ -79,7 +81,7 @@ class BetonDataset:
     @property
     def targets(self) -> tuple[TargetColumn, ...]:
         """See Dataset."""
-        return (TargetColumn.of_classes(self.labels, self.classes),)
+        return self.declared or (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of a JPEG, a PPM or a text. Raises ShardError if the file has changed."""
@@ -110,13 +112,19 @@ class BetonDataset:
         """See Dataset."""
         return self._path(index) or str(index)
 
-    def _path(self, index: int) -> str:
-        """The original path from a json field; empty if there is none."""
+    def note(self, index: int) -> dict[str, Any]:
+        """What the json fields say of the sample; empty if there are none."""
+        found: dict[str, Any] = {}
         for name, field in self.reader.fields.items():
             if field.kind == "json":
-                with contextlib.suppress(ShardError, KeyError, TypeError):
-                    return str(self.reader.value(name, index)["path"])
-        return ""
+                with contextlib.suppress(ShardError):
+                    note = self.reader.value(name, index)
+                    found = {**note, **found} if isinstance(note, dict) else found
+        return found
+
+    def _path(self, index: int) -> str:
+        """The original path from a json field; empty if there is none."""
+        return str(self.note(index).get("path", ""))
 
     def files(self) -> Sequence[Path]:
         """The file."""

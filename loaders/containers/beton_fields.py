@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from fastimg.loaders.errors import ImageError
 
+from .targets import TargetKind
+
 if TYPE_CHECKING:
     from fastimg.loaders.decode import Header
 
@@ -50,6 +52,10 @@ METADATA: dict[str, np.dtype[Any]] = {
     "tensor": np.dtype("<u8"),
 }
 SCALARS = ("float", "int")
+# How targets are stored: the index of a class, -1 where it is missing; a number, or NaN; for several labels, uint8 [C]
+# of zeros and ones, or ABSENT_LABELS throughout.
+BETON_KINDS: dict[TargetKind, str] = {"class": "int", "number": "float", "multilabel": "ndarray"}
+ABSENT_LABELS = 255
 
 _KINDS = {number: kind for kind, number in TYPE_IDS.items()}
 _PLAIN_TYPE = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[\w{1,16}\])?")

@@ -1,19 +1,21 @@
-"""The compact index of tar shards: 32 bytes per sample, derived from the shards to open them quickly.
+"""What is derived from shards to open them quickly: the compact index of tars, 32 bytes per sample, and their targets.
 
 `<split>.fidx` contains a head, a record per sample, and notes as lines of text. It has a stamp of what it was derived
 from, is made again if it is missing, stale or damaged, and is kept in the user's cache if the data is read-only. Texts
-have no width and height, and their own kind of stamp.
+have no width and height, and their own kind of stamp. `<split>.fcol` has the same head, and the columns of the targets
+that dataset.json declares, except for the class in .cls: so the notes of a tar are parsed once.
 """
 
 import hashlib
+import json
 import os
 import re
 import struct
 import sys
 import zlib
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import BinaryIO, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +26,23 @@ from fastimg.loaders.folders.ignored import extension_of
 from fastimg.loaders.runtime.cache import cache_folder
 
 from .atomic import replace_file
+from .beton import BetonFile
 from .beton_dataset import MAX_CLASSES
+from .beton_fields import ABSENT_LABELS, BETON_KINDS, BetonField
 from .content import TEXT_EXTENSIONS, Content, singular
 from .tar import Member, Sample, index_path, parse_index, scan
+from .targets import Target, TargetColumn, TargetValues, packed, unpacked
 
 RECORD = np.dtype(
     [("offset", "<u8"), ("size", "<u8"), ("shard", "<u4"), ("label", "<i4"), ("width", "<u4"), ("height", "<u4")]
 )
 
 _MAGIC = b"FIMGIDX2"
+_TARGETS_MAGIC = b"FIMGCOL1"
 _HEAD = struct.Struct("<8s32sQI")  # magic, stamp (sha256), records, checksum of what follows
 _JPEG_BYTES = 32 * 1024  # read first from a JPEG; few have longer metadata
 _LABEL_BYTES = 64
+_U1 = np.dtype(np.uint8)
 _LABEL = re.compile(rb"-1|[0-9]{1,9}")
 _KINDS: tuple[Content, ...] = get_args(Content)
 
@@ -58,13 +65,11 @@ def records(
     stamp = bytes.fromhex(fingerprint)
     if checksums is None:  # the notes also depend on the indexes
         stamp = hashlib.sha256(f"{fingerprint} {[_index_state(shard) for shard in shards]}".encode()).digest()
-    beside = shards[0].parent / f"{cache_name}.fidx"
-    key = hashlib.sha256(os.fsencode(shards[0].resolve().parent)).hexdigest()[:16]
-    cache = cache_folder() / key / beside.name
-    for path in (beside, cache):
+    places = _places(shards[0].parent, f"{cache_name}.fidx")
+    for path in places:
         for kind in _KINDS if content is None else (content,):
-            if (kept := _read_records(path, _stamp(stamp, kind))) is not None:
-                return *kept, kind
+            if (kept := _read_kept(path, _MAGIC, _stamp(stamp, kind))) is not None and (split := _split(*kept)):
+                return *split, kind
     notes: list[str] = []
     parts = []
     for number, shard in enumerate(shards):
@@ -75,15 +80,124 @@ def records(
     made = np.concatenate(parts)
     content = content or "images"
     body = made.tobytes() + "\n".join(notes).encode("utf-8", "surrogateescape")
-    body = _HEAD.pack(_MAGIC, _stamp(stamp, content), len(made), zlib.crc32(body)) + body
-    for path in (beside, cache):
+    _keep(places, _HEAD.pack(_MAGIC, _stamp(stamp, content), len(made), zlib.crc32(body)) + body)
+    return made, notes, content
+
+
+def target_columns(
+    folder: Path,
+    cache_name: str,
+    targets: Sequence[Target],
+    count: int,
+    fingerprint: str,
+    derive: Callable[[], list[TargetColumn]],
+) -> list[TargetColumn]:
+    """The columns of `targets` for the `count` samples of a split in `folder`: kept ones, or those of `derive`.
+
+    Raises ShardError if a sample states something that is not a value of its target.
+    """
+    stated = json.dumps([target.to_json() for target in targets])
+    stamp = hashlib.sha256(f"{fingerprint} {stated}".encode("utf-8", "surrogatepass")).digest()
+    places = _places(folder, f"{cache_name}.fcol")
+    for path in places:
+        kept = _read_kept(path, _TARGETS_MAGIC, stamp)
+        if kept is not None and (columns := _columns(*kept, targets, count)) is not None:
+            return columns
+    columns = derive()
+    body = b"".join(map(packed, columns))
+    _keep(places, _HEAD.pack(_TARGETS_MAGIC, stamp, count, zlib.crc32(body)) + body)
+    return columns
+
+
+def _columns(content: bytearray, found: int, targets: Sequence[Target], count: int) -> list[TargetColumn] | None:
+    columns = []
+    rest = memoryview(content)
+    try:
+        for target in targets:
+            column, rest = unpacked(target, rest, count)
+            columns.append(column)
+    except ValueError:
+        return None
+    return columns if found == count and not len(rest) else None
+
+
+def columns_of_tars(shards: Sequence[Path], targets: Sequence[Target]) -> list[TargetColumn]:
+    """The columns of `targets` from the notes in our shards. Raises ShardError."""
+    values = [TargetValues(target) for target in targets]
+    for name, note in notes_of_tars(shards):
+        for each in values:
+            try:
+                each.add(note.get(each.target.name))
+            except ValueError as error:
+                raise ShardError(f"{name}: target {each.target.name!r}: {error}; convert again") from error
+    return [each.column() for each in values]
+
+
+def notes_of_tars(shards: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the note of every sample of our shards. Raises ShardError for a note that is not a JSON object."""
+    for shard in shards:
+        with shard.open("rb") as file:
+            for sample in parse_index(index_path(shard), os.fstat(file.fileno()).st_size):
+                member = next((member for member in sample if member.ext == "json"), None)
+                text = b"{}" if member is None else os.pread(file.fileno(), member.size, member.offset)
+                try:
+                    note = json.loads(text)
+                    if not isinstance(note, dict):
+                        raise ValueError("it is not an object")
+                except (ValueError, RecursionError) as error:
+                    raise ShardError(
+                        f"{shard}: {sample[0].name}: its .json cannot be read ({error}); convert again"
+                    ) from error
+                yield f"{shard}: {sample[0].name}", note
+
+
+def columns_of_beton(reader: BetonFile, targets: Sequence[Target], fields: Sequence[str]) -> list[TargetColumn]:
+    """The columns of `targets` from their `fields` in a .beton. Raises ShardError."""
+    columns = []
+    for target, name in zip(targets, fields, strict=True):
+        several = target.kind == "multilabel"
+        expected = BetonField(BETON_KINDS[target.kind], *((_U1, (len(target.classes),)) if several else ()))
+        if reader.fields.get(name) != expected:
+            raise ShardError(
+                f"{reader.path}: no field {name} ({expected.kind}) for the target {target.name!r}; convert again"
+            )
+        if several:
+            columns.append(_labels_of_beton(reader, target, name))
+            continue
+        column = reader.column(name).copy()
+        if target.kind == "number":
+            columns.append(TargetColumn.of_numbers(column, target.name))
+            continue
+        if len(column) and not -1 <= column.min() <= column.max() < len(target.classes):
+            raise ShardError(f"{reader.path}: {name} has numbers that are not among its classes; convert again")
+        columns.append(TargetColumn.of_classes(column.astype(np.int64), target.classes, target.name))
+    return columns
+
+
+def _labels_of_beton(reader: BetonFile, target: Target, name: str) -> TargetColumn:
+    rows: list[npt.NDArray[np.int64] | None] = []
+    for index in range(len(reader)):
+        row = reader.value(name, index)
+        if not ((row <= 1).all() or (row == ABSENT_LABELS).all()):
+            raise ShardError(f"{reader.path}: {name} of sample {index} is not of zeros and ones; convert again")
+        rows.append(None if row[0] == ABSENT_LABELS else np.flatnonzero(row))
+    return TargetColumn.of_labels(rows, target.classes, target.name)
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where a derived file is kept: beside the shards, or in the user's cache if they are read-only."""
+    key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return folder / name, cache_folder() / key / name
+
+
+def _keep(places: Sequence[Path], content: bytes) -> None:
+    for path in places:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, body)
-            break
-        except OSError:  # data and home are read-only: the index is derived again next time
+            replace_file(path, content)
+            return
+        except OSError:  # if data and home are read-only, it is derived again next time
             continue
-    return made, notes, content
 
 
 def _stamp(stamp: bytes, content: Content) -> bytes:
@@ -108,17 +222,23 @@ def _of(sample: Sequence[Member], extensions: Set[str]) -> list[Member]:
     return [m for m in sample if "." + m.ext.lower().rpartition(".")[2] in extensions]
 
 
-def _read_records(path: Path, stamp: bytes) -> tuple[npt.NDArray[np.void], list[str]] | None:
+def _read_kept(path: Path, magic: bytes, stamp: bytes) -> tuple[bytearray, int] | None:
+    """What follows the head of a derived file, and the number of samples; None if it does not fit or is damaged."""
     try:
         with path.open("rb") as file:
-            magic, stamped, count, checksum = _HEAD.unpack(file.read(_HEAD.size))
-            if magic != _MAGIC or stamped != stamp:
+            found, stamped, count, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            if found != magic or stamped != stamp:
                 return None
             content = bytearray(file.read())
     except (OSError, struct.error):
         return None
+    return (content, count) if zlib.crc32(content) == checksum else None
+
+
+def _split(content: bytearray, count: int) -> tuple[npt.NDArray[np.void], list[str]] | None:
+    """The records and the notes of a kept index."""
     end = count * RECORD.itemsize
-    if end > len(content) or zlib.crc32(content) != checksum:
+    if end > len(content):
         return None
     notes = content[end:].decode("utf-8", "surrogateescape")
     return np.frombuffer(content, RECORD, count), notes.split("\n") if notes else []

@@ -2,10 +2,11 @@
 
 A dataset directory contains `<split>.beton`, or `<split>-00000.tar` with its index `<split>-00000.idx`; `dataset.json`
 with classes, splits, counts, sizes and checksums of every shard, and the options that made it; and `<split>.fidx`,
-which is derived (compact_index.py). Tars without a dataset.json come from other writers: they are scanned, and an index
-next to them is only compared.
+which is derived (compact_index.py), as is `<split>.fcol` where dataset.json declares targets. Tars without a
+dataset.json come from other writers: they are scanned, and an index next to them is only compared.
 """
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -30,7 +31,7 @@ from .content import Content
 from .handles import Handles
 from .readahead import ask, pieces
 from .tar import index_path, split_name
-from .targets import TargetColumn
+from .targets import Target, TargetColumn, first_class
 from .ustar import BLOCK, stated_size
 from .watch import FileWatch, fill
 
@@ -177,6 +178,7 @@ def read_description(path: Path) -> dict[str, Any]:
             raise TypeError("classes")
         if description.setdefault("content", "images") not in get_args(Content):
             raise ValueError(f"content {description['content']!r}")
+        declared_targets(description)
         for name, split in description["splits"].items():
             if not _is_plain(name):
                 raise ValueError(f"split {name!r}")
@@ -268,6 +270,10 @@ def _open_converted(path: Path, split: str) -> "Dataset":
                 f"{path / shard['name']}: holds {beton.content} where dataset.json says {description['content']}; copy "
                 "both again"
             )
+        with contextlib.ExitStack() as stack:
+            stack.callback(beton.close)
+            _declare(path, split, beton, description)
+            stack.pop_all()
         return beton
     for shard in shards:
         tar = path / shard["name"]
@@ -284,7 +290,45 @@ def _open_converted(path: Path, split: str) -> "Dataset":
     counts = np.bincount(dataset.records["shard"], minlength=len(shards)).tolist()
     for shard, count in zip(shards, counts, strict=True):
         _check_count(index_path(path / shard["name"]), count, shard["samples"])
+    _declare(path, split, dataset, description)
     return dataset
+
+
+def _declare(path: Path, split: str, dataset: "TarDataset | BetonDataset", description: Mapping[str, Any]) -> None:
+    """Give a dataset the columns of the targets that its description declares, if any."""
+    targets = declared_targets(description)
+    own = first_class(targets)
+    others = [target for target in targets if target is not own]
+    fields = {stated["name"]: stated.get("field", "") for stated in description.get("targets", ())}
+    columns: dict[str, TargetColumn] = {}
+    if own is not None:
+        columns[own.name] = TargetColumn.of_classes(dataset.labels, dataset.classes, own.name)
+
+    def derive() -> list[TargetColumn]:
+        if isinstance(dataset, BetonDataset):
+            return compact.columns_of_beton(dataset.reader, others, [fields[target.name] for target in others])
+        return compact.columns_of_tars(dataset.files(), others)
+
+    if others:
+        kept = compact.target_columns(path, split, others, len(dataset), dataset.fingerprint, derive)
+        columns |= {column.target.name: column for column in kept}
+    dataset.declared = tuple(columns[target.name] for target in targets)
+
+
+def declared_targets(description: Mapping[str, Any]) -> tuple[Target, ...]:
+    """The targets that a dataset.json declares; none where it has only a class.
+
+    Raises LookupError, TypeError or ValueError if they are not valid.
+    """
+    targets = tuple(Target.of_json(stated) for stated in description.get("targets", ()))
+    if not targets:
+        return ()
+    if len({target.name for target in targets}) < len(targets):
+        raise ValueError("two targets of one name")
+    own = first_class(targets)
+    if list(own.classes if own else ()) != list(description["classes"]):
+        raise ValueError("classes are not those of the first class target")
+    return targets
 
 
 def _check_size(file: Path, size: int) -> None:
@@ -307,6 +351,8 @@ def _check_count(file: Path, found: int, stated: int) -> None:
 
 class TarDataset:
     """Samples of tar shards, read by preadv: if a shard shrinks, that is a short read and an error, never a SIGBUS."""
+
+    declared: tuple[TargetColumn, ...] = ()  # of a dataset.json that declares targets
 
     def __init__(
         self,
@@ -341,7 +387,7 @@ class TarDataset:
     @property
     def targets(self) -> tuple[TargetColumn, ...]:
         """See Dataset."""
-        return (TargetColumn.of_classes(self.labels, self.classes),)
+        return self.declared or (TargetColumn.of_classes(self.labels, self.classes),)
 
     def read(self, index: int, scratch: Scratch) -> memoryview:
         """The bytes of an image or a text. Raises ShardError if the tar has changed or does not fit its index."""
@@ -377,18 +423,23 @@ class TarDataset:
         """
         shard = self._shards[self.records[index]["shard"]]
         try:
-            member, path = self._member(index)
+            member, note = self._member(index)
         except (OSError, ShardError):
             return f"{shard}: byte {self.records[index]['offset']}"
+        path = str(note.get("path", ""))
         return f"{shard}: {member}" + (f" ({path})" if path else "")
 
     def sample_key(self, index: int) -> str:
         """See Dataset."""
-        member, path = self._member(index)
-        return path or member
+        member, note = self._member(index)
+        return str(note.get("path", "")) or member
 
-    def _member(self, index: int) -> tuple[str, str]:
-        """The name of the sample's member, and the path in its JSON or an empty string."""
+    def note(self, index: int) -> dict[str, Any]:
+        """The sample's JSON; empty if it has none."""
+        return self._member(index)[1]
+
+    def _member(self, index: int) -> tuple[str, dict[str, Any]]:
+        """The name of the sample's member, and its JSON."""
         shard, at, size = (int(self.records[index][name]) for name in ("shard", "offset", "size"))
         file = self._handles.file(shard)
         name = os.pread(file, 100, at - BLOCK).split(b"\0")[0].decode("utf-8", "replace")
@@ -401,10 +452,11 @@ class TarDataset:
                 break
             if member.endswith(".json"):
                 try:
-                    return name, str(json.loads(os.pread(file, size, at))["path"])
-                except (ValueError, LookupError, TypeError, RecursionError):
+                    note = json.loads(os.pread(file, size, at))
+                except (ValueError, RecursionError):
                     break
-        return name, ""
+                return name, note if isinstance(note, dict) else {}
+        return name, {}
 
     def files(self) -> Sequence[Path]:
         """The shards."""

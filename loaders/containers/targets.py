@@ -1,17 +1,21 @@
 """What a sample's targets are: a class, several labels, or a number for each target of the dataset; any may be missing.
 
 `Target` is one target's schema, as dataset.json states it. `TargetColumn` holds its values for all samples of a split,
-so that the targets of a batch are a look-up by ids.
+so that the targets of a batch are a look-up by ids. `TargetValues` makes columns of what samples state by name: the
+name of a class, a list of labels, or a number.
 """
 
-from collections.abc import Sequence
+import math
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 TargetKind = Literal["class", "multilabel", "number"]
+KINDS: tuple[TargetKind, ...] = get_args(TargetKind)
 LABEL = "label"  # the name of the only target of data that names none: the folder, or the column, of a sample's class
 
 
@@ -22,6 +26,26 @@ class Target:
     name: str
     kind: TargetKind
     classes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The target as dataset.json states it."""
+        names = {} if self.kind == "number" else {"classes": list(self.classes)}
+        return {"name": self.name, "kind": self.kind, **names}
+
+    @classmethod
+    def of_json(cls, stated: dict[str, Any]) -> "Target":
+        """The target that dataset.json states. Raises LookupError, TypeError or ValueError if it is not valid."""
+        name, kind, classes = stated["name"], stated["kind"], stated.get("classes", [])
+        if kind not in KINDS or not isinstance(name, str) or not name:
+            raise ValueError(f"target {name!r} of kind {kind!r}")
+        if not all(isinstance(label, str) for label in classes) or len(set(classes)) < len(classes):
+            raise ValueError(f"classes of {name!r}")
+        return cls(name=name, kind=kind, classes=tuple(classes))
+
+
+def first_class(targets: Sequence[Target]) -> Target | None:
+    """The class that a dataset's `labels` and `classes` are of; None if no target is a class."""
+    return next((target for target in targets if target.kind == "class"), None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,9 +74,9 @@ class TargetColumn:
         return cls(target=Target(name=name, kind="number"), values=numbers, present=~np.isnan(numbers))
 
     @classmethod
-    def of_labels(cls, labels: Sequence[Sequence[int] | None], classes: Sequence[str], name: str) -> "TargetColumn":
+    def of_labels(cls, labels: Sequence[Iterable[int] | None], classes: Sequence[str], name: str) -> "TargetColumn":
         """The labels of samples: a list of indices for each, or None where there is none."""
-        rows = [sorted(set(row or ())) for row in labels]
+        rows = [sorted({int(index) for index in (() if row is None else row)}) for row in labels]
         return cls(
             target=Target(name=name, kind="multilabel", classes=tuple(classes)),
             values=np.array([index for row in rows for index in row], np.int32),
@@ -96,3 +120,92 @@ class TargetColumn:
             present=self.present[indices],
             ends=np.cumsum([len(row) for row in rows], dtype=np.int64),
         )
+
+
+class TargetValues:
+    """Collects one target of samples, one after the other, as their notes state it."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._index = {name: index for index, name in enumerate(target.classes)}
+        self._values: array[Any] = array("d" if target.kind == "number" else "q")
+        self._ends = array("q")
+        self._present = bytearray()
+
+    def parse(self, value: Any) -> Any:
+        """A stated value as an index, as ascending indices, or as a float; None if it is missing.
+
+        Raises ValueError if it is not a value of this target.
+        """
+        kind = self.target.kind
+        if value is None:
+            return None
+        if kind == "number":
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                raise ValueError(f"{value!r} is not a number")
+            return float(value)
+        if kind == "class":
+            return self._place(value)
+        if not isinstance(value, list):
+            raise ValueError(f"{value!r} is not a list of labels")
+        return sorted({self._place(name) for name in value})
+
+    def _place(self, name: Any) -> int:
+        if not isinstance(name, str) or name not in self._index:
+            raise ValueError(f"{name!r} is not among its {len(self._index):,} classes")
+        return self._index[name]
+
+    def add(self, value: Any) -> None:
+        """Add what the next sample states. Raises ValueError."""
+        parsed = self.parse(value)
+        self._present.append(parsed is not None)
+        if self.target.kind == "multilabel":
+            self._values.extend(parsed or ())
+            self._ends.append(len(self._values))
+        elif self.target.kind == "number":
+            self._values.append(math.nan if parsed is None else parsed)
+        else:
+            self._values.append(-1 if parsed is None else parsed)
+
+    def column(self) -> TargetColumn:
+        """The column of the samples so far."""
+        values = np.array(self._values)
+        several = self.target.kind == "multilabel"
+        return TargetColumn(
+            target=self.target,
+            values=values.astype(np.int32) if several else values,
+            present=np.frombuffer(bytes(self._present), np.bool_),
+            ends=np.array(self._ends, np.int64) if several else None,
+        )
+
+
+def packed(column: TargetColumn) -> bytes:
+    """A column as bytes: which samples have it, u1 [N]; where their labels end, <i8 [N]; and its values."""
+    ends = b"" if column.ends is None else column.ends.astype("<i8").tobytes()
+    return column.present.astype("u1").tobytes() + ends + column.values.astype(_STORED[column.target.kind]).tobytes()
+
+
+def unpacked(target: Target, content: memoryview, count: int) -> tuple[TargetColumn, memoryview]:
+    """The column of `count` samples at the beginning of `content`, and what follows. Raises ValueError if cut short."""
+    present = np.frombuffer(content, np.bool_, count)
+    content = content[count:]
+    ends = None
+    size = count
+    if target.kind == "multilabel":
+        ends = np.frombuffer(content, "<i8", count).astype(np.int64)
+        content = content[8 * count :]
+        size = int(ends[-1]) if count else 0
+    stored = _STORED[target.kind]
+    values = np.frombuffer(content, stored, size)
+    kind = {"class": np.int64, "number": np.float64, "multilabel": np.int32}[target.kind]
+    return (
+        TargetColumn(target=target, values=values.astype(kind), present=present, ends=ends),
+        content[size * stored.itemsize :],
+    )
+
+
+_STORED: dict[TargetKind, np.dtype[Any]] = {
+    "class": np.dtype("<i4"),
+    "number": np.dtype("<f8"),
+    "multilabel": np.dtype("<i4"),
+}

@@ -12,7 +12,8 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from fastimg.augment import Policy, apply, draw
 from fastimg.augment.backends import backend_of
-from fastimg.augment.cpu import ResultPool, _smooth
+from fastimg.augment.cpu.levels import _smooth
+from fastimg.augment.cpu.results import ResultPool
 from fastimg.augment.ops import smooth
 
 pytestmark = pytest.mark.usefixtures("threads")

@@ -7,8 +7,8 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from fastimg.augment import Policy, draw
+from fastimg.augment.draws import beta_quantile
 from fastimg.augment.ops import BINS, TRIVIAL
-from fastimg.augment.plan import beta_quantile
 
 MILLION = np.arange(1_000_000)
 EVERYTHING = Policy(

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from fastimg.augment import Policy, draw
+from fastimg.augment import Policy, apply, draw
 from fastimg.augment.lines import LevelLine, line_of
 from fastimg.augment.ops import BINS, STATISTICS, TRIVIAL, Op, trivial_table
 from fastimg.augment.reference import augment, normalisation_table
 
 triton = pytest.importorskip("triton", reason="needs Triton, which torch brings on Linux")
-fused = importlib.import_module("fastimg.augment.fused")
+fused = importlib.import_module("fastimg.augment.fused.launches")
+constants = importlib.import_module("fastimg.augment.fused.constants")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]
@@ -72,11 +73,44 @@ def magnitudes(op):
     """A few magnitudes for each operation, including the extremes."""
     if op in (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS):
         return [0.0, 0.01, 0.505, 1.0, 1.33, 1.99, 7.3]
-    return {Op.POSTERIZE: [2.0, 5.0, 8.0], Op.SOLARIZE: [0.0, 1.0, 128.0, 255.0]}.get(op, [0.0])
+    amounts = {
+        Op.POSTERIZE: [2.0, 5.0, 8.0],
+        Op.SOLARIZE: [0.0, 1.0, 128.0, 255.0],
+        Op.SOLARIZE_ADD: [0.0, 77.0, 128.0],
+    }
+    return {**amounts, Op.HUE: [0.0, 25.0, 255.0]}.get(op, [0.0])
+
+
+NAMED = {
+    "rand": Policy(named="rand-m9-mstd0.5-inc1-p1", hflip=0.5, erase=0.5),
+    "three": Policy(named="3aug", brightness=(0.7, 1.3), hflip=0.5),
+    "auto": Policy(named="v0", rotate=10),
+    "colours": Policy(contrast=(0.5, 1.5), hue=0.3, grayscale=0.3, solarize=0.5),
+    "after trivial": Policy(trivial=True, hue=0.2, grayscale=0.3, blur=0.5, solarize=0.5),
+}
 
 
 class TestInterpreted:
     __test__ = INTERPRETED
+
+    @pytest.mark.parametrize("name", NAMED)
+    def test_plans_of_several_stages(self, name):
+        for shape, dtype in (((13, 24), torch.bfloat16), ((7, 5), torch.float32)):
+            plan, batch = draw(NAMED[name], np.arange(10), 1, 2), images(10, *shape)
+            expected = apply(plan, batch, dtype=dtype, backend="reference")
+            assert torch.equal(apply(plan, batch, dtype=dtype, backend="fused"), expected)
+
+    def test_any_colour_and_any_hue(self):
+        policy = Policy(hue=0.5)
+        batch = torch.cartesian_prod(*[torch.arange(0, 256, 15, dtype=torch.uint8)] * 3)[:4896].view(1, 72, 68, 3)
+        check(draw(policy, np.arange(3), 0, 0), batch.permute(0, 3, 1, 2).expand(3, -1, -1, -1), policy)
+
+    def test_blurs_of_either_box(self):
+        plan = draw(Policy(blur=1.0), np.arange(8), 0, 0)
+        assert plan.blur.radius.min() < 1.4 < plan.blur.radius.max()  # boxes of one pixel and of three
+        for shape in ((1, 1), (2, 3), (9, 14)):
+            expected = apply(plan, images(8, *shape), dtype=torch.uint8, backend="reference")
+            assert torch.equal(apply(plan, images(8, *shape), dtype=torch.uint8, backend="fused"), expected)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("name", POLICIES)
@@ -104,7 +138,7 @@ class TestInterpreted:
         ops[:, -1] = torch.from_numpy(trivial_table().ops[rows])
         amounts[:, -1] = torch.from_numpy(trivial_table().magnitudes[rows])
         plan = dataclasses.replace(plan, trivial=torch.tensor(rows), ops=ops, magnitudes=amounts)
-        assert plan.columns[-1] == set(Op)
+        assert plan.columns[-1] == set(TRIVIAL.values())
         check(plan, images(len(rows), 23, 41))
 
     @pytest.mark.parametrize("op", Op)
@@ -286,9 +320,9 @@ def launches(monkeypatch):
     return found
 
 
-def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0, lines=True):
+def launch(launches, policy, ids, dtype=torch.bfloat16, shape=(224, 224), seed=0, lines=True, plan=None):
     launches.clear()
-    plan = draw(policy, ids, seed, 0) if policy else None
+    plan = plan or (draw(policy, ids, seed, 0) if policy else None)
     policy = policy or Policy()
     line = line_of(policy, dtype) if lines else None
     fused.fused(plan, images(len(ids), *shape), normalisation_table(policy, dtype), dtype, None, line)
@@ -309,8 +343,8 @@ def compiled(launches, already_compiled, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kinds = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
 
-    def compiled(policy, dtype, shape, lines=True):
-        launch(launches, policy, np.arange(16), dtype, shape, lines=lines)
+    def compiled(policy, dtype, shape, lines=True, plan=None):
+        launch(launches, policy, np.arange(16), dtype, shape, lines=lines, plan=plan)
         results = []
         for kernel, _, values in launches:
             constants, signature, aligned = {}, {}, {}
@@ -350,11 +384,22 @@ def test_kernels_compile_for_an_h200(compiled, dtype):
         for kernel, values, asm in compiled(POLICIES.get(name), dtype, shape):
             names.add(kernel)
             fused_ = re.findall(r"\bfma\.\S+", asm["ptx"])
-            lined = kernel == "_pixels" and values["ENDING"] == fused.LINE.value
+            lined = kernel == "_pixels" and values["ENDING"] == constants.LINE.value
             assert set(fused_) == ({"fma.rn.f32"} if lined else set()), name
             assert lined == (kernel == "_pixels" and dtype in (torch.bfloat16, torch.float16))
             assert "st.local" not in asm["ptx"] and len(asm["cubin"]) > 1000
     assert names == {"_tables", "_statistics", "_pixels"}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("name", ["rand", "colours"])
+def test_kernels_of_named_policies_compile_for_an_h200(compiled, name):
+    """Nothing is spilled, no multiplication is fused, and float32 divisions are rounded as IEEE 754 has it."""
+    plan = draw(NAMED[name], np.arange(16), 0, 0)
+    for stage in plan.stages[:1]:
+        for _, _, asm in compiled(NAMED[name], torch.uint8, (224, 224), plan=stage):
+            assert "fma" not in asm["ptx"] and "st.local" not in asm["ptx"]
+            assert not re.search(r"div\.(full|approx)", asm["ptx"])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
@@ -379,7 +424,7 @@ def test_values_in_memory_order_are_moved_in_words(compiled, dtype):
 def test_the_table_is_used_if_no_line_gives_its_bits(compiled):
     for dtype, lines in ((torch.bfloat16, False), (torch.float32, True)):
         [(_, values, asm)] = compiled(None, dtype, (224, 224), lines)
-        assert values["ENDING"] == fused.TABLE.value and "fma" not in asm["ptx"]
+        assert values["ENDING"] == constants.TABLE.value and "fma" not in asm["ptx"]
         looked = accesses(asm["ptx"], "ld")["b32" if dtype == torch.float32 else "b16"]
         assert looked >= 24 and set(accesses(asm["ptx"], "st")) == {"v4.b32"}
 
@@ -453,6 +498,13 @@ class TestOnAGPU:
             plan = draw(POLICIES[name], np.arange(batch), 5, 0)
             check(plan, images(batch, *shape).cuda(), POLICIES[name], dtype)
             check(plan, images(batch, *shape).contiguous().cuda(), POLICIES[name], dtype)
+
+    @pytest.mark.parametrize("name", NAMED)
+    def test_plans_of_several_stages(self, name):
+        for shape in ((224, 224), (37, 53)):
+            plan, batch = draw(NAMED[name], np.arange(32), 1, 2), images(32, *shape).cuda()
+            expected = apply(plan, batch, dtype=torch.bfloat16, backend="reference")
+            assert torch.equal(apply(plan, batch, dtype=torch.bfloat16, backend="fused"), expected)
 
     @pytest.mark.parametrize("name", POLICIES)
     def test_no_synchronisation(self, name, sync_debug_mode):

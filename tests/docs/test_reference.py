@@ -43,4 +43,4 @@ def test_how_a_flag_is_shown():
     rows = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").splitlines()
     assert any(row.startswith("| **`--batch-size`, `-b`** | `INT\\|auto` |  |") for row in rows)
     assert any(row.startswith("| `--amp`, `--no-amp` |  | on |") for row in rows)
-    assert any(row.startswith("| **`--opt`** | `{adamw,sgd}` | `adamw` |") for row in rows)
+    assert any(row.startswith("| **`--opt`** | `NAME` | `adamw` |") for row in rows)

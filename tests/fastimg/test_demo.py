@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fastimg import cli
+from fastimg import cli, demo
+from fastimg.errors import UserError
 
 
 def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,7 +18,23 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (folder / "shards/dataset.json").exists()
     with Image.open(folder / "predictions.png") as sheet:
         assert sheet.size[0] > 300
-    assert cli.run(["demo", "--output", str(folder), "--epochs", "1"]) == 0  # an earlier demo is replaced
+
+
+def test_an_earlier_demo_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by one that soon ends."""
+
+    def end(images: Path) -> None:
+        raise UserError("no images today")
+
+    monkeypatch.setattr(demo, "write_digits", end)
+    folder = tmp_path / "demo"
+    assert cli.run(["demo", "--output", str(folder)]) == 1
+    begun = sorted(folder.iterdir())
+    assert len(begun) == 1  # which tells that this is a demo's
+    (folder / "shards").mkdir()
+    (folder / "shards/dataset.json").write_text("{}")
+    assert cli.run(["demo", "--output", str(folder)]) == 1
+    assert sorted(folder.iterdir()) == begun
 
 
 def test_a_foreign_folder_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from fastimg.cli import run
 
 HERE = Path(__file__).parent
+TARGETS = ("tide", "depth:number", "seen:multilabel")  # columns of targets.csv
 SAMPLES = {"ebb/0.jpg": 0, "ebb/1.png": 1, "flow/2.jpg": 2, "flow/3.jpg": 3}
 
 
@@ -44,6 +45,13 @@ def convert(images: Path, shards: Path, betons: Path) -> None:
     """The same images in both containers."""
     for target, container in ((shards, "tar"), (betons, "beton")):
         assert run(["convert", str(images), str(target), "--format", container]) == 0
+
+
+def convert_targets(shards: Path, betons: Path) -> None:
+    """The same images with a class, a number and labels, some of them missing, in both containers."""
+    targets = [part for target in TARGETS for part in ("--target", target)]
+    for folder, container in ((shards, "tar"), (betons, "beton")):
+        assert run(["convert", str(HERE / "targets.csv"), str(folder), "--format", container, *targets]) == 0
 
 
 def train(data: Path, output: Path, *flags: str) -> int:
@@ -103,6 +111,11 @@ def make_all(scratch: Path) -> None:
     convert(HERE / "images", HERE / "shards", scratch / "betons")
     packed = gzip.compress((scratch / "betons" / "train.beton").read_bytes(), mtime=0)  # mostly zeros: FFCV's pages
     (HERE / "train.beton.gz").write_bytes(packed)
+    shutil.rmtree(HERE / "targets", ignore_errors=True)
+    convert_targets(HERE / "targets", scratch / "targets")
+    packed = gzip.compress((scratch / "targets" / "train.beton").read_bytes(), mtime=0)
+    (HERE / "targets.beton.gz").write_bytes(packed)
+    shutil.copyfile(scratch / "targets" / "dataset.json", HERE / "targets.beton.json")
     assert train(Path(os.path.relpath(HERE / "shards")), scratch) == 0
     pack_run(scratch / "run", HERE / "run.tar.gz")
 

@@ -9,7 +9,7 @@ import pytest
 from fastimg.loaders import CenterCrop, Loader, open_dataset
 from fastimg.loaders.runtime.scratch import Scratch
 
-from .make import HERE, SAMPLES, convert, pixels
+from .make import HERE, SAMPLES, convert, convert_targets, pixels
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +71,60 @@ def test_pixels_equal_the_images(container, kept):
     distances = np.abs(images[:, None].astype(int) - made[None]).mean(axis=(2, 3, 4))  # [read, made]
     assert sorted(distances.argmin(axis=1).tolist()) == [0, 1, 2, 3]
     assert distances.min(axis=1).max() < 10  # JPEGs of quality 90; the distance to any other image is 30 or more
+
+
+@pytest.fixture(scope="module")
+def with_targets(tmp_path_factory):
+    """The golden datasets with targets, as they are now written."""
+    root = tmp_path_factory.mktemp("targets")
+    convert_targets(root / "shards", root / "betons")
+    return root
+
+
+@pytest.mark.parametrize("name", ["train-00000.tar", "train-00000.idx", "train.fidx", "train.fcol"])
+def test_shards_with_targets_have_the_same_bytes(name, with_targets):
+    assert (with_targets / "shards" / name).read_bytes() == (HERE / "targets" / name).read_bytes()
+
+
+def test_a_beton_with_targets_has_the_same_bytes(with_targets):
+    packed = (HERE / "targets.beton.gz").read_bytes()
+    assert (with_targets / "betons" / "train.beton").read_bytes() == gzip.decompress(packed)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("shards", "targets/dataset.json"), ("betons", "targets.beton.json")])
+def test_dataset_json_states_the_same_targets(name, kept, with_targets):
+    stated = [json.loads(file.read_text()) for file in (with_targets / name / "dataset.json", HERE / kept)]
+    assert stated[0]["targets"] == stated[1]["targets"]
+    assert stated[0]["splits"] == stated[1]["splits"]
+
+
+@pytest.mark.parametrize("container", ["tar", "beton"])
+def test_targets_are_read(container, tmp_path):
+    folder = HERE / "targets"
+    if container == "beton":
+        folder = tmp_path
+        (folder / "train.beton").write_bytes(gzip.decompress((HERE / "targets.beton.gz").read_bytes()))
+        (folder / "dataset.json").write_bytes((HERE / "targets.beton.json").read_bytes())
+    dataset = open_dataset(folder)
+    tide, depth, seen = dataset.targets
+    assert [(column.target.name, column.target.kind) for column in dataset.targets] == [
+        ("tide", "class"),
+        ("depth", "number"),
+        ("seen", "multilabel"),
+    ]
+    found = {}
+    for i in range(len(dataset)):
+        labels = [seen.target.classes[label] for label in seen.labels_of(i)] if seen.present[i] else None
+        number = float(depth.values[i]) if depth.present[i] else None
+        found[dataset.sample_key(i)] = (
+            tide.target.classes[tide.values[i]] if tide.present[i] else None,
+            number,
+            labels,
+        )
+    dataset.close()
+    assert found == {
+        "images/ebb/0.jpg": ("ebb", 1.5, ["boat", "gull"]),
+        "images/ebb/1.png": ("ebb", None, []),
+        "images/flow/2.jpg": ("flow", -2.0, ["gull"]),
+        "images/flow/3.jpg": (None, None, None),
+    }

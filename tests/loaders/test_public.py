@@ -18,7 +18,7 @@ def test_the_loaders_names():
             "RandomCrop",
             "RandomResizedCrop",
         ),
-        *("ShardError", "WorkerError"),
+        *("Sampling", "ShardError", "WorkerError"),
         *("list_splits", "open_dataset"),
     ]
 

@@ -1,7 +1,7 @@
 """Tests with other projects' readers. They need packages that build from source, so they have a separate environment:
 
     apt-get install -y --no-install-recommends libopencv-dev libturbojpeg0-dev pkg-config
-    UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers
+    UV_PROJECT_ENVIRONMENT=build/peers uv sync --group peers --group trackers
     build/peers/bin/python -m pytest -W ignore tests/peers
 
 `-W ignore`: ignore the warnings of other projects. The tests run only if the command line names tests/peers; a missing

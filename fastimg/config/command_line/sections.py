@@ -9,8 +9,8 @@ Sections = Mapping[str, tuple[str, ...]]  # title -> fields
 
 _CROPS = ("scale", "ratio", "crop_padding", "hflip", "alternating_flip", "vflip", "rotate")
 _AUGMENTATION = (
-    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "reprob"),
-    *("mixup", "cutmix", "no_aug"),
+    *(*_CROPS, "aa", "brightness", "contrast", "saturation", "color_jitter", "hue", "grayscale_prob"),
+    *("gaussian_blur_prob", "solarize_prob", "reprob", "mixup", "cutmix", "no_aug"),
 )
 SECTIONS: Mapping[str, Sections] = {
     "train": {
@@ -21,7 +21,8 @@ SECTIONS: Mapping[str, Sections] = {
             "model_kwargs",
         ),
         "data": (
-            *("classes", "train_split", "val_split", "val_fraction", "order", "order_window", "loader", "resident"),
+            *("classes", "train_split", "val_split", "val_fraction", "fold", "group", "stratify", "order"),
+            *("order_window", "loader", "resident"),
             *("workers", "profile", "prefetch", "decode", "augment_stream", "dct_scaling", "on_error", "max_pixels"),
             "max_length",
         ),
@@ -37,10 +38,13 @@ SECTIONS: Mapping[str, Sections] = {
             *("norm_weight_decay", "norm_lr_scale", "lookahead", "clip_grad", "model_ema", "model_ema_decay"),
             "model_ema_steps",
         ),
-        "loss and rare classes": (*("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust"),),
+        "loss and rare classes": (
+            *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
+        ),
+        "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
         "schedule": (
-            *("epochs", "duration", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr", "decay"),
-            *("decay_epochs", "decay_rate"),
+            *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr"),
+            *("decay", "decay_epochs", "decay_rate"),
         ),
         "precision and devices": (
             *("amp", "amp_dtype", "channels_last", "compile", "device", "strategy", "sync_bn", "grad_compression"),
@@ -49,12 +53,13 @@ SECTIONS: Mapping[str, Sections] = {
         "run": (
             *("output", "name", "resume", "recipe", "config", "seed", "deterministic", "val_interval", "tta"),
             *("evaluate_training_set", "patience", "patience_metric", "save_interval", "checkpoint_hist"),
-            *("log_interval", "dry_run", "verbose"),
+            *("log", "log_interval", "dry_run", "verbose"),
         ),
     },
     "convert": {
         "source": (
-            *("classes", "split_column", "label_column", "path_column", "text_column", "no_header", "delimiter"),
+            *("classes", "split_column", "label_column", "target", "label_delimiter"),
+            *("path_column", "text_column", "no_header", "delimiter"),
             *("labels_are_classes", "val_fraction", "shuffle", "no_shuffle", "seed"),
         ),
         "destination": ("format", "shard_size", "append", "merge", "resume", "overwrite"),
@@ -90,8 +95,8 @@ FIRST: Mapping[str, frozenset[str]] = {
     ),
     "convert": frozenset(
         (
-            *("val_fraction", "label_column", "path_column", "format", "append", "max_size", "tile", "resume"),
-            *("overwrite", "workers", "on_error", "json"),
+            *("val_fraction", "label_column", "target", "path_column", "format", "append", "max_size", "tile"),
+            *("resume", "overwrite", "workers", "on_error", "json"),
         )
     ),
     "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),
@@ -109,7 +114,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "train": (
         ("fastimg train shards/ --arch resnet50 --pretrained --epochs 5", "fine-tune"),
-        ("fastimg train shards/ --weights FILE --freeze backbone", "train the classifier alone, in seconds"),
+        ("fastimg train shards/ --weights FILE --freeze backbone", "train only the classifier, in seconds"),
         ("torchrun --nproc-per-node 8 -m fastimg train shards/", "one process per GPU"),
         ("fastimg train shards/ --resume", "continue after an interruption"),
     ),

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastimg.errors import UsageError, nearest
+from fastimg.loaders.containers.targets import Target, TargetKind
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.formats import image_extensions
 from fastimg.wording import shortened
 
-from .delimiters import find_delimiter, spelled
 from .folders import file_size
-from .tables import first_records, own_delimiter, readable
+from .tables import find_delimiter, first_records, own_delimiter, readable, spelled
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "document")
@@ -22,6 +22,14 @@ KNOWN = frozenset({*PATH_COLUMNS, *TEXT_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS}
 SEPARATED = (".csv", ".tsv")
 
 _SAMPLED_ROWS = 20  # searched for the path of an existing image
+
+
+@dataclass(frozen=True)
+class AskedTarget:
+    """A column that --target names, and its kind if that was given."""
+
+    name: str
+    kind: TargetKind | None = None
 
 
 @dataclass(frozen=True)
@@ -36,15 +44,20 @@ class Columns:
     delimiter: str | None = None
     labels_are_classes: bool = False  # accept labels that do not look like classes
     known_classes: frozenset[str] = frozenset()  # of the dataset being appended to
+    targets: tuple[AskedTarget, ...] = ()  # columns to learn; then there is no column of labels
+    label_delimiter: str | None = None  # between several labels in a cell
+    known_targets: tuple[Target, ...] = ()  # of the dataset being appended to
 
     def given(self) -> list[str]:
         """The flags that were given, except --labels-are-classes, which is checked once all sources are read."""
         flags = [f"--{name}-column" for name in ("path", "text", "label", "split") if getattr(self, name) is not None]
+        flags += ["--target"] * bool(self.targets)
         return flags + ["--no-header"] * self.no_header + ["--delimiter"] * (self.delimiter is not None)
 
     def lower(self) -> set[str]:
         """The names of the columns that were given, in lower case."""
-        return {name.lower() for name in (self.path, self.text, self.label, self.split) if name is not None}
+        named = (self.path, self.text, self.label, self.split, *(target.name for target in self.targets))
+        return {name.lower() for name in named if name is not None}
 
     def numbered(self) -> bool:
         """Whether any column was given by its number, as in a file without a header."""
@@ -113,7 +126,7 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
     if columns.path is None and of_path is not None:
         chosen = replace(chosen, path=str(of_path + 1))
     rest = [str(number) for number in range(1, width + 1) if str(number) not in (chosen.path, columns.split)]
-    if columns.label is None and chosen.path is not None:
+    if columns.label is None and chosen.path is not None and not columns.targets:
         if len(rest) != 1:
             raise UsageError(
                 f"{numbered}, and column {chosen.path} holds the paths; name the column of labels with --label-column "
@@ -123,9 +136,8 @@ def image_columns(src: Path, columns: Columns) -> tuple[Columns, list[str]]:
     if chosen.path == columns.path and chosen.label == columns.label:
         return chosen, [numbered]
     flags = "--path-column N --label-column M --no-header"
-    return chosen, [
-        f"{numbered}; taken as path: {chosen.path}, as label: {chosen.label}; if that is wrong, give {flags}"
-    ]
+    label = "" if columns.targets else f", as label: {chosen.label}"
+    return chosen, [f"{numbered}; taken as path: {chosen.path}{label}; if that is wrong, give {flags}"]
 
 
 def find_column(src: Path, known: list[str], given: str | None, usual: Iterable[str], what: str) -> str | None:

@@ -1,13 +1,15 @@
 """Combine several sources into one, and map the classes of one dataset onto those of another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fastimg.errors import UsageError
 from fastimg.loaders.containers.content import samples_of
+from fastimg.loaders.containers.targets import LABEL, Target, first_class
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural
 
@@ -26,11 +28,65 @@ def combine(sources: Sequence[Source]) -> Source:
                 f"{first.src} holds {samples_of(first.content)} and {other.src} {samples_of(other.content)}: a "
                 "dataset holds only one kind; convert them separately"
             )
-        first = _joined(first, onto(other, first.classes, first.named))
+        first = _joined(first, onto(other, Side.of_base(first.classes, first.named, first.targets)))
     return replace(first, src=Path(" + ".join(str(source.src) for source in sources)))
 
 
-def onto(source: Source, classes: Sequence[str], named: bool) -> Source:
+class Side(NamedTuple):
+    """What samples are added to: its classes, whether they have names, and its targets, if it declares any."""
+
+    classes: tuple[str, ...]
+    named: bool
+    targets: tuple[Target, ...]
+
+    @classmethod
+    def of_base(cls, classes: Iterable[str], named: bool, targets: Iterable[Target]) -> "Side":
+        """A side of any sequences."""
+        return cls(tuple(classes), named, tuple(targets))
+
+
+def onto(source: Source, side: Side) -> Source:
+    """Match the source's classes and targets to those of the `side` that it is added to.
+
+    Raises DataError if they do not go together.
+    """
+    matched = _onto_classes(source, side.classes, side.named)
+    if not (source.targets or side.targets):
+        return matched
+    before, after = _stated(side.targets, side.classes), _stated(source.targets, source.classes)
+    own, others = first_class(before), first_class(after)
+    if own and others and own.name != others.name:
+        if not side.targets:  # classes without a name of their own are those of the first class target
+            before = (replace(own, name=others.name),)
+        elif not source.targets:
+            after = (replace(others, name=own.name),)
+        else:
+            raise DataError(
+                f"{source.src}: its first class is {others.name!r} and that of the other side {own.name!r}; declare "
+                "the targets in the same order"
+            )
+    merged = {target.name: target for target in before}
+    for target in after:
+        known = merged.setdefault(target.name, target)
+        if known.kind != target.kind:
+            raise DataError(
+                f"{source.src}: its target {target.name!r} is a {target.kind}, and on the other side a {known.kind}; "
+                "convert it again with the other kind"
+            )
+        more = (name for name in target.classes if name not in set(known.classes))
+        merged[target.name] = replace(known, classes=(*known.classes, *more))
+    first = first_class(tuple(merged.values()))
+    if first is not None:
+        merged[first.name] = replace(first, classes=matched.classes)
+    return replace(matched, targets=tuple(merged.values()))
+
+
+def _stated(targets: tuple[Target, ...], classes: tuple[str, ...]) -> tuple[Target, ...]:
+    """The targets of one side; its class alone if it declares none."""
+    return targets or ((Target(name=LABEL, kind="class", classes=classes),) if classes else ())
+
+
+def _onto_classes(source: Source, classes: Sequence[str], named: bool) -> Source:
     """Renumber the source's classes: `classes` first, then those that only the source has.
 
     If one side has no class names, its labels are taken as indices into the names of the other. Raises DataError if
@@ -91,4 +147,5 @@ def _joined(first: Source, second: Source) -> Source:
         columns=first.columns + second.columns,
         from_table=first.from_table or second.from_table,
         inputs=first.inputs or second.inputs,
+        targets=second.targets,
     )

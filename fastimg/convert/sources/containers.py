@@ -12,7 +12,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +25,7 @@ from fastimg.loaders.containers.beton_dataset import MAX_CLASSES, BetonDataset
 from fastimg.loaders.containers.beton_fields import RAW
 from fastimg.loaders.containers.compact_index import check_index
 from fastimg.loaders.containers.content import TEXT_EXTENSIONS, Content
-from fastimg.loaders.containers.datasets import open_dataset, read_description
+from fastimg.loaders.containers.datasets import declared_targets, open_dataset, read_description
 from fastimg.loaders.containers.tar import Sample, index_path, parse_index, scan, split_name
 from fastimg.loaders.errors import DataError, ImageError, ShardError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
@@ -33,9 +33,8 @@ from fastimg.loaders.folders.formats import image_extensions, undecodable_extens
 from fastimg.loaders.folders.ignored import extension_of
 from fastimg.wording import agreeing, plural
 
-from .samples import Entries, Original, Source, SourceEntry, note
+from .samples import ABSENT, Entries, Original, Source, SourceEntry, note
 
-ABSENT = "__absent__"  # key in the note of a .beton sample: the fields that this sample lacks
 ORIGINAL = "original"  # field of a .beton for encoded images that its image field cannot hold
 
 _EXTENSION = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -55,12 +54,17 @@ def read_dataset(src: Path) -> Source:
             check_index(index_path(src / shard["name"]), shard["index_sha256"])
     named = bool(description.get("named", True))
     files = {split: [src / shard["name"] for shard in splits[split]["shards"]] for split in splits}
+    targets = declared_targets(description)
     if description["container"] == "beton":
+        fields = [stated["field"] for stated in description.get("targets", ())]
         betons = {split: file for split, (file,) in files.items()}
-        source = read_betons(src, betons, description["classes"], named)
+        source = read_betons(src, betons, description["classes"], named, fields)
     else:
         source = read_tars(src, files, description["classes"], named, description["content"])
-    return replace(source, inputs=tuple(description.get("inputs", ())))
+    source = replace(source, inputs=tuple(description.get("inputs", ())))
+    if not targets:
+        return source
+    return replace(source, targets=targets, remarks=())  # those are about missing labels, which targets may lack
 
 
 def read_tars(
@@ -117,14 +121,20 @@ def read_tars(
     )
 
 
-def read_betons(src: Path, files: Mapping[str, Path], classes: list[str] | None = None, named: bool = True) -> Source:
-    """List .beton files, one for each split."""
+def read_betons(
+    src: Path,
+    files: Mapping[str, Path],
+    classes: list[str] | None = None,
+    named: bool = True,
+    target_fields: Collection[str] = (),
+) -> Source:
+    """List .beton files, one for each split. `target_fields` hold what the notes of samples state, too."""
     _check_splits(src, files)
     readers: list[BetonSourceReader] = []
     splits: dict[str, Entries] = {}
     remarks: list[str] = []
     for split, file in files.items():
-        reader = BetonSourceReader(BetonDataset(file, classes))
+        reader = BetonSourceReader(BetonDataset(file, classes), target_fields)
         dataset = reader.dataset
         sizes = reader.sizes()
         splits[split] = Entries(
@@ -327,7 +337,7 @@ def extension(name: str, kind: str) -> str:
 class BetonSourceReader:
     """Reads samples from one .beton."""
 
-    def __init__(self, dataset: BetonDataset) -> None:
+    def __init__(self, dataset: BetonDataset, target_fields: Collection[str] = ()) -> None:
         self.dataset = dataset
         self._reader = reader = dataset.reader
         self.remarks: list[str] = []
@@ -335,7 +345,7 @@ class BetonSourceReader:
         self._original: str | None = None  # the field with encoded images, see ORIGINAL
         self.fields: dict[str, str] = {}  # other fields of the file, by extension
         for name, field in reader.fields.items():
-            if name in (dataset.image_field, dataset.label_field):
+            if name in (dataset.image_field, dataset.label_field, *target_fields):
                 continue
             if field.kind == "custom":
                 self.remarks.append(

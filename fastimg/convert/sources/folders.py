@@ -13,11 +13,15 @@ _MAX_BYTES = 8**11  # a ustar member's size has 11 octal digits
 
 
 class FilesReader:
-    """Reads files below `root`. `listed` is the manifest that lists them, or None for a class folder."""
+    """Reads files below `root`. `listed` is the manifest that lists them, or None for a class folder.
 
-    def __init__(self, root: Path, listed: Path | None = None) -> None:
+    `labelled`: a row of the manifest without a label is a problem.
+    """
+
+    def __init__(self, root: Path, listed: Path | None = None, labelled: bool = True) -> None:
         self._root = root
         self._listed = listed
+        self._labelled = labelled
 
     def read(self, entry: SourceEntry) -> Original:
         """See SourceReader."""
@@ -39,7 +43,7 @@ class FilesReader:
 
     def problem(self, entry: SourceEntry) -> str | None:
         """See SourceReader."""
-        if self._listed and entry.label < 0:
+        if self._listed and self._labelled and entry.label < 0:
             return NO_LABEL
         if entry.size >= _MAX_BYTES:
             return "8 GiB or more, which is too large for a tar shard"

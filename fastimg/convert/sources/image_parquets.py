@@ -25,7 +25,8 @@ from .columns import LABEL_COLUMNS, SPLIT_COLUMNS, Columns, find_column
 from .labels import Labels
 from .manifests import plain, split_of
 from .samples import Row
-from .tables import readable
+from .tables import Rows, readable
+from .targets import check_targets
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 LABELS = (*LABEL_COLUMNS, "labels", "cls")
@@ -46,6 +47,7 @@ class ParquetLayout(NamedTuple):
     split: str | None
     classes: tuple[str, ...] | None  # names of a ClassLabel
     fields: frozenset[str]  # other columns of bytes or images
+    targets: frozenset[str]  # columns that --target names
 
 
 class ImageRow(NamedTuple):
@@ -58,6 +60,7 @@ class ImageRow(NamedTuple):
     split: str | None
     extra: Row
     fields: dict[str, bytes]
+    targets: Row  # the columns that --target names, as they are
 
 
 def holds_images(file: Path, columns: Columns) -> bool:
@@ -93,18 +96,22 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
             f"{', '.join(names)}; name it with --path-column"
         )
     features = _features(schema)
-    label = _label_column(file, schema, features, columns)
+    label = None if columns.targets else _label_column(file, schema, features, columns)
     split = find_column(file, names, columns.split, SPLIT_COLUMNS, "split")
     taken = [name for name in (image, label, split) if name is not None]
     if len(set(taken)) < len(taken):
         raise UsageError(
             f"{file}: image, label and split are three columns; {', '.join(taken)} names one of them twice"
         )
+    check_targets(file, names, columns.targets, taken)
+    targets = frozenset(target.name for target in columns.targets)
     rest = [field for field in schema if field.name not in taken]
     key = next((field.name for field in rest if field.name == "path"), None)
     if key and not (pa.types.is_string(schema.field(key).type) or pa.types.is_large_string(schema.field(key).type)):
         raise DataError(f"{file}: the column 'path' beside {image!r} is not text and cannot name the images; rename it")
     fields = [field.name for field in rest if _is_bytes(field.type) or _is_image(field.type)]
+    if target := next((name for name in fields if name in targets), None):
+        raise DataError(f"{file}: --target {target}: the column holds bytes or images; name another one")
     for name in fields:
         if not _FIELD.fullmatch(name) or name in ("cls", "json") or f".{name.lower()}" in image_extensions():
             raise DataError(
@@ -114,7 +121,7 @@ def read_layout(file: Path, columns: Columns) -> ParquetLayout:
     classes = _class_names(features.get(label or ""))
     if label is not None and not pa.types.is_integer(schema.field(label).type):
         classes = None
-    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields))
+    return ParquetLayout(frozenset(names), image, key, label, split, classes, frozenset(fields), targets)
 
 
 def _image_column(schema: pa.Schema, columns: Columns) -> str | None:
@@ -152,6 +159,23 @@ def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
     """The class names that Hugging Face's metadata gives the integers of a column, or None."""
     names = _class_names(_features(schema).get(column))
     return names if names and pa.types.is_integer(schema.field(column).type) else None
+
+
+def named_columns(file: Path, columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The class names of those columns whose numbers have names in the schema of a file."""
+    schema = pq.read_schema(file)
+    return {name: names for name in columns if (names := class_names(schema, name))}
+
+
+def target_rows(files: Iterable[Path], layout: ParquetLayout) -> Rows:
+    """Yield the targets of all rows, without reading the images."""
+    for file in files:
+        number = 0
+        with readable(file), pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(columns=sorted(layout.targets)):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
 
 
 def _kind(feature: Any) -> str:
@@ -228,7 +252,8 @@ def _sample(where: str, number: int, row: Row, layout: ParquetLayout, labels: La
             if content or not isinstance(value, dict):
                 fields[_field_name(name, content, path) if isinstance(value, dict) else name] = content
     noted = {name: plain(where, name, value) for name, value in extra.items()}
-    return ImageRow(number, key or None, image, label, split, noted, fields)
+    targets = {name: extra[name] for name in layout.targets}
+    return ImageRow(number, key or None, image, label, split, noted, fields, targets)
 
 
 def _picture(name: str, value: Any) -> tuple[bytes, str, Row]:

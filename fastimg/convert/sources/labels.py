@@ -72,7 +72,7 @@ class Labels:
         what = f"{self._src}: the labels in column {self._column!r}"
         unknown = {label: count for label, count in self._counts.items() if label not in self._known}
         rows = self._counts.total()
-        fault = _lists(unknown, rows) or _fractions(unknown, rows) or _unique(unknown, rows)
+        fault = look_like_lists(unknown, rows) or _fractions(unknown, rows) or look_unique(unknown, rows)
         if fault and not self._accepted:
             raise DataError(f"{what} {fault}; {_REMEDY}")
         remarks = []
@@ -132,7 +132,7 @@ def number_classes(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[
 def class_remarks(source: Source) -> list[str]:
     """Remarks on classes, of any source, that are probably a mistake."""
     remarks = []
-    if len(source.classes) == 1:
+    if len(source.classes) == 1 and len(source.targets) < 2:
         remarks.append(
             f"{source.src}: there is only one class, {source.classes[0]!r}; `train` refuses such a dataset, which has "
             "nothing to tell apart"
@@ -151,7 +151,7 @@ def class_remarks(source: Source) -> list[str]:
     return remarks
 
 
-def _lists(counts: Mapping[str, int], rows: int) -> str:
+def look_like_lists(counts: Mapping[str, int], rows: int) -> str:
     """Say why labels look like lists; empty if they do not."""
     tight = {name for name in counts if _bracketed(name) or _SEPARATED.search(name)}
     tight = {name for name in tight if not _NUMBER.fullmatch(name)} | set(filter(_SPACED_NUMBERS.fullmatch, counts))
@@ -198,7 +198,7 @@ def _fractions(counts: Mapping[str, int], rows: int) -> str:
     return f"look like numbers with fractions, such as {_examples(fractions)}, not like classes"
 
 
-def _unique(counts: Mapping[str, int], rows: int) -> str:
+def look_unique(counts: Mapping[str, int], rows: int) -> str:
     """Say why labels look like identifiers; empty if they do not."""
     once = [name for name, count in counts.items() if count == 1]
     if rows < _MIN_ROWS or len(once) <= _MAX_UNIQUE_SHARE * rows:

@@ -33,6 +33,7 @@ from .folders import FilesReader, file_size
 from .labels import Labels, is_empty, number_classes
 from .samples import Entries, Row, Source, SourceEntry
 from .tables import Rows, readable, table_rows
+from .targets import TargetCells, check_targets, labels_from
 
 MANIFESTS = (*SEPARATED, ".jsonl", ".parquet")
 NO_IMAGE = 1  # the place of an entry that has no image; those of files are 0
@@ -59,19 +60,24 @@ def first_row(src: Path, rows: Rows) -> tuple[list[str], Rows]:
 def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) -> Source:
     known, rows = first_row(src, rows)
     path_column = find_column(src, known, columns.path, PATH_COLUMNS, "path")
-    label_column = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
+    label_column = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label")
     split_column = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
     taken = [name for name in (path_column, label_column, split_column) if name is not None]
     if len(set(taken)) < len(taken):
         raise UsageError(f"{src}: path, label and split are three columns; {', '.join(taken)} names one of them twice")
-    assert path_column is not None and label_column is not None
+    assert path_column is not None
+    check_targets(src, known, columns.targets, taken)
     if "path" in known and "path" not in taken:
         raise DataError(
             f"{src}: the column 'path' beside --path-column {path_column} would hide where an image came from; "
             "rename it"
         )
     listed = Entries()
-    label_cells = Labels(src, label_column, columns)
+    label_cells = None if label_column is None else Labels(src, label_column, columns)
+    target_cells = None
+    if columns.targets:
+        again = table_rows(src, columns.delimiter or "", header=not columns.no_header)
+        target_cells = TargetCells(src, columns, again, {})
     paths = _Paths(src)
     labels: list[str] = []
     splits: list[str] = []
@@ -82,18 +88,24 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         if not absent and (not isinstance(path, str) or not _is_path(path)):
             raise DataError(f"{where}: {path!r} in column {path_column!r} is not a path; fill it in or drop the row")
         label = -1
-        if not is_empty(row[label_column]):
+        if label_cells is not None and label_column is not None and not is_empty(row[label_column]):
             label = len(labels)
             labels.append(label_cells.read(where, row[label_column]))
         splits.append("train" if split_column is None else split_of(where, row[split_column]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
+        if target_cells is not None:
+            label = target_cells.read_into(extra, number, row, splits[-1])
         path, size = paths.absent(number) if absent else paths.find(path, number)
         listed.append(SourceEntry(path, label, size, number, extra, NO_IMAGE if absent else 0))
-    remarks = (*header_remarks, *label_cells.judged(), *paths.remarks(listed, labels))
-    classes, numbers = number_classes(labels)
-    listed.relabel(numbers)
+    judged = label_cells.judged() if label_cells is not None else ()
+    if target_cells is not None:
+        classes, judged = target_cells.classes, target_cells.judged()
+    else:
+        classes, numbers = number_classes(labels)
+        listed.relabel(numbers)
+    remarks = (*header_remarks, *judged, *paths.remarks(listed, labels))
     entries = split_up(src, listed, splits, split_column, classes, lambda entry: (entry.path, entry.row))
-    used = f"{src}: path from column {path_column!r}, label from {label_column!r}"
+    used = f"{src}: path from column {path_column!r}{labels_from(label_column, columns)}"
     used += f", split from {split_column!r}" if split_column is not None else ""
     uncounted = f"{src.name} names the files to read; other files beside them are not counted"
     return Source(
@@ -101,11 +113,12 @@ def _read(src: Path, rows: Rows, columns: Columns, header_remarks: list[str]) ->
         src.suffix.lower()[1:],
         classes,
         entries,
-        (FilesReader(src.parent, src),),
+        (FilesReader(src.parent, src, labelled=label_cells is not None),),
         uncounted=(uncounted,),
         remarks=remarks,
         columns=(used + on_delimiter(src, columns),),
-        from_table=True,
+        from_table=label_cells is not None,
+        targets=target_cells.targets if target_cells is not None else (),
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastimg.loaders.containers.targets import Target
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.folder import SPLIT_FOLDERS
 from fastimg.loaders.folders.formats import image_extensions
@@ -28,6 +29,7 @@ from .columns import Columns
 from .labels import Labels, number_classes
 from .named_sets import SETS, open_set
 from .samples import Entries, Original, Row, Source, SourceEntry, note
+from .targets import TargetCells
 
 NAMED = tuple(SETS)
 
@@ -181,7 +183,8 @@ def read_parquets(
 
     `spool` is the folder for a temporary file. Raises DataError, UsageError, and OSError if that folder is full.
     """
-    from .image_parquets import LABELS, read_layout, read_rows, same_layout  # brings pyarrow
+    # These bring pyarrow.
+    from .image_parquets import LABELS, named_columns, read_layout, read_rows, same_layout, target_rows
 
     first = next(path for paths in files.values() for path in paths)
     layout = read_layout(first, columns)
@@ -194,6 +197,10 @@ def read_parquets(
         label_cells = (
             Labels(src, layout.label, columns) if layout.label is not None and layout.classes is None else None
         )
+        target_cells = None
+        if columns.targets:
+            rows = target_rows((path for _, paths in sorted(files.items()) for path in paths), layout)
+            target_cells = TargetCells(src, columns, rows, named_columns(first, sorted(layout.targets)))
         readers: list[SpoolReader] = []
         splits: dict[str, Entries] = {}
         labels: dict[str, int] = {}  # labels without names in the schema, numbered as they appear
@@ -205,6 +212,9 @@ def read_parquets(
                     key = sample.key or f"{place}/{sample.row - 1:06d}"
                     text = sample.label
                     label = labels.setdefault(text, len(labels)) if isinstance(text, str) else text
+                    if target_cells:
+                        within = sample.split or split
+                        label = target_cells.read_into(sample.extra, sample.row, sample.targets, within)
                     entry = SourceEntry(key, label, 0, sample.row, reader=len(readers))
                     entry = reader.add(entry, sample.image, sample.extra, sample.fields)
                     splits.setdefault(sample.split or split, Entries()).append(entry)
@@ -215,15 +225,19 @@ def read_parquets(
         _check_filled(src, splits, () if layout.split else files)
         remarks = list(label_cells.judged()) if label_cells else []
         classes, numbers = number_classes(list(labels)) if layout.classes is None else (layout.classes, None)
+        if target_cells:
+            classes, numbers = target_cells.classes, None
+            remarks += target_cells.judged()
         if numbers is not None:
             for entries in splits.values():
                 entries.relabel(numbers)
             _check_trained(splits, classes, readers)
-        if layout.label is None:
+        if layout.label is None and not target_cells:
             remarks = [f"{src}: no label column ({', '.join(LABELS)}); if it has one, name it with --label-column"]
         splits = dict(sorted(splits.items()))
-        named = layout.label is not None
-        source = _source(src, "parquet", classes, splits, tuple(readers), named=named, remarks=remarks)
+        named = layout.label is not None or target_cells is not None
+        targets = target_cells.targets if target_cells else ()
+        source = _source(src, "parquet", classes, splits, tuple(readers), named=named, remarks=remarks, targets=targets)
         source = replace(source, from_table=label_cells is not None)
         stack.pop_all()
     return source
@@ -269,11 +283,12 @@ def _source(
     *,
     named: bool,
     remarks: list[str],
+    targets: tuple[Target, ...] = (),
 ) -> Source:
     """Build the source. If classes lack training images, or images lack labels, it is treated as a stored dataset."""
     gaps = []
     for split, entries in splits.items():
-        if missing := int((entries.labels < 0).sum()):
+        if (missing := int((entries.labels < 0).sum())) and not targets:
             gaps.append(
                 f"{src}: {missing:,} of {plural(len(entries), 'image')} of {split} {agreeing(missing, 'has')} no label"
             )
@@ -297,4 +312,5 @@ def _source(
         stored=bool(gaps),
         fields=fields,
         remarks=(*remarks, *gaps),
+        targets=targets,
     )

@@ -12,10 +12,11 @@ import mmap
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
 from fastimg.wording import plural
 
@@ -26,6 +27,9 @@ Rows = Iterator[tuple[int, Row]]
 _BOM = b"\xef\xbb\xbf"
 _STATED = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([^\w\s"\x80-\xff]|\t)"?\r?\n', re.IGNORECASE)
 _SAMPLED_CHARACTERS = 1 << 20  # of a file, for detecting its format
+_DELIMITERS = (",", ";", "\t", "|")
+_SAMPLED_RECORDS = 100  # for detecting the delimiter
+_ENOUGH_ROWS = 10  # that many texts are unlikely to have the same number of semicolons by chance
 # A field of a TSV, quoted as in CSV or bare, and its end.
 _FIELD = re.compile(rb'(?:"((?:[^"]++|"")*+)"|([^"\t\r\n]*+))(\t|\r?\n|\Z)')
 
@@ -243,3 +247,48 @@ def parquet_rows(src: Path, undecoded: str = "") -> Rows:
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
+
+
+def parse_delimiter(text: str) -> str:
+    """Parse the value of --delimiter. Raises UsageError."""
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(text.lower(), text)
+    if len(delimiter) != 1 or delimiter.isalnum() or delimiter in "\"'\r\n":
+        raise UsageError(f"--delimiter {text!r}: give one character, such as ',' ';' or '|', or tab")
+    return delimiter
+
+
+def spelled(delimiter: str) -> str:
+    """Format a delimiter for a message."""
+    return "tabs" if delimiter == "\t" else repr(delimiter)
+
+
+def find_delimiter(src: Path, recognised: Callable[[list[str]], bool]) -> str:
+    """Detect the delimiter of a CSV or TSV.
+
+    `recognised` tells whether a first row makes sense, because it has known column names or the path of an image.
+
+    The default for the extension wins if it gives a first row that makes sense, or rows of equal length. Otherwise
+    another delimiter that does so is used; equal lengths alone count only if the default does not occur in the first
+    row, or if at least ten rows agree. If nothing fits, the default is returned and reading the rows reports the
+    problem. Raises UsageError if two delimiters fit equally well.
+    """
+    if stated := stated_delimiter(src):
+        return stated
+    own = own_delimiter(src)
+    cut = {delimiter: first_records(src, delimiter, _SAMPLED_RECORDS) for delimiter in (own, *_DELIMITERS)}
+    several = {delimiter: records for delimiter, records in cut.items() if records and len(records[0]) > 1}
+    sensible = [delimiter for delimiter, records in several.items() if recognised(records[0])]
+    even = [delimiter for delimiter, records in several.items() if len(set(map(len, records))) == 1]
+    if own in sensible:
+        return own
+    fitting = [delimiter for delimiter in sensible if delimiter in even]
+    if not fitting and own in even:
+        return own
+    if own in several:
+        even = [delimiter for delimiter in even if len(several[delimiter]) >= _ENOUGH_ROWS]
+    fitting = fitting or sensible or even
+    if len(fitting) > 1:
+        raise UsageError(
+            f"{src}: its columns may be separated by {' or '.join(map(spelled, fitting))}; choose one with --delimiter"
+        )
+    return fitting[0] if fitting else own

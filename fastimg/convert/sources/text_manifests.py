@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fastimg.errors import UsageError
 from fastimg.loaders.errors import DataError
@@ -44,6 +45,7 @@ from .tables import (
     readable,
     table_rows,
 )
+from .targets import TargetCells, check_targets, labels_from
 
 _FLAGS = "--text-column N --label-column M --no-header"
 
@@ -52,7 +54,7 @@ class _Chosen(NamedTuple):
     """Which columns to use, and remarks for the user."""
 
     text: str
-    label: str
+    label: str | None  # None if there are targets
     split: str | None
     remarks: list[str]
 
@@ -138,38 +140,46 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         remarks = _on_quotes(src, header, quoted) if by_tabs else []
         chosen = _chosen(src, columns, header, quoted)
         names = None
-        rows = table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
+
+        def read_rows() -> Rows:
+            return table_rows(src, columns.delimiter or "", header=header, strict=False, quoted=quoted)
+
+        rows = read_rows()
         if src.suffix.lower() == ".parquet":
             names, rows = _parquet(src, chosen)
-    _, rows = first_row(src, _readable_rows(src, rows))
+    known, rows = first_row(src, _readable_rows(src, rows))
+    check_targets(src, known, columns.targets, chosen[:3])
+    target_cells = None
+    if columns.targets:
+        target_cells = TargetCells(src, columns, _readable_rows(src, read_rows()), _schema_names(src, columns))
     listed = Entries()
-    label_cells = Labels(src, chosen.label, columns)
+    label_cells = None if chosen.label is None else Labels(src, chosen.label, columns)
     labels: list[str] = []
     splits: list[str] = []
     taken = set(chosen[:3])
     for number, row in rows:
         where = f"{src}: row {number}"
         label = -1
-        if not is_empty(row[chosen.label]):
+        if label_cells is not None and chosen.label is not None and not is_empty(row[chosen.label]):
             label = len(labels)
             labels.append(_label(where, chosen.label, label_cells.read(where, row[chosen.label]), names))
         splits.append("train" if chosen.split is None else split_of(where, row[chosen.split]))
         extra: Row = {name: plain(where, name, value) for name, value in row.items() if name not in taken}
         fault = _fault_beside(extra) if separated else ""
-        if label < 0:
+        if target_cells is not None:
+            label = target_cells.read_into(extra, number, row, splits[-1])
+        elif label < 0:
             fault = NO_LABEL
         entry = SourceEntry(f"{src.name}:{number}", label, 0, number)
         listed.append(reader.add_text(entry, row[chosen.text], fault, extra))
-    judged = label_cells.judged() if names is None else ()
-    classes, numbers = number_classes(labels)
-    if names is not None:  # in the order of the schema
-        used = set(labels)
-        classes = tuple(name for name in names if name in used)
-        places = {name: place for place, name in enumerate(classes)}
-        numbers = np.array([places[label] for label in labels], np.int64)
-    listed.relabel(numbers)
+    if target_cells is not None:
+        classes, judged = target_cells.classes, target_cells.judged()
+    else:
+        judged = label_cells.judged() if label_cells is not None and names is None else ()
+        classes, numbers = _numbered(labels, names)
+        listed.relabel(numbers)
     entries = split_up(src, listed, splits, chosen.split, classes)
-    columns_used = f"{src}: text from column {chosen.text!r}, label from {chosen.label!r}"
+    columns_used = f"{src}: text from column {chosen.text!r}{labels_from(chosen.label, columns)}"
     columns_used += f", split from {chosen.split!r}" if chosen.split is not None else ""
     return Source(
         src,
@@ -180,8 +190,28 @@ def _read(src: Path, columns: Columns, reader: TextReader) -> Source:
         remarks=(*chosen.remarks, *remarks, *judged),
         content="text",
         columns=(columns_used + (on_delimiter(src, columns) if separated else ""),),
-        from_table=names is None,
+        from_table=names is None and target_cells is None,
+        targets=target_cells.targets if target_cells is not None else (),
     )
+
+
+def _numbered(labels: list[str], names: tuple[str, ...] | None) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """Class names, and the class index of each label; in the order of the schema, if it has names."""
+    if names is None:
+        return number_classes(labels)
+    used = set(labels)
+    classes = tuple(name for name in names if name in used)
+    places = {name: place for place, name in enumerate(classes)}
+    return classes, np.array([places[label] for label in labels], np.int64)
+
+
+def _schema_names(src: Path, columns: Columns) -> dict[str, tuple[str, ...]]:
+    """The class names that the schema of a parquet file gives to the numbers of targets."""
+    if src.suffix.lower() != ".parquet":
+        return {}
+    from .image_parquets import named_columns
+
+    return named_columns(src, [target.name for target in columns.targets])
 
 
 def _readable_rows(src: Path, rows: Rows) -> Rows:
@@ -217,9 +247,9 @@ def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
     if header:
         known = _columns(src, columns, quoted)
         text = find_column(src, known, columns.text, TEXT_COLUMNS, "text")
-        label = find_column(src, known, columns.label, LABEL_COLUMNS, "label")
+        label = None if columns.targets else find_column(src, known, columns.label, LABEL_COLUMNS, "label")
         split = find_column(src, known, columns.split, SPLIT_COLUMNS, "split")
-        assert text is not None and label is not None
+        assert text is not None
         return _apart(src, _Chosen(text, label, split, []))
     width = len(first_fields(src, columns.delimiter or "", quoted))
     known = [str(number) for number in range(1, width + 1)]
@@ -231,6 +261,10 @@ def _chosen(src: Path, columns: Columns, header: bool, quoted: bool) -> _Chosen:
     text = columns.text
     label = columns.label
     rest = [name for name in known if name not in (text, label, columns.split)]
+    if columns.targets:
+        if text is None:
+            raise UsageError(f"{numbered}; choose the one of texts with --text-column N, or add a header line")
+        return _apart(src, _Chosen(text, None, columns.split, [numbered]))
     if (text is None) != (label is None) and len(rest) == 1:
         text = text or rest[0]
         label = label or rest[0]
@@ -304,7 +338,8 @@ def _parquet(src: Path, chosen: _Chosen) -> tuple[tuple[str, ...] | None, Rows]:
     strings = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (strings or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise DataError(f"{src}: the column {chosen.text!r} is of type {kind}, not of strings; name another one")
-    return class_names(schema, chosen.label), parquet_rows(src, chosen.text)
+    names = None if chosen.label is None else class_names(schema, chosen.label)
+    return names, parquet_rows(src, chosen.text)
 
 
 def _label(where: str, column: str, label: str, names: tuple[str, ...] | None) -> str:

@@ -1,38 +1,56 @@
 """Checks, before anything is loaded, that a resumed run still has the classes and samples that it started with."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from fastimg.errors import UserError
-from fastimg.loaders import Dataset
+from fastimg.train.tasks.selection import ChosenTargets
 
 from . import format as checkpoint
 
 _MAX_NAMES = 8  # in a message
 
 
-def class_counts(dataset: Dataset) -> tuple[int, ...]:
-    """Samples of each class."""
-    return tuple(np.bincount(dataset.labels, minlength=len(dataset.classes)).tolist())
-
-
-def check(run: Path, data: Path, dataset: Dataset) -> None:
-    """Raises UserError if the classes, or their numbers of samples, are not those of the run's last checkpoint."""
+def check(run: Path, data: Path, chosen: ChosenTargets) -> None:
+    """Raises UserError if the targets, or the samples per class, are not those of the run's last checkpoint."""
     last = (run / "last").resolve() / checkpoint.MODEL
-    if last.exists():
-        card = checkpoint.read_card(last)
-        compare(run, data, card.classes, card.class_counts, dataset)
+    if not last.exists():
+        return
+    card = checkpoint.read_card(last)
+    tasks = chosen.tasks
+    compare(run, data, card.classes, card.class_counts, tasks.classes, chosen.class_counts)
+    before = {stated["name"]: _without_thresholds(stated) for stated in card.targets}
+    now = {stated["name"]: stated for stated in tasks.stated()}
+    if list(before) != list(now):
+        raise _refusal(
+            run,
+            f"{data} gives the targets {_listed(list(now)) or 'of one class'}, and {run} was trained on "
+            f"{_listed(list(before)) or 'one class'}",
+            "targets",
+        )
+    for name, stated in now.items():
+        if json.loads(json.dumps(stated)) != before[name]:
+            raise _refusal(run, f"{data} has other values of the target {name} than {run} was trained on", "samples")
 
 
-def compare(run: Path, data: Path, before: Sequence[str], counts_before: Sequence[int], dataset: Dataset) -> None:
+def _without_thresholds(stated: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in stated.items() if key != "thresholds"}
+
+
+def compare(
+    run: Path,
+    data: Path,
+    before: Sequence[str],
+    counts_before: Sequence[int],
+    now: tuple[str, ...],
+    counts: tuple[int, ...],
+) -> None:
     """Raises UserError if the dataset has other classes, or other numbers of samples per class, than a run had.
 
     `counts_before` is empty for checkpoints without counts.
     """
-    now = dataset.classes
-    counts = class_counts(dataset)
     if tuple(before) != now:
         changes = "; ".join(_class_changes(before, now, counts_before, counts))
         raise _refusal(run, f"{data} has other classes than {run} was trained on: {changes}", "class folders")

@@ -54,13 +54,19 @@ class Card:
     text: dict[str, Any] | None = None  # of a text encoder: its base model, tokens and pooling
     pair: dict[str, Any] | None = None  # of a model of images and texts: the second encoder, and the combiner
     trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
+    targets: tuple[dict[str, Any], ...] = ()  # of data that names them, in the order of their outputs: `Tasks.stated`
 
     def to_json(self) -> str:
-        """For the safetensors metadata."""
-        fields = {**asdict(self), "fastimg": __version__}
+        """For the safetensors metadata; without `targets` or `pair` where there are none."""
+        fields = asdict(self)
+        if not self.targets:
+            del fields["targets"]
         if self.pair is None:
             del fields["pair"]
-        return json.dumps(fields)
+        for record in fields["trained_on"] or ():
+            if record["fold"] is None:  # as in checkpoints of earlier versions
+                del record["fold"]
+        return json.dumps({**fields, "fastimg": __version__})
 
     @classmethod
     def from_json(cls, text: str) -> "Card":
@@ -72,7 +78,7 @@ class Card:
         stated = fields.pop("preprocessing")
         preprocessing = msgspec.convert(stated, Preprocessing)
         trained_on = msgspec.convert(fields.pop("trained_on", None), tuple[TrainedOn, ...] | None)
-        for name in ("classes", "class_counts"):
+        for name in ("classes", "class_counts", "targets"):
             fields[name] = tuple(fields.get(name, ()))
         return cls(**fields, preprocessing=preprocessing, trained_on=trained_on)
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from . import format as checkpoint
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 CURVES = "curves.png"
+TRACKED = ("trackers.json", "samples.png", "augmented.png")  # files that runs with --log have
+_TRACKED_FOLDERS = ("tensorboard", "wandb")
 
 # Settings that may differ when a run is resumed: they change neither the weights nor the order.
 _FREE = frozenset(
     {
         *("workers", "prefetch", "log_interval", "save_interval", "checkpoint_hist", "verbose", "output", "name"),
         *("resume", "dry_run", "config", "recipe", "device", "grad_checkpointing", "evaluate_training_set"),
-        *("cache_dir", "augment_stream", "numa_binding"),
+        *("cache_dir", "augment_stream", "numa_binding", "max_time", "log"),
+        *("epochs", "duration"),  # a run may be made longer: see `extension`
         "grad_compression",  # how ranks exchange gradients, as their number is
         *("batch_size", "grad_accum_steps"),  # their product is compared
     }
@@ -97,10 +100,11 @@ def withdraw(run: Path, made: list[Path]) -> None:
     """Delete what `begin` and the log wrote, unless a checkpoint was saved: there would be nothing to resume."""
     if (run / "last").exists():
         return
-    for name in (CONFIG, METRICS):
+    for name in (CONFIG, METRICS, *TRACKED):
         with contextlib.suppress(OSError):
             (run / name).unlink()
-    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    for name in ("checkpoints", *_TRACKED_FOLDERS):
+        shutil.rmtree(run / name, ignore_errors=True)
     for folder in made:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -176,11 +180,18 @@ def _setting(config: Train, name: str) -> Any:
     return value == "fsdp" if name == "strategy" else value
 
 
-class Log:
-    """metrics.jsonl: one record per line, in order of steps. Records after `step` are removed: they will come again."""
+Listener = Callable[[str, Sequence[Mapping[str, float | str]]], None]  # of kinds and records
 
-    def __init__(self, run: Path, step: int) -> None:
+
+class Log:
+    """metrics.jsonl: one record per line, in order of steps. Records after `step` are removed: they will come again.
+
+    A `listener` gets what is written.
+    """
+
+    def __init__(self, run: Path, step: int, listener: Listener | None = None) -> None:
         self._path = run / METRICS
+        self._listener = listener
         kept = [record for record in read_log(run) if record["step"] <= step]
         replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
@@ -192,6 +203,8 @@ class Log:
         """Append records of one kind."""
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)
+        if self._listener is not None:
+            self._listener(kind, records)
 
 
 def train_records(run: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fastimg.errors import UsageError
 from fastimg.loaders import DataError
 from fastimg.models.ema import Ema
 from fastimg.models.ranks import agreed_buffers, take_buffers
@@ -78,10 +79,9 @@ def _snapshot(
     averaged = []  # those that only an optimiser's step changes; a schedule-free optimiser's were made just now
     if averages is not None and isinstance(setup.optimisation.ema, Ema):
         averaged = [averages[name] for name, _ in setup.trained.named_parameters()]
+    beside = [*module.parameters(), *setup.tasks.parameters]
     moments = [value for values in state["state"].values() for value in values.values()]
-    addresses = {
-        tensor.data_ptr() for tensor in (*module.parameters(), *averaged, *moments) if isinstance(tensor, torch.Tensor)
-    }
+    addresses = {tensor.data_ptr() for tensor in (*beside, *averaged, *moments) if isinstance(tensor, torch.Tensor)}
     moving = {name: value for name, value in weights.items() if name in learning}
     room = run.progress.writer.room()
     copied = room.take(
@@ -118,13 +118,14 @@ def _card(run: Run, best: bool) -> checkpoint.Card:
         preprocessing=setup.input.preprocessing,
         step=progress.step,
         epoch=progress.epoch,
-        metrics=run.best.score.as_dict(len(data.classes)) if run.best and best else {},
+        metrics=setup.tasks.record(run.best.score) if run.best and best else {},
         blurpool=setup.config.blurpool,
         head=model.head,
         head_hidden=model.head_hidden,
         text=model.text.settings if model.text else None,
         pair=_pair_card(model.pair) if model.pair else None,
         trained_on=data.trained_on,
+        targets=setup.tasks.stated(progress.thresholds),
     )
 
 
@@ -138,6 +139,10 @@ def _training_state(run: Run) -> dict[str, Any]:
     setup = run.setup
     progress = run.progress
     sums = setup.ranks.sum(progress.meter.sums.clone())
+    variances = setup.tasks.log_variances
+    beside: dict[str, Any] = {} if variances is None else {"log_variances": variances.detach()}
+    if progress.thresholds:
+        beside["thresholds"] = progress.thresholds
     return {
         "step": progress.step,
         "epoch": progress.epoch,
@@ -147,6 +152,7 @@ def _training_state(run: Run) -> dict[str, Any]:
         "meter": sums,
         **progress.standing.state_dict(),
         "seconds": run.accounting.seconds,
+        **beside,
     }
 
 
@@ -172,6 +178,10 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
     progress.step = training["step"]
     progress.epoch = training["epoch"]
     progress.standing = Standing.from_state(training)
+    progress.thresholds = training.get("thresholds", {})
+    if setup.tasks.log_variances is not None:
+        with torch.no_grad():
+            setup.tasks.log_variances.copy_(training["log_variances"])
     run.accounting.seconds = training["seconds"]
     if setup.ranks.first:  # the saved sums are over all ranks: one of them continues with them
         progress.meter.sums.copy_(training["meter"])
@@ -184,3 +194,8 @@ def restore(run: Run, saved: Path, training: dict[str, Any]) -> None:
             "though there are as many of each class"
         )
         raise changed_data.not_the_same(setup.directory, setup.config.data, cause) from error
+    except ValueError as error:  # all flags are the same
+        raise UsageError(
+            f"--resume: {setup.directory} was trained with other numbers in --sampler {setup.config.sampler}; restore "
+            "the file, or start a new run"
+        ) from error

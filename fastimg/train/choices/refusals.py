@@ -7,12 +7,14 @@ from fastimg.data.datasets import check_backend, chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.backends import nvcodec
 from fastimg.train.optimisers import catalogue
+from fastimg.train.trackers import fanout
 
 
 def check(config: Train) -> None:
     """Raises UsageError for values out of range, for flags without effect, and for a loader that is not installed."""
     refuse(config, TRAIN)
     catalogue.check(config)
+    fanout.check(config)
     check_backend(chosen_backend(config.loader))
 
 

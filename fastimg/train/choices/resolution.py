@@ -25,7 +25,6 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
-from fastimg.train.patience import DEFAULT_METRIC
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -142,7 +141,7 @@ def resolve(
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=reader.tokenizer.length if reader else None,
         combiner=model.pair.combiner if model.pair else None,
-        patience_metric=config.patience_metric or DEFAULT_METRIC,
+        patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
 

@@ -16,7 +16,7 @@ from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.system.progress import Display, Line
 from fastimg.system.signals import strongest, votes
-from fastimg.train.metrics import OnTheWay, Score, TracedSteps
+from fastimg.train.metrics import OnTheWay, TracedSteps
 from fastimg.train.run import Run
 
 from .accounting import TrainingTime
@@ -93,7 +93,7 @@ def show(run: Run, display: Display | None, unread: Unread) -> int:
     setup = run.setup
     totals = unread.totals.read()
     sums = len(run.progress.meter.sums)
-    score = Score.of(totals[:sums])
+    score = setup.tasks.score(totals[:sums])
     if not math.isfinite(score.loss):
         raise _diverged(run, score.loss)
     if unread.window is not None and score.samples == 0 and unread.step_in_epoch == run.steps_of_epoch:
@@ -108,7 +108,7 @@ def show(run: Run, display: Display | None, unread: Unread) -> int:
             epoch=run.progress.epoch,
             step=unread.step_in_epoch,
             loss=score.loss,
-            top1=score.top1,
+            score=setup.tasks.line(score),
             lr=lr,
             speed=speed,
             wait_share=window.wait_share,
@@ -116,7 +116,7 @@ def show(run: Run, display: Display | None, unread: Unread) -> int:
             unit=setup.unit,
         )
         display.show(line)
-        values = score.as_dict(len(setup.data.classes))
+        values = setup.tasks.record(score)
         speeds = {"lr": lr, f"{setup.unit}_per_second": round(speed, 1), **window.record()}
         log.add("train", epoch=run.progress.epoch + 1, step=unread.step, **values, **speeds)
         warn(run, display)
@@ -126,10 +126,10 @@ def show(run: Run, display: Display | None, unread: Unread) -> int:
 def _log_steps(run: Run, unread: Unread) -> None:
     """Log the steps since the line before; in long runs one record has the mean of several steps."""
     schedule = run.setup.optimisation.schedule
-    classes = len(run.setup.data.classes)
+    tasks = run.setup.tasks
     records = [
-        {"epoch": run.progress.epoch + 1, "step": step, **score.as_dict(classes), "lr": schedule(step - 1)}
-        for step, score in unread.traced.read()
+        {"epoch": run.progress.epoch + 1, "step": step, **tasks.record(score), "lr": schedule(step - 1)}
+        for step, score in unread.traced.read(tasks)
     ]
     if run.accounting.log is not None:
         run.accounting.log.add_all("step", records)

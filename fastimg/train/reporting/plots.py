@@ -22,8 +22,10 @@ _MARKED = 60  # points of a curve that are marked
 
 @dataclass(frozen=True, kw_only=True)
 class CurveNotes:
-    """Why training's numbers differ from validation's, in words; empty if they are comparable."""
+    """Which metric is drawn beside the loss, and why training's numbers differ from validation's, in words; empty if
+    they are comparable."""
 
+    metric: str = "top1"
     loss: str = ""  # label smoothing 0.1, mixup 0.2
     top1: str = ""
     validated: str = ""  # of the validation loss, if it is a different loss
@@ -59,19 +61,20 @@ def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: 
     axes = list(figure.subplots(2, 2).flat)
     for axis, key, title, note in (
         (axes[0], "loss", "loss (nats)", notes.loss),
-        (axes[1], "top1", "top-1 accuracy", notes.top1),
+        (axes[1], notes.metric, "top-1 accuracy" if notes.metric == "top1" else notes.metric, notes.top1),
     ):
-        name = "loss" if key == "loss" else "accuracy"
+        name = "accuracy" if key == "top1" else key.replace("$", r"\$")
         label = f"training {name}{f' ({note})' if note else ''}{kind}{each}"
-        _line(axis, [(r["step"] / scale, r[key]) for r in steps], label, alpha=0.45 if len(epochs) > 1 else 1.0)
+        points = [(r["step"] / scale, r[key]) for r in steps if key in r]
+        _line(axis, points, label, alpha=0.45 if len(epochs) > 1 else 1.0)
         if len(epochs) > 1:
-            points = [(r["step"] / scale, r[key]) for r in epochs]
+            points = [(r["step"] / scale, r[key]) for r in epochs if key in r]
             _line(axis, points, "its mean over each epoch", color="tab:blue", marker="s", markersize=3)
         if validated:
             note = f" ({notes.validated})" if key == "loss" and notes.validated else ""
-            points = [(r["step"] / scale, r[key]) for r in validated]
+            points = [(r["step"] / scale, r[key]) for r in validated if key in r]
             _line(axis, points, f"validation {name}{note}", color="tab:orange", marker="o", markersize=4)
-        axis.set_title(title)
+        axis.set_title(title, parse_math=False)
         if axis.get_lines():
             axis.legend(framealpha=0.8, edgecolor="none", fontsize=7)
     _line(axes[2], [(r["step"] / scale, r["lr"]) for r in steps], "learning rate")
@@ -82,7 +85,7 @@ def plot_curves(records: Sequence[dict[str, Any]], steps_per_epoch: int, notes: 
         axis.set_xlabel(unit)
         axis.set_xlim(0, 1.03 * max(last, 1) / scale)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(bottom=min([0.0, *(min(line.get_ydata()) for line in axis.get_lines())]))  # R2 may be negative
         axis.grid(alpha=0.3)
     save(figure, file)
 

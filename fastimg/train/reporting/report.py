@@ -10,6 +10,7 @@ from fastimg.config.durations import interval, parse
 from fastimg.config.intent import SCHEDULE_FREE
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
+from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
@@ -67,7 +68,7 @@ def print_effective(
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
-        "loss": _loss(setup),
+        "loss": printable(setup.tasks.describe()),
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),
@@ -158,25 +159,6 @@ def _progressive(setup: Setup) -> str | None:
     return f"crops of {sizes} pixels, growing from epoch {progressive.start} to {progressive.end}"
 
 
-def _loss(setup: Setup) -> str:
-    loss = setup.loss
-    words = [
-        {
-            "cross-entropy": "cross-entropy",
-            "bce": "binary cross-entropy of each class",
-            "focal": f"focal, gamma {loss.focal_gamma:g}",
-            "asymmetric": f"asymmetric, gammas {loss.gamma_positive:g} and {loss.gamma_negative:g}",
-        }[loss.kind],
-        f"label smoothing {loss.smoothing:g}",
-    ]
-    if loss.class_weights is not None:
-        weights = loss.class_weights[loss.class_weights > 0]
-        words += [f"classes weigh {weights.min():.3g} to {weights.max():.3g} ({setup.config.class_weights})"]
-    if loss.log_priors is not None:
-        words += [f"logits adjusted by {setup.config.logit_adjust:g} x log priors"]
-    return ", ".join(words)
-
-
 def _optimiser(config: Train, implementation: str, rate: str) -> str:
     origin = f" ({rate})" if rate else ""
     norms = f" ({config.norm_weight_decay:g} on norms and biases)" if config.norm_weight_decay else ""
@@ -260,6 +242,8 @@ def _batch(setup: Setup, left_out: bool) -> str:
 
 
 def _order(config: Train, samples: int) -> str:
+    if config.sampler is not None:
+        return f"{config.order}, drawn with repetition ({config.sampler})"
     if config.order_window is None:
         return config.order
     all_of_it = ", twice the data or more: as good as random" if config.order_window >= 2 * samples else ""

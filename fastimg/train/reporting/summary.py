@@ -20,9 +20,11 @@ from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.choices import step_rates
 from fastimg.train.choices.machine_profile import device_name
-from fastimg.train.metrics import shows_top5, zero_recall
-from fastimg.train.patience import stopped
+from fastimg.train.patience import deciding, stopped
 from fastimg.train.run import Run
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.score import TargetScores, shows_top5, zero_recall
+from fastimg.train.tasks.score import shown as shown_score
 from fastimg.wording import agreeing, plural
 
 from .accounting import TrainingTime, overall
@@ -39,9 +41,11 @@ def print_summary(run: Run, console: Console, unreadable: list[int], signal: int
     progress = run.progress
     records = rundir.read_log(setup.directory)
     if records:
-        notes = _curve_notes(setup.config)
+        notes = _curve_notes(setup.config, setup.tasks)
         file = setup.directory / rundir.CURVES
         plot_curves(records, setup.optimisation.steps_per_epoch, notes, file)
+        if run.accounting.trackers is not None and file.exists():
+            run.accounting.trackers.picture(file)
     names = {id(setup.data.loader): "training", id(setup.data.val_loader): "validation"}
     for loader, count in zip(setup.data.loaders, unreadable, strict=True):
         name = names.get(id(loader), "evaluated training")
@@ -72,6 +76,11 @@ def _best_validation(run: Run) -> Iterator[tuple[str, str]]:
     score = run.best.score
     classes = run.setup.data.classes
     samples = plural(score.samples, run.setup.unit[:-1])
+    if isinstance(score, TargetScores):
+        yield "best validation", f"loss {score.loss:.4f} in epoch {run.best.epoch} ({samples}){_decided(run)}"
+        for name, value in run.setup.tasks.told(score):
+            yield "", f"{printable(name)} {shown_score(name, value)}"
+        return
     yield "best validation", f"top-1 {score.top1:.2%} in epoch {run.best.epoch} ({samples})"
     top5 = f"top-5 {score.top5:.2%}, " if shows_top5(len(classes)) else ""
     balanced = f"balanced accuracy {score.balanced_accuracy:.2%}, " if score.balanced_accuracy is not None else ""
@@ -80,12 +89,20 @@ def _best_validation(run: Run) -> Iterator[tuple[str, str]]:
         yield "", printable(zero_recall([classes[index] for index in score.missed]))
 
 
+def _decided(run: Run) -> str:
+    """The metric that chose the best checkpoint, if it is not the loss."""
+    return "" if run.setup.metric == "loss" else f", best by {printable(run.setup.metric)}"
+
+
 def _training(run: Run, records: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Rows of the summary."""
     setup = run.setup
     progress = run.progress
     if run.stopped_early:
-        yield "stopped", stopped(progress.standing, setup.patience_metric, progress.epoch)
+        yield "stopped", stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)
+    if run.accounting.out_of_time:
+        reached = f"after step {progress.step} of {setup.steps}"
+        yield "stopped", f"--max-time {setup.config.max_time} is over {reached}; --resume auto goes on from there"
     seconds = duration(run.accounting.seconds)
     yield "trained", f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}, {seconds}"
     windows = [record for record in records if record["kind"] == "train"]
@@ -134,8 +151,11 @@ def _print_unreadable(console: Console, what: str, loader: BatchSource, count: i
         console.print(f"  ... and {count - 5:,} more", highlight=False)
 
 
-def _curve_notes(config: Train) -> CurveNotes:
-    """Why training's loss and accuracy cannot be compared directly with validation's."""
+def _curve_notes(config: Train, tasks: Tasks) -> CurveNotes:
+    """What is drawn, and why training's loss and accuracy cannot be compared directly with validation's."""
+    metric = deciding(config, tasks)
+    if tasks.single is None and metric == "loss":
+        metric = next(name for name in tasks.metrics if not name.endswith("loss"))
     mixed = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
     kind = loss_kind(config)
     names = {"cross-entropy": "", "bce": "binary cross-entropy", "focal": "focal loss", "asymmetric": "asymmetric loss"}
@@ -144,6 +164,7 @@ def _curve_notes(config: Train) -> CurveNotes:
     loss += ["adjusted logits"] if config.logit_adjust else []
     loss += [f"label smoothing {config.smoothing:g}"] if config.smoothing else []
     return CurveNotes(
+        metric="top1" if metric == "loss" else metric,
         loss=", ".join([*loss, *mixed]),
         top1=f"{', '.join(mixed)}: the larger share counts" if mixed else "",
         validated="" if kind == "cross-entropy" else "cross-entropy",

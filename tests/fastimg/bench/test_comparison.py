@@ -4,6 +4,8 @@ import importlib
 import io
 import json
 import multiprocessing
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
 import time
 
@@ -26,7 +28,7 @@ from fastimg.cli import run
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import DataError, FilesDataset, open_dataset
 
-pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
+pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left", "forks")
 
 KEYS = {
     *("name", "threads", "images_per_second", "spread", "n", "about", "cpu_microseconds"),
@@ -56,6 +58,16 @@ def fewer(work):
 def dying(work):
     os._exit(3)
 """
+
+
+@pytest.fixture(scope="module")
+def forks(python):
+    """The processes that are started import nothing."""
+    multiprocessing.resource_tracker.ensure_running()  # outlives the server of forks
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(python)
+    yield
+    multiprocessing.spawn.set_executable(before)
 
 
 def quiet():

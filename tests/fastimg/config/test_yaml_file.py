@@ -45,7 +45,8 @@ def other(hint, default):
     if get_origin(hint) is Literal:
         return next(choice for choice in choices if choice != default)
     if get_origin(hint) is tuple:
-        return ("a=1", "b=x") if choices[-1] is Ellipsis else tuple(0.25 + 0.25 * i for i in range(len(choices)))
+        texts = choices[-1] is Ellipsis and choices[0] is str
+        return ("a=1", "b=x") if texts else tuple(0.25 + 0.25 * i for i in range(len(choices)))
     if get_origin(hint) in (UnionType, Union):
         return other(next(choice for choice in choices if choice is not type(None)), default)
     if get_origin(hint) is list:
@@ -154,8 +155,12 @@ def test_keys_may_be_written_like_flags(tmp_path):
         ("epochs: [3]", "epochs: expected a whole number, not [3]"),
         ("lr: fast", "lr: expected a number or auto, not the text 'fast'"),
         ("lr: nan", "lr: expected a number or auto, not the text 'nan'"),
-        ("opt: lion", "opt: expected one of adamw, sgd, not the text 'lion'"),
-        ("opt: adam", "opt: expected one of adamw, sgd, not the text 'adam'; did you mean adamw?"),
+        ("sched: poly", "sched: expected one of cosine, linear, step, constant, not the text 'poly'"),
+        (
+            "sched: steps",
+            "sched: expected one of cosine, linear, step, constant, not the text 'steps'; did you mean step?",
+        ),
+        ("opt_betas: 0.9", "opt_betas: expected a list of numbers, not 0.9"),
         ("batch_size: many", "batch_size: expected a whole number or auto, not the text 'many'"),
         ("tta: yes", "tta: expected true or false, not the text 'yes'; write true"),  # text in YAML 1.2
         ("tta: 1", "tta: expected true or false, not 1"),

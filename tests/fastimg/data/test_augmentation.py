@@ -19,8 +19,13 @@ from fastimg.data import kornia_pass
 from fastimg.data.augmentation import order_note, policy_of, sentence
 from fastimg.data.model_input import model_input
 from fastimg.errors import UsageError
+from fastimg.loaders.containers.targets import Target
+from fastimg.models.ranks import Ranks
 from fastimg.train.choices.refusals import check
 from fastimg.train.metrics import Meter
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Losses, Tasks
+from fastimg.train.tasks.task import Truth
 
 KORNIA = importlib.util.find_spec("kornia") is not None
 needs_kornia = pytest.mark.skipif(not KORNIA, reason="kornia is not installed: pip install '.[kornia]'")
@@ -367,10 +372,13 @@ def test_padding_is_not_mixed_in(one_epoch, trained):
 
 
 def test_top1_of_soft_targets_uses_the_largest_share():
-    meter = Meter(torch.device("cpu"))
+    task = ClassTask(target=Target(name="label", kind="class", classes=("a", "b", "c")), outputs=3)
+    meter = Meter(Tasks.one_class(task), torch.device("cpu"))
     soft = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.2, 0.7]])
-    meter.add(torch.tensor([[3.0, 0, 0], [3.0, 0, 0]]), torch.ones(2), soft, torch.ones(2))
-    assert meter.read().top1 == 0.5
+    losses = torch.ones(2)
+    logits = torch.tensor([[3.0, 0, 0], [3.0, 0, 0]])
+    meter.add(logits, Losses(losses, (losses,)), (Truth(soft),), torch.ones(2))
+    assert meter.read(Ranks(0, 1, 1, torch.device("cpu"), None)).top1 == 0.5
 
 
 def batch(size=6, side=20):

@@ -65,7 +65,7 @@ def test_files_of_weights(tmp_path):
         ("", "is empty"),
     ],
 )
-def test_files_that_do_not_say_it(tmp_path, text, message):
+def test_invalid_files(tmp_path, text, message):
     file = tmp_path / "weights.csv"
     file.write_text(text)
     with pytest.raises(UserError, match=message):
@@ -76,14 +76,14 @@ def test_files_that_do_not_say_it(tmp_path, text, message):
     ("text", "message"),
     [("{", "is not json"), ("[1]", "is not an object"), ('{"cat": true, "dog": 1, "yak": 1}', "cat has 'True'")],
 )
-def test_json_that_does_not_say_it(tmp_path, text, message):
+def test_invalid_json(tmp_path, text, message):
     file = tmp_path / "weights.json"
     file.write_text(text)
     with pytest.raises(UserError, match=message):
         class_balance.read_weights(file, CLASSES, "--class-weights")
 
 
-def test_a_file_that_is_not_there_may_be_a_word_that_is_none():
+def test_a_missing_file_may_be_a_misspelt_choice():
     with pytest.raises(UsageError, match="--class-weights balancd: no such file; give a word"):
         class_balance.class_weights("balancd", CLASSES, np.ones(3))
 
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_there_may_be_a_word_that_is_none():
         ([0.0, 0.0, 0.0], None),
     ],
 )
-def test_what_is_said_of_rare_classes(counts, said):
+def test_messages_about_rare_classes(counts, said):
     remark = class_balance.rarest(CLASSES, np.array(counts))
     if said is None:
         assert remark is None

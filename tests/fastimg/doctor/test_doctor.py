@@ -399,7 +399,8 @@ def test_failed_measurements_are_unknown(monkeypatch, tmp_path, small):
 
 
 @pytest.mark.slow
-def test_torch_is_queried_in_another_process():
+def test_torch_is_queried_in_another_process(monkeypatch, python):
+    monkeypatch.setattr(sys, "executable", python)
     facts = torch_facts.ask()
     assert not isinstance(facts.packages, Unknown) and facts.packages["torch"].version == torch.__version__
     assert set(facts.caches) == {"huggingface", "torch", "triton"}

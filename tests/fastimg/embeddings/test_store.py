@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
+from fastimg.data.digests import DIGEST, NONE, of, sample_digests, stamp_of
 from fastimg.embeddings import store as arraycache
-from fastimg.embeddings.digests import DIGEST, NONE, of, sample_digests, stamp_of
 from fastimg.embeddings.store import ArrayCache, key_of
 from fastimg.errors import UserError
 from fastimg.loaders import FilesDataset

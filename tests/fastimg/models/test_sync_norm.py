@@ -214,7 +214,13 @@ def test_a_model_without_batch_norm_is_refused() -> None:
     ranks = Ranks(0, 2, 2, torch.device("cpu"), "gloo")
     assert share_statistics(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), ranks) == 0
     model, config = build("test_vit", 3), Train(arch="test_vit", lr=0.1, weight_decay=0.0, sync_bn=True)
-    pieces: Any = {"model": model, "preprocessing": model.preprocessing, "precision": None, "parts": None}
+    pieces: Any = {
+        "model": model,
+        "preprocessing": model.preprocessing,
+        "precision": None,
+        "parts": None,
+        "targets": None,
+    }
     with pytest.raises(UsageError, match="--sync-bn has no effect: test_vit has no batch norm; leave it out"):
         assemble(Blueprint(config=config, directory=Path(), **pieces), ranks)
 

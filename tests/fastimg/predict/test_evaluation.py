@@ -440,7 +440,7 @@ def test_weights_that_training_started_from_are_remembered(unsplit, tmp_path, fa
     assert [each.seed for each in history] == [4, 3] and history[1:] == trained_before(first) != ()
     found = select(unsplit / "images", None, history)
     assert len(found.indices) == 18 and found.trained_on
-    overlap = set(found.indices.tolist()) & set(history[1].trained(found.dataset).tolist())
+    overlap = set(found.indices.tolist()) & set(history[1].trained(found.dataset, unsplit / "images").tolist())
     assert found.warning.startswith(f"{len(overlap)} of these 18 images were trained on")
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastimg.embeddings.encoder import cache_root
+from fastimg.data.derived import cache_root
 from fastimg.loaders.runtime.cache import cache_folder
 from fastimg.system import hardware
 

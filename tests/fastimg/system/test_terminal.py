@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fastimg.bench import rig
 from fastimg.doctor import diagnosis as doctor
+from fastimg.doctor import torch_facts
 from fastimg.system import packages as installed
 from fastimg.system import terminal
 
@@ -25,6 +26,7 @@ def deep(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(rig, "SECONDS", 0.01)
     monkeypatch.setattr(doctor.disks, "FILE", 16 << 20)
     monkeypatch.setattr(installed, "why_not_importable", lambda module: "")
+    monkeypatch.setattr(torch_facts, "_ask", torch_facts.look)
     folder = tmp_path / f"[bold]{'a' * 150}:smile:" / f"it is long {'b' * 150}"
     folder.mkdir(parents=True)
     for name, target in (("images", trained.images), ("shards", trained.shards), ("run", trained.run)):

@@ -99,7 +99,7 @@ def test_gradients_are_those_of_finite_differences(kind, weights):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [0.5, 2.0])
-def test_logits_that_are_certain_have_finite_gradients(kind, gamma):
+def test_extreme_logits_have_finite_gradients(kind, gamma):
     logits = torch.tensor([[300.0, -300.0], [-300.0, 300.0]], requires_grad=True)
     settings = LossSettings(kind=kind, focal_gamma=gamma, gamma_positive=gamma, clip=0.0)
     several = multilabel_losses(logits, torch.tensor([[1, 0], [1, 0]]), settings)
@@ -139,7 +139,7 @@ def test_several_labels_asymmetric_is_timms(positive, negative, clip):
     torch.testing.assert_close(multilabel_losses(logits, labels, settings).mean(), expected)
 
 
-def test_smoothing_draws_several_labels_towards_a_half():
+def test_smoothing_moves_several_labels_towards_a_half():
     logits, labels = answers()
     smooth = multilabel_losses(logits, labels, LossSettings(smoothing=0.2))
     mixed = 0.9 * multilabel_losses(logits, labels, LossSettings()) + 0.1 * multilabel_losses(

@@ -5,35 +5,55 @@ import pytest
 import torch
 from sklearn.metrics import recall_score
 
+from fastimg.loaders.containers.targets import Target
 from fastimg.models.ranks import Ranks
-from fastimg.train.metrics import Meter, Score, Trace, shows_top5, zero_recall
+from fastimg.train.metrics import Meter, Trace
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Losses, Tasks
+from fastimg.train.tasks.score import Score, shows_top5, zero_recall
+from fastimg.train.tasks.task import Truth
+
+ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
+
+
+def one_class(classes=2):
+    names = tuple(map(str, range(classes)))
+    return Tasks.one_class(ClassTask(target=Target(name="label", kind="class", classes=names), outputs=classes))
+
+
+def meter_of(classes=2, device="cpu", whole=False):
+    return Meter(one_class(classes), torch.device(device), whole)
+
+
+def add(meter, logits, losses, targets, weight):
+    meter.add(logits, Losses(losses, (losses,)), (Truth(targets),), weight)
 
 
 def test_means_over_the_samples_that_count():
-    meter = Meter(torch.device("cpu"))
-    logits = torch.eye(6)[[0, 1, 5]] + torch.arange(6) * -0.01  # top-1 predictions 0, 1 and 5
+    meter = meter_of()
+    logits = torch.eye(6)[[0, 1, 5]] + torch.arange(6) * -0.01  # first choices 0, 1 and 5
     targets, weight = torch.tensor([0, 2, 4]), torch.tensor([1.0, 1.0, 0.0])
-    meter.add(logits, torch.tensor([1.0, 2.0, 100.0]), targets, weight)
-    meter.add(logits[:1], torch.tensor([3.0]), torch.tensor([5]), torch.tensor([1.0]))  # the sixth of six classes
-    assert meter.read() == Score(loss=2.0, top1=1 / 3, top5=2 / 3, samples=3)
+    add(meter, logits, torch.tensor([1.0, 2.0, 100.0]), targets, weight)
+    add(meter, logits[:1], torch.tensor([3.0]), torch.tensor([5]), torch.tensor([1.0]))  # the sixth of six
+    assert meter.read(ALONE) == Score(loss=2.0, top1=1 / 3, top5=2 / 3, samples=3)
 
 
-def test_no_samples_do_not_divide_by_zero():
-    assert Meter(torch.device("cpu")).read() == Score(loss=0.0, top1=0.0, top5=0.0, samples=0)
+def test_nothing_counted_is_no_division_by_zero():
+    assert meter_of().read(ALONE) == Score(loss=0.0, top1=0.0, top5=0.0, samples=0)
 
 
 def test_fewer_than_five_classes():
-    meter = Meter(torch.device("cpu"))
-    meter.add(torch.eye(2), torch.zeros(2), torch.tensor([1, 1]), torch.ones(2))
-    assert (meter.read().top1, meter.read().top5) == (0.5, 1.0)
+    meter = meter_of()
+    add(meter, torch.eye(2), torch.zeros(2), torch.tensor([1, 1]), torch.ones(2))
+    assert (meter.read(ALONE).top1, meter.read(ALONE).top5) == (0.5, 1.0)
 
 
 def test_sums_do_not_lose_small_losses():
     """float32 would stop counting at 2**24."""
-    meter = Meter(torch.device("cpu"))
+    meter = meter_of()
     meter.sums += torch.tensor([2.0**24, 0.0, 0.0, 2.0**24], dtype=torch.float64)
-    meter.add(torch.zeros(1, 2), torch.ones(1), torch.tensor([0]), torch.ones(1))
-    assert meter.read().samples == 2**24 + 1
+    add(meter, torch.zeros(1, 2), torch.ones(1), torch.tensor([0]), torch.ones(1))
+    assert meter.read(ALONE).samples == 2**24 + 1
 
 
 def test_top5_is_logged_from_ten_classes_on():
@@ -44,11 +64,11 @@ def test_top5_is_logged_from_ten_classes_on():
 
 
 def counted(targets, chosen, weight, classes=6):
-    meter = Meter(torch.device("cpu"), classes)
+    meter = meter_of(classes, whole=True)
     for at in range(0, len(targets), 4):
         rows = slice(at, at + 4)
         logits = torch.nn.functional.one_hot(chosen[rows], classes).float()
-        meter.add(logits, torch.zeros(len(logits)), targets[rows], weight[rows])
+        add(meter, logits, torch.zeros(len(logits)), targets[rows], weight[rows])
     return meter
 
 
@@ -58,7 +78,7 @@ def test_balanced_accuracy_is_the_mean_recall_of_present_classes():
     chosen = torch.where(torch.rand(50, generator=drawn) < 0.5, targets, torch.randint(0, 6, (50,), generator=drawn))
     chosen[targets == 2] = 5  # a class that is never predicted correctly
     weight = (torch.rand(50, generator=drawn) < 0.8).float()
-    score = counted(targets, chosen, weight).read()
+    score = counted(targets, chosen, weight).read(ALONE)
     kept = weight > 0
     recalls = recall_score(targets[kept], chosen[kept], labels=range(5), average=None)
     assert score.balanced_accuracy == pytest.approx(recalls.mean())
@@ -67,8 +87,8 @@ def test_balanced_accuracy_is_the_mean_recall_of_present_classes():
 
 
 def test_rare_classes_weigh_as_much_as_others():
-    """Fifty samples of one class and one of the other, all classified as the first."""
-    score = counted(torch.tensor([0] * 50 + [1]), torch.zeros(51, dtype=torch.int64), torch.ones(51), 2).read()
+    """Fifty of one class and one of the other, all taken for the first."""
+    score = counted(torch.tensor([0] * 50 + [1]), torch.zeros(51, dtype=torch.int64), torch.ones(51), 2).read(ALONE)
     assert score.top1 == pytest.approx(50 / 51) and (score.balanced_accuracy, score.missed) == (0.5, (1,))
     assert score.as_dict(2)["balanced_accuracy"] == 0.5 and score.as_dict(2)["zero_recall_classes"] == 1
 
@@ -80,18 +100,18 @@ def test_ranks_add_up_to_one_process():
         counted(targets[rows], chosen[rows], torch.ones(len(targets[rows]))) for rows in np.s_[:, :4, 4:]
     )
     first.sums += second.sums
-    first.by_class += second.by_class
-    assert first.read() == whole.read()
-    assert whole.read().balanced_accuracy == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
+    first._counters[0].by_class += second._counters[0].by_class
+    assert first.read(ALONE) == whole.read(ALONE)
+    assert whole.read(ALONE).balanced_accuracy == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
 
 
-def test_counting_does_not_synchronise():
-    """Meta tensors have no values: reading one would fail."""
-    meter, rows = Meter(torch.device("meta"), 1000), torch.empty(8, device="meta")
+def test_counting_never_waits_for_the_device():
+    """Meta tensors have no values: whatever looked at one would fail."""
+    meter, rows = meter_of(1000, "meta", whole=True), torch.empty(8, device="meta")
     targets = torch.empty(8, dtype=torch.int64, device="meta")
-    meter.add(torch.empty(8, 1000, device="meta"), rows, targets, rows)
+    add(meter, torch.empty(8, 1000, device="meta"), rows, targets, rows)
     with pytest.raises((NotImplementedError, RuntimeError)):
-        meter.read()
+        meter.read(ALONE)
 
 
 @pytest.mark.parametrize(
@@ -107,36 +127,35 @@ def test_classes_that_are_never_found_are_named(count, words):
 
 
 def count(meter, loss, samples=2):
-    """A step with this loss."""
-    meter.add(torch.eye(2)[:samples], torch.full((samples,), loss), torch.tensor([0, 0])[:samples], torch.ones(samples))
-
-
-ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
+    """A step of that loss."""
+    add(
+        meter, torch.eye(2)[:samples], torch.full((samples,), loss), torch.tensor([0, 0])[:samples], torch.ones(samples)
+    )
 
 
 def test_a_trace_has_every_step():
-    meter, trace = Meter(torch.device("cpu")), Trace(1)
+    meter, trace = meter_of(), Trace(1)
     count(meter, 9.0)  # before a resumption
     trace.begin(7, meter)
-    assert trace.fetch(ALONE).read() == []
+    assert trace.fetch(ALONE).read(one_class()) == []
     for step, loss in ((8, 1.0), (9, 2.0)):
         count(meter, loss)
         trace.note(step, meter, due=False)
-    assert [(step, score.loss, score.top1, score.samples) for step, score in trace.fetch(ALONE).read()] == [
+    assert [(step, score.loss, score.top1, score.samples) for step, score in trace.fetch(ALONE).read(one_class())] == [
         (8, 1.0, 0.5, 2),
         (9, 2.0, 0.5, 2),
     ]
     trace.note(10, meter, due=False)  # nothing could be decoded
     count(meter, 4.0, samples=1)
     trace.note(11, meter, due=False)
-    assert [(step, score.loss) for step, score in trace.fetch(ALONE).read()] == [(11, 4.0)]
+    assert [(step, score.loss) for step, score in trace.fetch(ALONE).read(one_class())] == [(11, 4.0)]
 
 
 def test_a_trace_of_many_steps_has_means():
-    meter, trace = Meter(torch.device("cpu")), Trace(4)
+    meter, trace = meter_of(), Trace(4)
     trace.begin(0, meter)
     for step in range(1, 11):
         count(meter, float(step))
         trace.note(step, meter, due=step == 10)
-    found = [(step, score.loss, score.samples) for step, score in trace.fetch(ALONE).read()]
+    found = [(step, score.loss, score.samples) for step, score in trace.fetch(ALONE).read(one_class())]
     assert found == [(4, 2.5, 8), (8, 6.5, 8), (10, 9.5, 4)]

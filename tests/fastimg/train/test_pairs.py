@@ -162,6 +162,18 @@ def test_accumulated_batches_are_one_batch(train, weights):
     assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
 
 
+@pytest.mark.slow
+def test_two_ranks_train_like_one_process(train, weights, two_ranks, posts, bert, tmp_path):
+    """Each reads its share of images and texts; the combiner's gradients are exchanged."""
+    flags = ("--freeze", "backbone", "--opt", "sgd", "--no-aug")
+    train("one", *flags)
+    own = ("--arch", "test_resnet", "--img-size", "32", "--text-arch", f"hf:{bert}", "-b", "7", "--epochs", "2")
+    rest = ("--lr", "0.01", "-j", "1", "--no-amp", "--smoothing", "0", "-o", tmp_path / "runs", "--name", "two")
+    two_ranks(("train", posts, *own, *rest, "--cache-dir", tmp_path / "ranks", *flags))
+    one, two = weights("one"), weights("two")
+    assert {name for name in one if not torch.allclose(one[name], two[name], atol=1e-5)} == set()
+
+
 def test_the_checkpoint_rebuilds_both_encoders(train, tmp_path, cli, posts, bert):
     train("run", "--combiner", "concat")
     with safe_open(tmp_path / "runs/run/last/model.safetensors", "pt") as file:

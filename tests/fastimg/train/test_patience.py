@@ -11,8 +11,8 @@ import torch
 from fastimg.train import loop as train
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import run_directory as rundir
-from fastimg.train.metrics import Score
 from fastimg.train.patience import Standing, is_better
+from fastimg.train.tasks.score import Score
 
 
 def score(top1, loss, balanced=0.5):

@@ -8,24 +8,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
 from fastimg import cli
-from fastimg.config.commands import Convert
+from fastimg.config.commands import Convert, Train
 from fastimg.convert.pipeline import convert
-from fastimg.errors import UserError
+from fastimg.errors import UsageError, UserError
 from fastimg.train import step as training_step
 from fastimg.train.checkpoints import changed_data
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints.extension import extended
+from fastimg.train.choices.resolution import schedule
 
 SHARES = ("wait_share", "copy_share", "compute_share", "loader_busy_share", "loader_read_share")
 TIMING = ("images_per_second", "seconds", *SHARES, "train_seconds", "val_seconds", "save_seconds")
@@ -120,6 +122,68 @@ def test_a_schedule_free_run_goes_on_and_saves_its_average(
     own = training["weights"][name]
     torch.testing.assert_close(weights[name], state + (own - state) / 0.9)
     assert not torch.equal(weights[name], own)
+
+
+def test_the_end_of_the_time_saves_and_resume_gives_the_same_bits(
+    shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    clock = iter(range(100))
+    with monkeypatch.context() as patched:
+        patched.setattr("fastimg.system.signals.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+        assert cli.run(arguments(shards, tmp_path / "halves", "--max-time", "5s")) == 0
+    assert "--max-time 5s is over after step 3 of" in capsys.readouterr().out
+    assert cli.run(arguments(shards, tmp_path / "halves", "--resume", "auto")) == 0
+    assert_same(whole, tmp_path / "halves/run")
+
+
+def test_a_longer_run_with_the_same_rates_is_that_run(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--sched", "constant", "--warmup", "2ba", "--val-fraction", "0")
+    assert cli.run(arguments(shards, tmp_path / "long", *flags, "--epochs", "2")) == 0
+    assert cli.run(arguments(shards, tmp_path / "short", *flags, "--epochs", "1")) == 0
+    run = tmp_path / "short/run"
+    capsys.readouterr()
+    assert cli.run(["train", str(shards), "--resume", str(run), "--epochs", "2"]) == 0
+    assert "the same rates so far, so this is the run that begins with" in capsys.readouterr().out.replace("\n", " ")
+    assert_same(tmp_path / "long/run", run)
+    assert "epochs: 2\n" in (run / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "more", "words"),
+    [
+        (4, {}, "resumed with 40 steps instead of 20: the steps so far had the rates of the old length"),
+        (4, {"lookahead": 3}, "--lookahead and --progressive go by the new length"),
+        (4, {"sched": "constant", "warmup": "5ba"}, "the same rates so far"),
+        (4, {"sched": "constant", "warmup": "0.1dur"}, "1 -> 1"),
+        (2, {}, None),
+        (1, {}, "has done 20 steps, and this would be a run of 10; give more"),
+    ],
+)
+def test_what_a_longer_run_does_with_its_rates(
+    tmp_path: Path, epochs: int, more: dict[str, Any], words: str | None
+) -> None:
+    config = Train(**{"lr": 1.0, "sched": "cosine", "warmup": "2ba", "batch_size": 5, "epochs": 2, **more})
+    rundir.begin(tmp_path / "run", config)
+    config = replace(config, epochs=epochs)
+    ranks = SimpleNamespace(world_size=1)
+    optimisation = SimpleNamespace(steps_per_epoch=10, schedule=schedule(config, 10, ranks, 50))
+    data = SimpleNamespace(samples=50)
+    setup: Any = SimpleNamespace(
+        config=config, directory=tmp_path / "run", ranks=ranks, optimisation=optimisation, data=data
+    )
+    state = {"step": 20, "epoch": 2}
+    if epochs == 1:
+        with pytest.raises(UsageError, match=words):
+            extended(setup, state)
+    elif words is None:
+        assert extended(setup, state) is None
+    else:
+        assert words in (extended(setup, state) or "")
+        with pytest.raises(UsageError, match="ended within an epoch, after step 19"):
+            extended(setup, {"step": 19, "epoch": 2})
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -336,13 +400,11 @@ def test_after_a_class_was_added_a_new_run_starts_from_the_weights(goes_on: Call
 def test_how_class_lists_differ(
     before: str, counts: tuple[int, ...], now: str, present: tuple[int, ...], said: str
 ) -> None:
-    labels = np.repeat(np.arange(len(now)), present)
-    data: Any = SimpleNamespace(classes=tuple(now), labels=labels)
     with pytest.raises(UserError) as refused:
-        changed_data.compare(Path("RUN"), Path("DATA"), tuple(before), counts, data)
+        changed_data.compare(Path("RUN"), Path("DATA"), tuple(before), counts, tuple(now), present)
     assert f"DATA has other classes than RUN was trained on: {said}; restore" in str(refused.value)
-    changed_data.compare(Path("RUN"), Path("DATA"), tuple(now), (), data)
-    changed_data.compare(Path("RUN"), Path("DATA"), tuple(now), present, data)
+    changed_data.compare(Path("RUN"), Path("DATA"), tuple(now), (), tuple(now), present)
+    changed_data.compare(Path("RUN"), Path("DATA"), tuple(now), present, tuple(now), present)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from fastimg.train.opening import build_model
 from fastimg.train.parts import Parts
 from fastimg.train.reporting import lines
 from fastimg.train.step import average_gradients, optimiser_step
+from fastimg.train.tasks.selection import of_labels
 
 ALONE = Ranks(0, 1, 1, torch.device("cpu"), None)
 FLOAT = Precision("cpu", None, "float32")
@@ -75,6 +76,7 @@ def assembled(run, trained):
         preprocessing=preprocessing,
         precision=run.setup.precision,
         parts=Parts(DatasetPart(dataset, None, "train"), None, None),
+        targets=of_labels(config, dataset),
     )
     return assemble(blueprint, ALONE, alone=True)
 

@@ -1,4 +1,4 @@
-"""Sheets of pictures for `fastimg inspect`: samples, TrivialAugment's operations, images as the model sees them."""
+"""Sheets of pictures: samples, TrivialAugment's operations, images as the model sees them."""
 
 import itertools
 import math
@@ -19,8 +19,9 @@ from fastimg.loaders import CenterCrop, DataError, Dataset, ImageDecoder, Loader
 from fastimg.loaders.crop import Crop
 from fastimg.loaders.decode import decode, read_header
 from fastimg.loaders.runtime.scratch import Scratch
-from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, lettering
-from fastimg.train.reporting.tiles import Tile, line_length, save_sheet
+
+from .lettering import LEFT_TO_RIGHT, Lettering, lettering
+from .tiles import Tile, line_length, save_sheet
 
 _SIDE = 128  # pixels of a tile
 _NAME = 18  # characters of a row's name

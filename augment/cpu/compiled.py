@@ -11,6 +11,7 @@ from numba import njit
 int32: Any = np.int32
 int64: Any = np.int64
 uint8: Any = np.uint8
+uint32: Any = np.uint32
 float32: Any = np.float32
 float64: Any = np.float64
 position: Any = np.uint64  # an unsigned index needs no check for negative values, which would count from the end

@@ -1,0 +1,181 @@
+"""A batch, one image at a time: the plan's words are followed by compiled code."""
+
+import functools
+import math
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastimg.augment.plan import Plan, Sized
+
+from .compiled import compiled, int32
+from .hues import turn_hue
+from .levels import (
+    ADD,
+    AUTOCONTRAST,
+    BRIGHTNESS,
+    COLOR,
+    CONTRAST,
+    EQUALIZE,
+    HUE,
+    INVERT,
+    POSTERIZE,
+    SHARPNESS,
+    SOLARIZE,
+    color,
+    contrast_table,
+    count,
+    mean_luma,
+    point_table,
+    sharpen,
+    statistics_tables,
+)
+from .results import Bytes, results
+from .threads import in_threads
+from .warps import copy, emit, emit_warped, is_straight
+
+_BLACK = np.zeros(3, np.uint8)
+
+
+def augment(
+    plan: Plan | None, images: torch.Tensor, table: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] -> [B, 3, H, W] in the table's type, channels-last: the same bits as the reference.
+
+    Images that are not channels-last are copied first. Otherwise only the result is allocated, unless `out` is given or
+    the memory of an earlier result is free again.
+    """
+    batch, _, height, width = images.shape
+    assert plan is None or len(plan) == batch  # compiled code does not check bounds
+    if not batch:
+        return torch.empty_like(images, dtype=table.dtype, memory_format=torch.channels_last) if out is None else out
+    if out is None:
+        out = results.tensor((batch, height, width, 3), table.dtype).permute(0, 3, 1, 2)
+    sized = None if plan is None else plan.sized(height, width)
+    source = images.permute(0, 2, 3, 1).contiguous().numpy()
+    fill = _BLACK if plan is None or plan.warps is None else np.array(plan.warps.fill, np.uint8)
+    job = _Job(source, sized, _words(table), _words(out.permute(0, 2, 3, 1)), fill)
+    in_threads(functools.partial(_work, job), batch)
+    return out
+
+
+class _Job(NamedTuple):
+    source: Bytes  # [B, H, W, 3]
+    plan: Sized | None
+    table: npt.NDArray[Any]  # [771]
+    target: npt.NDArray[Any]  # [B, H, W, 3]
+    fill: Bytes  # [3], outside of a warped image
+
+
+def _work(job: _Job, first: int, last: int) -> None:
+    """Process images `first` to `last`."""
+    source, plan, table, target, fill = job
+    if plan is None:
+        _normalise(source, table, target, first, last)
+    else:
+        scratch = _scratch(source.shape[1:], target.dtype)
+        words, magnitudes = plan.words.numpy(), plan.magnitudes.numpy()
+        _images(source, words, magnitudes, table, target, fill, first, last, *scratch)
+
+
+_local = threading.local()
+
+
+def _scratch(shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Any, Any, Any, Any, Any]:
+    """This thread's images [2, H, W, 3], line [W * 3], tables [3, 768], counts [2, 768] and joint table [768]."""
+    size = math.prod(shape)
+    pixels = getattr(_local, "pixels", None)
+    if pixels is None or len(pixels) < 2 * size:  # a row is not longer than the image
+        pixels = _local.pixels = np.empty(2 * size, np.uint8)
+        _local.line = np.empty(size, np.int16)
+        _local.tables = np.arange(3 * 768).astype(np.uint8).reshape(3, 768)  # the last stays the identity
+        _local.counts = np.empty((2, 768), np.int64)
+        _local.joint = {np.dtype(t): np.empty(768, t) for t in (np.int32, np.int16, np.uint8)}
+    images = pixels[: 2 * size].reshape(2, *shape)
+    return images, _local.line[: shape[1] * 3], _local.tables, _local.counts, _local.joint[np.dtype(dtype)]
+
+
+def _words(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's memory as integers: values are only copied here, never computed with."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(kinds[tensor.element_size()]).numpy()
+
+
+@compiled
+def _normalise(source: Any, table: Any, target: Any, first: int, last: int) -> None:
+    """Normalise images `first` to `last`. A separate function, so that evaluation compiles little."""
+    for i in range(first, last):
+        emit(source[i], False, False, table[:768], target[i])
+
+
+@compiled
+def _images(
+    source: Any,
+    words: Any,
+    magnitudes: Any,
+    table: Any,
+    target: Any,
+    fill: Any,
+    first: int,
+    last: int,
+    scratch: Any,
+    line: Any,
+    tables: Any,
+    counts: Any,
+    joint: Any,
+) -> None:
+    """Augment images `first` to `last`: source uint8 [B, H, W, 3], words int32 [B, 10 + 2 K], target [B, H, W, 3]."""
+    height, width = source.shape[1], source.shape[2]
+    lut, step = tables[0], tables[1]  # the look-ups composed since `current`, and the next operation's
+    unchanged = tables[2]
+    for i in range(first, last):
+        current, free = source[i], 0  # `free` is the index of the unused scratch image
+        a0, a1, a2, a3, a4, a5 = words[i, 0], words[i, 1], words[i, 2], words[i, 3], words[i, 4], words[i, 5]
+        warped = not (is_straight(a0, a1, a2, width) and is_straight(a4, a3, a5, height))
+        mapped = False
+        if warped or a0 < 0:  # memory is fast only when read forwards
+            copy(current, scratch[free])
+            current, free = scratch[free], 1 - free
+        for k in range(magnitudes.shape[1]):
+            op, magnitude = words[i, 10 + k], magnitudes[i, k]
+            if op == 0:
+                continue
+            if warped and op not in (BRIGHTNESS, POSTERIZE, SOLARIZE, INVERT, ADD):
+                emit_warped(current, a0, a1, a2, a3, a4, a5, fill, unchanged, scratch[free])
+                current, free, warped = scratch[free], 1 - free, False
+                a0, a4 = int32(65536), int32(65536)
+            if op in (COLOR, SHARPNESS, HUE):
+                if mapped:
+                    emit(current, False, False, lut, scratch[free])
+                    current, free, mapped = scratch[free], 1 - free, False
+                if op == COLOR:
+                    color(current, magnitude, line, scratch[free])
+                elif op == HUE:
+                    turn_hue(current, int32(magnitude), scratch[free])
+                else:
+                    sharpen(current, magnitude, line, scratch[free])
+                current, free = scratch[free], 1 - free
+                continue
+            if op == CONTRAST:
+                contrast_table(mean_luma(current, lut, mapped), magnitude, step)
+            elif op in (AUTOCONTRAST, EQUALIZE):
+                count(current, counts)
+                statistics_tables(op, counts, lut, mapped, step)
+            else:
+                point_table(op, magnitude, step)
+            for entry in range(768):
+                lut[entry] = step[(entry & 768) + lut[entry]] if mapped else step[entry]
+            mapped = True
+        for entry in range(768):
+            joint[entry] = table[(entry & 768) + lut[entry]] if mapped else table[entry]
+        if warped:
+            emit_warped(current, a0, a1, a2, a3, a4, a5, fill, joint, target[i])
+        else:
+            emit(current, a0 < 0, a4 < 0, joint, target[i])
+        for y in range(words[i, 6], words[i, 8]):
+            for x in range(words[i, 7], words[i, 9]):
+                for channel in range(3):
+                    target[i, y, x, channel] = table[768 + channel]

@@ -1,0 +1,248 @@
+"""What is launched for a batch: its plan in words, and what the kernels are specialised for."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton  # type: ignore[import-untyped]
+
+from fastimg.augment.lines import LevelLine
+from fastimg.augment.ops import LOOKUPS, STATISTICS, TRIVIAL, Op, trivial_table
+from fastimg.augment.plan import Plan, Sized, to_device
+from fastimg.augment.policy import Policy
+from fastimg.augment.reference import normalisation_table
+
+from .constants import (
+    COUNTED_BLOCK,
+    COUNTS,
+    ENTRIES,
+    FLIPPED,
+    LEVELS,
+    LINE,
+    LOOKED,
+    OPTIONS,
+    PIXEL_OPTIONS,
+    PIXELS,
+    RUNS,
+    STILL,
+    TABLE,
+    THREADS,
+    WARPED,
+    is_interpreted,
+)
+from .passes import _pixels
+from .statistics import _statistics
+from .tables import _tables
+
+_INTERPRETED = is_interpreted
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.uint8: torch.uint8}
+_TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8]  # SINGLE, BRAIN, HALF, BYTE
+_STATISTICS, _LOOKUPS, _COLORS = (
+    np.isin(np.arange(len(Op)), list(ops)) for ops in (STATISTICS, LOOKUPS, {Op.COLOR, Op.SHARPNESS, Op.HUE})
+)
+_HUES = 8  # in a mask of columns, the bit of the first that may hold HUE
+_TRIVIAL = frozenset(TRIVIAL.values())
+
+
+def fused(
+    plan: Plan | None,
+    images: torch.Tensor,
+    table: torch.Tensor,
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+    line: LevelLine | None = None,
+) -> torch.Tensor:
+    """uint8 images [B, 3, H, W] with any strides -> [B, 3, H, W], channels-last: the same bits as `reference.augment`.
+
+    With `plan` None images are only normalised. `table` is `normalisation_table` in `dtype`, on the images' device,
+    and `line` gives the same values, if there is such a line (`lines.line_of`). The result is written to `out` if
+    given. Raises ValueError for images that are not on a GPU, unless Triton's interpreter is on.
+    """
+    if not (images.is_cuda or _INTERPRETED):
+        raise ValueError(f"the fused backend needs images on a GPU; they are on {images.device}: leave backend out")
+    if out is None:
+        out = torch.empty(images.shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
+    if not len(images):
+        return out
+    while plan is not None and (early := _early_sharpness(plan)):
+        first, plan = _cut(plan, early)
+        images = fused(first, images, _levels(images.device), torch.uint8)
+    if sum((n - 1) * step for n, step in zip(images.shape[1:], images.stride()[1:], strict=True)) >= 2**31:
+        images = images.contiguous(memory_format=torch.channels_last)  # offsets within an image are 32 bits
+    with torch.cuda.device_of(images):  # type: ignore[no-untyped-call]
+        _launch(plan, images, table.view(_BITS[dtype]), line, out)
+    return out
+
+
+def _launch(
+    plan: Plan | None, images: torch.Tensor, table: torch.Tensor, line: LevelLine | None, out: torch.Tensor
+) -> None:
+    """Launch tables and statistics in turn, up to the last column, then the pass over the pixels."""
+    (batch, _, height, width), strides, columns = images.shape, images.stride(), _columns(plan)
+    words = luts = final = table  # placeholders, never read
+    shape = {"WORDS": 0, "COUNT": columns.count, "HEIGHT": height, "WIDTH": width}
+    image = {"FILL": _fill(plan), "WARP": _warp(plan), "COLORS": columns.colors, "MAPPED": columns.mapped}
+    ending = {"ENDING": _ending(out.dtype, line)}
+    if plan is not None:
+        rows = [np.flatnonzero(_STATISTICS[plan.ops.numpy()[:, k]]) for k in columns.statistics]
+        words = to_device(_words(plan, plan.sized(height, width), rows, columns), images.device)
+        shape["WORDS"] = words.shape[1]
+    if columns.count:
+        luts = torch.empty(batch, columns.count + 1, 768, dtype=torch.uint8, device=images.device)
+        if ending["ENDING"] == TABLE.value:
+            final = torch.empty(batch, ENTRIES.value, dtype=table.dtype, device=images.device)
+        counts = torch.zeros(len(rows), batch, COUNTS.value, dtype=torch.int64, device=images.device)
+        start, counted = 0, table
+        for number, stop in enumerate((*columns.statistics, columns.count)):
+            if stop:
+                run = {"START": start, "STOP": stop, "COUNTED": start in columns.statistics, "ADDS": columns.adds}
+                _tables[(batch,)](final, luts, counted, words, table, **run, **ending, **shape, **OPTIONS)
+            if stop < columns.count:
+                start, counted = stop, counts[number]
+                turn = {"COLUMN": stop, "LIST": number, "BLOCK": COUNTED_BLOCK}
+                grid = (len(rows[number]) * triton.cdiv(height * width, COUNTED_BLOCK),)
+                if grid[0]:
+                    _statistics[grid](counted, images, *strides, words, luts, **turn, **image, **shape, **OPTIONS)
+    kind: dict[str, Any] = {"SHARPENS": columns.sharpens, "ERASES": plan is not None and plan.erasing is not None}
+    kind |= {"PATHS": _paths(images, out, kind, image), "TYPE": _TYPES.index(out.dtype), "THREADS": THREADS}
+    grid = (batch * triton.cdiv(height * width, 8 * THREADS),)
+    six = (0.0,) * 6 if line is None else (*line.scales, *line.biases)
+    _pixels[grid](
+        *(out.view(table.dtype), images, *strides, words, luts, final, *six),
+        **kind,
+        **ending,
+        **image,
+        **shape,
+        **PIXEL_OPTIONS,
+    )
+
+
+def _ending(dtype: torch.dtype, line: LevelLine | None) -> int:
+    if dtype == torch.uint8:
+        return int(LEVELS.value)
+    return int((TABLE if line is None else LINE).value)
+
+
+def _paths(images: torch.Tensor, out: torch.Tensor, kind: Mapping[str, Any], image: Mapping[str, int]) -> int:
+    """The paths that images may take, by their layout and by what the policy may draw."""
+    width = images.shape[3]
+    group = 4 if out.dtype == torch.float32 else 8
+    flat = images.stride()[1:] == (1, 3 * width, 3) and 3 * width % group == 0
+    if not flat:
+        return int(PIXELS.value)
+    simple = image["WARP"] != WARPED.value and not (image["COLORS"] or kind["SHARPENS"] or kind["ERASES"])
+    return int(RUNS.value) if simple else int(RUNS.value + PIXELS.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """What the kernels are specialised for. Sets of columns are bit masks.
+
+    A column with several operations, TrivialAugment's, counts as holding any of them, whatever a batch drew: so a
+    policy needs few kernels.
+    """
+
+    count: int
+    colors: int  # columns that may hold COLOR, and, from bit 8, those that may hold HUE
+    mapped: int  # columns that a look-up may precede
+    statistics: tuple[int, ...]  # columns that may need statistics
+    sharpens: bool  # whether the last column may hold SHARPNESS
+    adds: bool  # whether any may hold what TrivialAugment does not have
+
+
+def _columns(plan: Plan | None) -> _Columns:
+    any_of: list[frozenset[Op]] = []
+    if plan is not None and plan.kinds is not None:
+        any_of = list(plan.kinds)
+    elif plan is not None:
+        any_of = [ops if len(ops) == 1 else _TRIVIAL | ops for ops in plan.columns]
+        if any_of and plan.trivial.any():  # even if the batch has one image only
+            any_of[-1] |= _TRIVIAL
+    assert len(any_of) <= _HUES
+    return _Columns(
+        count=len(any_of),
+        colors=sum(1 << k for k, ops in enumerate(any_of) if Op.COLOR in ops)
+        + sum(1 << (k + _HUES) for k, ops in enumerate(any_of) if Op.HUE in ops),
+        mapped=sum(2 << k for k, ops in enumerate(any_of) if not ops <= {Op.COLOR, Op.HUE}),
+        statistics=tuple(k for k, ops in enumerate(any_of) if ops & STATISTICS),
+        sharpens=bool(any_of) and Op.SHARPNESS in any_of[-1],
+        adds=any(not ops <= _TRIVIAL for ops in any_of),
+    )
+
+
+def _fill(plan: Plan | None) -> int:
+    """The colour outside of warped images: red, green and blue in a byte each."""
+    if plan is None or plan.warps is None:
+        return 0
+    red, green, blue = plan.warps.fill
+    return red + (green << 8) + (blue << 16)
+
+
+def _warp(plan: Plan | None) -> int:
+    if plan is None:
+        return int(STILL.value)
+    warped = plan.warps is not None or plan.trivial.any() or plan.angle.any()
+    return int((WARPED if warped else FLIPPED).value)
+
+
+def _words(plan: Plan, sized: Sized, rows: Sequence[npt.NDArray[np.int64]], columns: "_Columns") -> torch.Tensor:
+    """The plan's words int32 [B, 10 + 2 K + P + 1].
+
+    P columns begin with the rows of each statistics pass. The last column says which path an image takes.
+    """
+    taken = sized.words.numpy()
+    words = np.zeros((len(taken), taken.shape[1] + len(rows) + 1), np.int32)
+    words[:, : taken.shape[1]] = taken
+    for number, selected in enumerate(rows):
+        words[: len(selected), taken.shape[1] + number] = selected
+    words[:, -1] = _drawn(plan, taken, columns)
+    return torch.from_numpy(words)
+
+
+def _drawn(plan: Plan, words: npt.NDArray[np.int32], columns: "_Columns") -> npt.NDArray[np.int32]:
+    """The last words [B]: RUNS if an image is at most flipped and looked up, LOOKED if it is after its last colour."""
+    ops = plan.ops.numpy()
+    runs, looked = words[:, 8] == 0, np.zeros(len(words), np.bool_)  # no box is erased
+    if _warp(plan) == WARPED.value:
+        runs &= _unmoved()[plan.trivial.numpy()] & (plan.angle.numpy() == 0.0)
+        if plan.warps is not None:
+            linear, shift = plan.warps.linear.numpy(), plan.warps.shift.numpy()
+            runs &= (linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (shift == 0.0).all(axis=1)
+    for column in range(columns.count):
+        colored = _COLORS[ops[:, column]]
+        runs &= ~colored
+        looked = (looked & ~colored) | _LOOKUPS[ops[:, column]]
+    drawn: npt.NDArray[np.int32] = runs * np.int32(RUNS.value) + looked * np.int32(LOOKED.value)
+    return drawn
+
+
+@functools.cache
+def _unmoved() -> npt.NDArray[np.bool_]:
+    """Whether rows of TrivialAugment's table [868] leave pixels where they are."""
+    table = trivial_table()
+    still = (table.linear == (1.0, 0.0, 0.0, 1.0)).all(axis=1) & (table.shift == 0.0).all(axis=1)
+    return np.asarray(still, np.bool_)
+
+
+def _early_sharpness(plan: Plan) -> int:
+    """The number of columns up to the first with sharpness, if others follow, else 0. No policy draws such a plan."""
+    return next((k + 1 for k, ops in enumerate(plan.columns[:-1]) if Op.SHARPNESS in ops), 0)
+
+
+def _cut(plan: Plan, count: int) -> tuple[Plan, Plan]:
+    """Split a plan: the warp and the first `count` columns, then the rest."""
+    replaced, still = dataclasses.replace, torch.zeros_like(plan.hflip)
+    plan = replaced(plan, kinds=None)
+    first = replaced(plan, ops=plan.ops[:, :count], magnitudes=plan.magnitudes[:, :count], erasing=None)
+    plan = replaced(plan, warps=None)
+    rest = replaced(plan, ops=plan.ops[:, count:], magnitudes=plan.magnitudes[:, count:], hflip=still, vflip=still)
+    return first, replaced(rest, angle=torch.zeros_like(plan.angle), trivial=torch.zeros_like(plan.trivial))
+
+
+@functools.lru_cache(maxsize=16)
+def _levels(device: torch.device) -> torch.Tensor:
+    return normalisation_table(Policy(), torch.uint8).to(device)

@@ -1,0 +1,46 @@
+"""Levels of a pixel: looked up, blended, and made grey, as in `ops`."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import triton.language as tl  # type: ignore[import-untyped]
+
+from .constants import FIXED, kernel
+
+
+@kernel
+def mapped(tables, red, green, blue):
+    """Look up levels in tables uint8 [3, 256]."""
+    red = tl.load(tables + red).to(tl.int32)
+    green = tl.load(tables + 256 + green).to(tl.int32)
+    blue = tl.load(tables + 512 + blue).to(tl.int32)
+    return red, green, blue
+
+
+@kernel
+def operation(row, column: tl.constexpr, COUNT: tl.constexpr):
+    """The Op of a column and its magnitude float32, from an image's words."""
+    return tl.load(row + (FIXED + column)), tl.load(row + (FIXED + COUNT + column)).to(tl.float32, bitcast=True)
+
+
+@kernel
+def luma(red, green, blue):
+    """`ops.luma`."""
+    return (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+
+
+@kernel
+def smooth(total, centre):
+    """`ops.smooth` from the sum of nine levels and the one in the centre."""
+    return (2 * (total + 4 * centre) + 13) // 26
+
+
+@kernel
+def blend(degenerate, level, factor):
+    """`ops.blend` for int32 levels."""
+    product = factor * (level - degenerate).to(tl.float32)
+    return tl.minimum(tl.maximum(degenerate.to(tl.float32) + product, 0.0), 255.0).to(tl.int32)
+
+
+@kernel
+def clamped(position, SIDE: tl.constexpr):
+    return tl.minimum(tl.maximum(position, 0), SIDE - 1)

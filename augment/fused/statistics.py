@@ -1,0 +1,59 @@
+"""The kernel that counts levels, for operations that depend on the whole image."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import triton.language as tl  # type: ignore[import-untyped]
+
+from .constants import CONTRAST, COUNTS, FIXED, kernel
+from .levels import luma, mapped, operation
+from .pixel import colored
+
+
+@kernel
+def _statistics(
+    counts,
+    images,
+    s_n,
+    s_c,
+    s_h,
+    s_w,
+    words,
+    luts,
+    COLUMN: tl.constexpr,
+    LIST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FILL: tl.constexpr,
+    WARP: tl.constexpr,
+    COLORS: tl.constexpr,
+    MAPPED: tl.constexpr,
+    WORDS: tl.constexpr,
+    COUNT: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Add a block of pixels to the statistics that the image's column COLUMN needs: counts int64 [B, 770]."""
+    BLOCKS: tl.constexpr = (HEIGHT * WIDTH + BLOCK - 1) // BLOCK
+    b = tl.load(words + (tl.program_id(0) // BLOCKS) * WORDS + (FIXED + 2 * COUNT + LIST))
+    row, luts, counts = words + b * WORDS, luts + b * ((COUNT + 1) * 768), counts + b * COUNTS
+    image = (images + b.to(tl.int64) * s_n, s_c, s_h, s_w, FILL)
+    pixel = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    valid = pixel < HEIGHT * WIDTH
+    y = pixel // WIDTH
+    x = pixel - y * WIDTH
+    red, green, blue = colored(image, row, luts, x, y, valid, COLUMN, WARP, COLORS, MAPPED, COUNT, HEIGHT, WIDTH)
+    if (MAPPED >> COLUMN) & 1:
+        red, green, blue = mapped(luts + COLUMN * 768, red, green, blue)
+    op, _ = operation(row, COLUMN, COUNT)
+    if op == CONTRAST:
+        gray = tl.where(valid, luma(red, green, blue), 0)
+        tl.atomic_add(counts + 768, tl.sum(gray, axis=0).to(tl.int64))
+    else:
+        _count(counts, red, valid)
+        _count(counts + 256, green, valid)
+        _count(counts + 512, blue, valid)
+
+
+@kernel
+def _count(counts, level, valid):
+    histogram = tl.histogram(level, 256, mask=valid)
+    tl.atomic_add(counts + tl.arange(0, 256), histogram.to(tl.int64), mask=histogram > 0)

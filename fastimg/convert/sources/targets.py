@@ -1,0 +1,367 @@
+"""Columns of tables as targets: which ones are asked for, what kind each is, and its value in every row.
+
+The kind is decided by all rows before the first one is stored. A sample's note keeps each value under its target's
+name: the name of a class, a list of labels, or a number. The first class is the sample's label instead.
+"""
+
+import ast
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastimg.errors import UsageError, nearest
+from fastimg.loaders.containers.targets import KINDS, Target, TargetKind, TargetValues, first_class
+from fastimg.loaders.errors import DataError
+from fastimg.wording import plural, shortened
+
+from .columns import AskedTarget, Columns
+from .labels import is_empty, look_like_lists, look_unique, number_classes
+from .samples import ABSENT, Row
+from .tables import Rows
+
+_MAX_NUMBERED_CLASSES = 20  # more different whole numbers are taken for a number, not for classes
+_RESERVED = ("path", ABSENT)  # keys of a note that are its own
+_DELIMITERS = ("|", ",")  # between the labels of a sample, unless --label-delimiter names one
+
+
+def parse_targets(texts: Sequence[str]) -> tuple[AskedTarget, ...]:
+    """The values of --target: NAME, or NAME:KIND. What follows the last colon is a kind only if it is a known one.
+
+    Raises UsageError.
+    """
+    asked = []
+    for text in texts:
+        name, _, last = text.rpartition(":")
+        kind = next((kind for kind in KINDS if kind == last and name), None)
+        asked.append(AskedTarget(name if kind else text, kind))
+    for target, count in Counter(target.name for target in asked).items():
+        if not target:
+            raise UsageError("--target: give the name of a column")
+        if count > 1:
+            raise UsageError(f"--target {target}: given twice; give each column once")
+        if target in _RESERVED:
+            raise UsageError(f"--target {target}: every sample keeps something else under that name; rename the column")
+    return tuple(asked)
+
+
+def check_targets(src: Path, known: Sequence[str], asked: Sequence[AskedTarget], taken: Iterable[str | None]) -> None:
+    """Raise DataError or UsageError for targets that are no columns, or columns that mean something else."""
+    for target in asked:
+        if target.name not in known:
+            raise DataError(
+                f"{src}: no column {target.name!r} (--target); it has {', '.join(known)}{nearest(target.name, known)}"
+            )
+        if target.name in taken:
+            raise UsageError(
+                f"{src}: --target {target.name}: the column is already its path, text, image or split; leave it out"
+            )
+
+
+def labels_from(label: str | None, columns: Columns) -> str:
+    """Which columns the labels or targets come from, for a sentence about columns."""
+    if columns.targets:
+        return f", targets from {', '.join(repr(target.name) for target in columns.targets)}"
+    return f", label from {label!r}"
+
+
+class StatedTargets:
+    """Which targets the samples of a source lack, by their labels and notes."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._own = first_class(targets)
+        self._others = [TargetValues(target) for target in targets if target is not self._own]
+        self._count = len(targets)
+
+    def missing(self, label: int, note: bytes) -> tuple[list[str], bool]:
+        """The targets that a sample lacks, and whether it has none at all. Raises ValueError for another value."""
+        if not self._count:
+            return [], False
+        lacking = [self._own.name] if self._own is not None and label < 0 else []
+        known = json.loads(note) if self._others else {}
+        for other in self._others:
+            try:
+                if other.parse(known.get(other.target.name)) is None:
+                    lacking.append(other.target.name)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}, and {other.target.name!r} is a target of kind {other.target.kind}; convert its source "
+                    f"with --target {other.target.name}:{other.target.kind}, or rename the column"
+                ) from error
+        return lacking, len(lacking) == self._count
+
+
+class _Tally:
+    """What all rows have in the column of one target."""
+
+    def __init__(self, names: tuple[str, ...] | None) -> None:
+        self.rows = 0
+        self.missing = 0
+        self.lists = 0  # cells that are lists, or JSON lists as text
+        self.counts: Counter[str] = Counter()  # of all other cells, by their text
+        self.numbers = names is None  # whether all of these are finite numbers
+        self.fractions = False
+        self.nans = 0  # texts such as nan, which are missing if all others are numbers
+        self.labels: set[str] = set()  # in lists
+
+    def add(self, cell: Any) -> None:
+        """Count a cell, as `_cell` gives it."""
+        self.rows += 1
+        if cell is None:
+            self.missing += 1
+        elif isinstance(cell, list):
+            self.lists += 1
+            self.labels.update(cell)
+        else:
+            self.counts[cell] += 1
+            number = _number(cell)
+            self.nans += number is not None and math.isnan(number)
+            self.numbers = self.numbers and number is not None
+            self.fractions = self.fractions or bool(number is not None and not number.is_integer() and number == number)
+
+    @property
+    def present(self) -> int:
+        """Cells that are not empty."""
+        return self.rows - self.missing
+
+    def kind(self, delimiter: str | None) -> tuple[TargetKind, str]:
+        """The kind that the cells look like, and why."""
+        if self.lists:
+            return "multilabel", "lists"
+        if self.numbers:
+            values = len({_number(text) for text in self.counts if not math.isnan(_number(text) or 0.0)})
+            if self.fractions:
+                return "number", "with fractions"
+            if values > _MAX_NUMBERED_CLASSES:
+                return "number", f"{values:,} different numbers"
+            return "class", f"{values:,} different numbers"
+        if delimiter is not None and any(delimiter in text for text in self.counts):
+            return "multilabel", f"separated by {delimiter!r}"
+        marked = any(mark in text for text in self.counts for mark in _DELIMITERS)
+        if marked and look_like_lists(self.counts, self.counts.total()):
+            return "multilabel", f"separated by {self.separator()!r}"
+        return "class", f"{len(self.counts):,} different values"
+
+    def separator(self) -> str:
+        """What is between labels where --label-delimiter does not say: | if it occurs, else a comma."""
+        first, second = _DELIMITERS
+        return first if any(first in text for text in self.counts) else second
+
+
+class TargetCells:
+    """The targets of a table: their kinds and classes, decided by `rows`, and their values in a row.
+
+    `names` has the class names that a schema gives to the numbers of a column. Raises DataError.
+    """
+
+    def __init__(
+        self,
+        src: Path,
+        columns: Columns,
+        rows: Rows,
+        names: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        asked = columns.targets
+        self._src = src
+        self._delimiter = columns.label_delimiter
+        self._names = names
+        self._tallies = {target.name: _Tally(names.get(target.name)) for target in asked}
+        for number, row in rows:
+            for target in asked:
+                self._tallies[target.name].add(self._cell(number, target.name, row.get(target.name)))
+        self._remarks: list[str] = []
+        self._delimiters: dict[str, str] = {}
+        self._written: dict[str, dict[str, str]] = {}  # the name of each class by how it is written
+        existing = {target.name: target for target in columns.known_targets}
+        self.targets = tuple(self._decided(target, existing.get(target.name)) for target in asked)
+        self._own = first_class(self.targets)
+        self._index = {name: index for index, name in enumerate(self._own.classes if self._own else ())}
+        self._trained: dict[str, set[str]] = {target.name: set() for target in self.targets if target.classes}
+        self._elsewhere: dict[str, dict[str, tuple[int, str]]] = {name: {} for name in self._trained}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of the first class target."""
+        return self._own.classes if self._own else ()
+
+    def read_into(self, note: Row, number: int, row: Row, split: str) -> int:
+        """Put the targets of a row into its note. Returns its label, -1 if it has none.
+
+        Raises DataError that names the row.
+        """
+        label = -1
+        for target in self.targets:
+            value = self._value(number, target, self._cell(number, target.name, row.get(target.name)))
+            for name in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+                if split == "train":
+                    self._trained[target.name].add(name)
+                else:
+                    self._elsewhere[target.name].setdefault(name, (number, split))
+            if target is self._own:
+                label = -1 if value is None else self._index[value]
+                note.pop(target.name, None)
+            else:
+                note[target.name] = value
+        return label
+
+    def judged(self) -> tuple[str, ...]:
+        """Remarks for the user, once all rows were read. Raises DataError for a class that the training split lacks."""
+        remarks = list(self._remarks)
+        for target in self.targets:
+            trained = self._trained.get(target.name, set())
+            lacking = {
+                name: place for name, place in self._elsewhere.get(target.name, {}).items() if name not in trained
+            }
+            if not lacking:
+                continue
+            name, (number, split) = min(lacking.items(), key=lambda item: item[1])
+            if target.kind == "class":
+                raise DataError(
+                    f"{self._src}: row {number}: the training split has no class {name!r} of {target.name!r}, which "
+                    f"{split} has; add it there or drop the row"
+                )
+            remarks.append(
+                f"{self._src}: the training split lacks {plural(len(lacking), 'label')} of {target.name!r}, such as "
+                f"{name!r}; nothing is learnt of them"
+            )
+        return tuple(remarks)
+
+    def _decided(self, asked: AskedTarget, existing: Target | None) -> Target:
+        tally = self._tallies[asked.name]
+        where = f"{self._src}: target {asked.name!r}"
+        if not tally.present:
+            raise DataError(f"{where}: every row is empty; fill it in, or leave out --target {asked.name}")
+        guessed, why = tally.kind(self._delimiter)
+        kind = asked.kind or (existing.kind if existing else guessed)
+        if existing and kind != existing.kind:
+            raise UsageError(f"--target {asked.name}:{kind}: the dataset has it as {existing.kind}; leave the kind out")
+        names = self._classes_of(asked.name, kind, tally, existing)
+        if kind == "class" and asked.kind is None and existing is None and not self._names.get(asked.name):
+            if tally.lists:
+                raise DataError(f"{where}: lists, not one class")
+            if fault := look_unique(tally.counts, tally.present):
+                raise DataError(
+                    f"{where}: the values {fault}; make a class of each with --target {asked.name}:class, or leave it "
+                    "out"
+                )
+        self._remarks.append(f"{where}: {self._said(asked, kind, why, names, tally)}")
+        return Target(name=asked.name, kind=kind, classes=names)
+
+    def _said(self, asked: AskedTarget, kind: TargetKind, why: str, names: tuple[str, ...], tally: _Tally) -> str:
+        missing = tally.missing + (tally.nans if kind == "number" else 0)
+        of = {"class": "class", "multilabel": "label"}
+        parts = [kind if kind == "number" else f"{kind}, {plural(len(names), of[kind])}"]
+        if asked.kind is None:
+            other = "class" if kind != "class" else "number" if tally.numbers else "multilabel"
+            overruled = "" if tally.lists else f"; --target {asked.name}:{other} overrules this"
+            parts.append(f"guessed: {why}{overruled}")
+        if missing:
+            parts.append(f"missing in {missing:,} of {plural(tally.rows, 'row')}")
+        if len(tally.counts) == 1 and not tally.lists:
+            parts.append(f"the same in every row ({next(iter(tally.counts))}), so there is nothing to learn")
+        return "; ".join(parts)
+
+    def _classes_of(self, name: str, kind: TargetKind, tally: _Tally, existing: Target | None) -> tuple[str, ...]:
+        """The class names, in order; those that the dataset has already come first."""
+        if kind == "number":
+            return ()
+        if schema := self._names.get(name):
+            found = set(schema) & {*tally.counts, *tally.labels}
+            self._written[name] = {label: label for label in found}
+            classes = tuple(label for label in schema if label in found)
+        else:
+            self._delimiters[name] = self._delimiter or tally.separator()
+            written = set(tally.counts) if kind == "class" else set(tally.labels)
+            if kind == "multilabel":
+                for text in tally.counts:
+                    written.update(_parts(text, self._delimiters[name]))
+            ordered = sorted(written)
+            classes, numbers = number_classes(ordered)
+            self._written[name] = {text: classes[place] for text, place in zip(ordered, numbers.tolist(), strict=True)}
+        if not classes:
+            raise DataError(f"{self._src}: target {name!r}: no row has a label; fill it in, or leave it out")
+        before = existing.classes if existing else ()
+        return (*before, *(label for label in classes if label not in set(before)))
+
+    def _value(self, number: int, target: Target, cell: Any) -> Any:
+        """The name of a class, a list of labels, a number, or None."""
+        if cell is None:
+            return None
+        if target.kind == "number":
+            value = _number(cell) if isinstance(cell, str) else None
+            if value is None:
+                raise self._fault(number, target, cell, f"is not a number; correct it, or use {target.name}:class")
+            if math.isinf(value):
+                raise self._fault(number, target, cell, "is not finite; correct it, or leave the cell empty")
+            return None if math.isnan(value) else value
+        written = self._written[target.name]
+        if target.kind == "class":
+            if isinstance(cell, list):
+                raise self._fault(number, target, cell, f"is a list, not one class; use {target.name}:multilabel")
+            return written[cell]
+        cells = cell if isinstance(cell, list) else _parts(cell, self._delimiters.get(target.name, "|"))
+        return sorted({written[label] for label in cells})
+
+    def _fault(self, number: int, target: Target, cell: Any, what: str) -> DataError:
+        shown = shortened(json.dumps(cell, ensure_ascii=False), 40)
+        return DataError(f"{self._src}: row {number}: {shown} in column {target.name!r} {what}")
+
+    def _cell(self, number: int, name: str, value: Any) -> str | list[str] | None:
+        """A cell as text, as a list of texts, or None if it is empty. Raises DataError for anything else."""
+        where = f"{self._src}: row {number}: column {name!r}"
+        if isinstance(value, list | tuple):
+            return [label for item in value if (label := self._text(where, name, item))]
+        if is_empty(value):
+            return None
+        items = _list(value.strip()) if isinstance(value, str) else None
+        if items is not None:
+            return [label for item in items if (label := self._text(where, name, item))]
+        return self._text(where, name, value) or None
+
+    def _text(self, where: str, column: str, value: Any) -> str:
+        if (names := self._names.get(column)) and isinstance(value, int):
+            if value == -1:
+                return ""
+            if not 0 <= value < len(names):
+                raise DataError(
+                    f"{where}: {value} is not one of the {plural(len(names), 'class')} that the schema names"
+                )
+            return names[value]
+        if isinstance(value, float) and value.is_integer():  # pandas makes floats of integers if one is missing
+            value = int(value)
+        if not isinstance(value, str | int | float):
+            raise DataError(f"{where}: neither text nor a number ({type(value).__name__}); name another column")
+        text = str(value).strip()
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # surrogates: bytes that are not UTF-8, or half of a pair in JSON
+            raise DataError(f"{where}: not UTF-8; correct it") from error
+        return text
+
+
+def _number(text: str) -> float | None:
+    """The number that a cell spells, or None."""
+    try:
+        return float(text) if "_" not in text else None
+    except ValueError:
+        return None
+
+
+def _list(text: str) -> list[Any] | None:
+    """The list that a cell spells, as JSON or as Python writes it; None if it does not spell one."""
+    if text[:1] != "[" or text[-1:] != "]":
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            items = read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(items, list):
+            return items
+    return None
+
+
+def _parts(text: str, delimiter: str) -> list[str]:
+    return [part for label in text.split(delimiter) if (part := label.strip())]

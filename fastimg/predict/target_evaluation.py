@@ -1,0 +1,165 @@
+"""`fastimg eval` of a model of several targets, or of one that is no class: the scores of each."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from fastimg.config.commands import Eval
+from fastimg.data.provenance import Selection
+from fastimg.errors import UserError, printable
+from fastimg.loaders import BatchSource, Dataset
+from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.models.ranks import Ranks
+from fastimg.system.terminal import print_table, say
+from fastimg.train.metrics import Meter
+from fastimg.train.tasks.joint import Tasks
+from fastimg.train.tasks.lookup import TargetLookup
+from fastimg.train.tasks.score import AnyScore, TargetScores, shown
+from fastimg.wording import plural
+
+from . import inference
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetEvaluation:
+    """The result over a split, or over the part of it that training held out: the keys of --json.
+
+    targets: by name, its scores: `loss`; `top1`, `top5` and `balanced_accuracy` of a class; `map` and `f1` of several
+        labels; `mae` and `r2` of a number, in its own units. Empty where no sample has the target.
+    present: by name, how many samples have the target.
+    thresholds: of several labels, by name: the probabilities from which on each is predicted, as training chose them.
+    """
+
+    checkpoint: str
+    data: str
+    split: str
+    part: str
+    trained_on: bool | None
+    warning: str | None
+    images: int
+    unreadable: int
+    targets: dict[str, dict[str, float]]
+    present: dict[str, int]
+    thresholds: dict[str, list[float]]
+
+
+def evaluate_targets(
+    config: Eval,
+    file: Path,
+    engine: inference.Inference,
+    tasks: Tasks,
+    selection: Selection,
+    loader: BatchSource,
+    ranks: Ranks,
+    out: Console,
+    err: Console,
+) -> TargetEvaluation:
+    """Evaluate and print. Raises UserError where the data lacks a target, or nothing could be read."""
+    lookup = TargetLookup(columns_of(config, tasks, selection.dataset))
+    meter = Meter(tasks, engine.device, whole=True)
+    batches = engine.logits(loader)
+    for batch, logits in track(
+        batches, "evaluating", len(loader), console=err, transient=True, disable=not err.is_terminal
+    ):
+        with torch.inference_mode():
+            truths = lookup.truths(batch)
+            meter.add(logits, tasks.evaluation_losses(logits, truths), truths, batch.weight)
+    score = meter.read(ranks)
+    for index, reason in list(loader.unreadable.items())[:5]:
+        say(err, f"left out {selection.dataset.sample_name(index)}: {reason}")
+    if score.samples == 0:
+        raise UserError(f"{config.data}: none of its samples could be decoded; see the reasons above")
+    result = _result(config, file, tasks, selection, loader, _by_name(tasks, score), meter)
+    if config.json:
+        print(json.dumps(asdict(result)))
+    else:
+        _print(result, tasks, out)
+    return result
+
+
+def _by_name(tasks: Tasks, score: AnyScore) -> TargetScores:
+    """The scores by the targets' names, also of a class alone."""
+    if isinstance(score, TargetScores):
+        return score
+    name = tasks.all[0].target.name
+    values = {f"{name}.{metric}": score.value(metric) for metric in tasks.all[0].metrics}
+    known = {metric: value for metric, value in values.items() if value is not None}
+    return TargetScores(loss=score.loss, samples=score.samples, values=known)
+
+
+def columns_of(config: Eval, tasks: Tasks, dataset: Dataset) -> list[TargetColumn]:
+    """The columns of a model's targets. Raises UserError for data that does not have them."""
+    columns = {column.target.name: column for column in dataset.targets}
+    found = []
+    for task in tasks.all:
+        name = printable(task.target.name)
+        column = columns.get(task.target.name)
+        if column is None:
+            raise UserError(
+                f"{config.data}: has no target {name}, which {config.checkpoint} predicts; evaluate on data that has it"
+            )
+        if (column.target.kind, column.target.classes) != (task.target.kind, task.target.classes):
+            raise UserError(
+                f"{config.data}: its target {name} has another kind, or other classes, than that of "
+                f"{config.checkpoint}; evaluate on data with the targets that the model was trained on"
+            )
+        found.append(task.column(column))
+    return found
+
+
+def _result(
+    config: Eval,
+    file: Path,
+    tasks: Tasks,
+    selection: Selection,
+    loader: BatchSource,
+    score: TargetScores,
+    meter: Meter,
+) -> TargetEvaluation:
+    own = {f"{task.target.name}.": task for task in tasks.all}
+    targets: dict[str, dict[str, float]] = {task.target.name: {} for task in tasks.all}
+    for name, value in score.values.items():
+        prefix = next(prefix for prefix in own if name.startswith(prefix) and "." not in name[len(prefix) :])
+        targets[own[prefix].target.name][name.removeprefix(prefix)] = value
+    if len(tasks.all) == 1:
+        targets[tasks.all[0].target.name]["loss"] = score.loss
+    return TargetEvaluation(
+        checkpoint=str(file),
+        data=str(config.data),
+        split=selection.split,
+        part=selection.origin,
+        trained_on=selection.trained_on,
+        warning=selection.warning,
+        images=score.samples,
+        unreadable=len(loader.unreadable),
+        targets=targets,
+        present=meter.present(),
+        thresholds={name: list(values) for name, values in score.thresholds.items()},
+    )
+
+
+def _print(result: TargetEvaluation, tasks: Tasks, out: Console) -> None:
+    table = Table()
+    table.add_column("target", overflow="fold")
+    table.add_column("scores", overflow="fold")
+    table.add_column("images", justify="right")
+    for task in tasks.all:
+        name = task.target.name
+        told = _told(result.targets[name], ("loss", *task.metrics))
+        table.add_row(Text(printable(name)), told or "no image has it", f"{result.present[name]:,}")
+    print_table(out, table, f"{result.data} ({result.part}), {plural(result.images, 'image')}")
+    if result.unreadable:
+        say(out, f"{plural(result.unreadable, 'image')} could not be decoded")
+    if result.warning is not None:
+        say(out, f"warning: {result.warning}", style="yellow")
+
+
+def _told(scores: dict[str, float], names: Sequence[str]) -> str:
+    return "  ".join(f"{name} {shown(name, scores[name])}" for name in names if name in scores)

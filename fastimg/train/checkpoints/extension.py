@@ -1,0 +1,65 @@
+"""A resumed run of another length: what its learning rate does, and whether it equals a run that began so."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastimg.config.commands import Train
+from fastimg.config.yaml_file import dump, load
+from fastimg.errors import UsageError
+from fastimg.loaders.containers.atomic import replace_file
+from fastimg.train.choices.resolution import schedule
+from fastimg.train.run import Run, Setup
+from fastimg.wording import plural
+
+from .run_directory import CONFIG
+
+
+def extended(setup: Setup, training: dict[str, Any]) -> str | None:
+    """What to say of a run that is resumed with another --epochs or --duration; None where the length is the same.
+
+    The rule: from the step reached on, rates are those of the new length, as if the run had been begun with it. Where
+    the steps so far had the same rates under both, and nothing else depends on the length, it is that run exactly.
+    Raises UsageError for a length that the run has passed, and for a run that ended within an epoch.
+    """
+    config = setup.config
+    before = load(setup.directory / CONFIG, Train)
+    if (before.epochs, before.duration) == (config.epochs, config.duration):
+        return None
+    step: int = training["step"]
+    per_epoch = setup.optimisation.steps_per_epoch
+    as_before = replace(config, epochs=before.epochs, duration=before.duration)
+    old = schedule(as_before, per_epoch, setup.ranks, setup.data.samples)
+    new = setup.optimisation.schedule
+    if step < training["epoch"] * per_epoch:
+        raise UsageError(
+            f"--resume: {setup.directory} ended within an epoch, after step {step}, and cannot be made longer; give "
+            f"--duration {before.duration} again, or start a new run with --weights {setup.directory}"
+        )
+    if new.steps < step:
+        raise UsageError(
+            f"--resume: {setup.directory} has done {plural(step, 'step')}, and this would be a run of {new.steps}; "
+            "give more"
+        )
+    words = f"resumed with {plural(new.steps, 'step')} instead of {old.steps}"
+    if new.steps == step:
+        return f"{words}: nothing is left to do"
+    changed = next((s for s in range(step) if old(s) != new(s)), None)
+    length_counts = config.lookahead is not None or config.progressive is not None
+    if changed is None and not length_counts:
+        return f"{words}: the same rates so far, so this is the run that begins with {new.steps} steps"
+    others = "; --lookahead and --progressive go by the new length, too" if length_counts else ""
+    return (
+        f"{words}: the steps so far had the rates of the old length; from here on they are those of the new one, "
+        f"{old(max(step - 1, 0)):.3g} -> {new(step):.3g}{others}"
+    )
+
+
+def write_length(run: Run) -> None:
+    """Write another length into the run's config.yaml, whose other settings stay as they are."""
+    directory: Path = run.setup.directory
+    config = run.setup.config
+    before = load(directory / CONFIG, Train)
+    if (before.epochs, before.duration) != (config.epochs, config.duration):
+        changed = replace(before, epochs=config.epochs, duration=config.duration)
+        replace_file(directory / CONFIG, dump(changed).encode())

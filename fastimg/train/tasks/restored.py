@@ -1,0 +1,26 @@
+"""The tasks of a checkpoint: what its outputs mean, as its card states it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastimg.loaders.containers.targets import Target
+
+from .classification import ClassTask
+from .joint import Tasks
+from .regression import NumberTask
+from .tagging import MultilabelTask
+from .task import Task
+
+
+def restored(targets: Sequence[Mapping[str, Any]]) -> Tasks:
+    """The tasks of `Tasks.stated`, in the order of their outputs."""
+    return Tasks(all=tuple(map(_task, targets)), weights=(1.0,) * len(targets))
+
+
+def _task(stated: Mapping[str, Any]) -> Task:
+    target = Target(name=stated["name"], kind=stated["kind"], classes=tuple(stated.get("classes", ())))
+    if target.kind == "class":
+        return ClassTask(target=target, outputs=stated["outputs"])
+    if target.kind == "number":
+        return NumberTask(target=target, mean=stated["mean"], std=stated["std"])
+    return MultilabelTask(target=target, thresholds=tuple(stated.get("thresholds", ())))

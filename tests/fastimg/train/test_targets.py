@@ -1,0 +1,290 @@
+"""Runs on data with several targets, some of them missing: everything that works for a class works for them."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from fastimg.cli import run
+from fastimg.loaders.containers.targets import TargetColumn
+from fastimg.loaders.folders.folder import FilesDataset
+from fastimg.train.checkpoints import run_directory as rundir
+
+from .test_resume import Killed, assert_same, at_step, kill, outcome
+
+THREE = ("--bce-pos-weight", "balanced", "--log-interval", "1", "--lr", "1e-2")
+TAGS = ("cold", "warm, hot", "odd")
+
+
+def columns(dataset: FilesDataset) -> tuple[TargetColumn, ...]:
+    """A colour, tags and a number that follow from the class folder; every sixth sample lacks one of them."""
+    labels = dataset.labels
+    place = np.arange(len(labels))
+    colour = TargetColumn.of_classes(np.where(place % 6 == 1, -1, labels), dataset.classes, "colour")
+    of_class = ([0], [], [1, 2])
+    tags = [None if i % 6 == 2 else of_class[label] for i, label in enumerate(labels.tolist())]
+    wave = np.where(place % 6 == 3, np.nan, 450.0 + 80.0 * labels)
+    return (
+        colour,
+        TargetColumn.of_labels(tags, TAGS, "tags"),
+        TargetColumn.of_numbers(wave, "wave"),
+    )
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`declared(make)`: class folders are data whose targets `make` gives."""
+
+    def declare(make: Callable[[FilesDataset], tuple[TargetColumn, ...]]) -> None:
+        monkeypatch.setattr(FilesDataset, "targets", property(make))
+
+    return declare
+
+
+@pytest.fixture
+def train(trained: Any, fast: tuple[str, ...], cli: Any, tmp_path: Path, declared: Callable[..., None]) -> Any:
+    """`train(flag, ..., name="run", targets=columns)`: train on the folder with these targets."""
+
+    def call(*flags: object, name: str = "run", targets: Any = columns, code: int = 0) -> Any:
+        declared(targets)
+        ran = cli("train", trained.images, *fast, "--no-aug", "-o", tmp_path, "--name", name, *flags)
+        assert ran.code == code, ran.err
+        if code:
+            assert not (tmp_path / name).exists(), "nothing is written before a refusal"
+        return ran
+
+    return call
+
+
+def card(run: Path, which: str = "last") -> dict[str, Any]:
+    with safe_open(run / which / "model.safetensors", framework="pt") as file:
+        stated: dict[str, Any] = json.loads(file.metadata()["fastimg"])
+    return stated
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [record for record in rundir.read_log(run) if record["kind"] == "val"]
+
+
+def test_three_targets_are_learned_together(train: Any, tmp_path: Path) -> None:
+    ran = train(*THREE, "--epochs", "20", "--val-interval", "20", "--smoothing", "0", "--metric", "wave.mae")
+    last = validations(tmp_path / "run")[-1]
+    assert last["colour.top1"] == 1.0 and last["tags.map"] == 1.0 and last["tags.f1"] == 1.0
+    assert last["wave.mae"] < 25 and last["wave.r2"] > 0.8
+    assert last["samples"] == 12
+    stated = card(tmp_path / "run", "best")
+    assert [each["name"] for each in stated["targets"]] == ["colour", "tags", "wave"]
+    assert stated["num_classes"] == 3 + 3 + 1 and stated["classes"] == ["blue", "green", "red"]
+    assert [each["outputs"] for each in stated["targets"]] == [3, 3, 1]
+    numbers = np.array([450.0 + 80.0 * (i // 8) for i in range(24) if i % 6 != 3])
+    assert (stated["targets"][2]["mean"], stated["targets"][2]["std"]) == (numbers.mean(), numbers.std())
+    assert len(stated["targets"][1]["thresholds"]) == 3
+    assert "colour: cross-entropy, label smoothing 0; tags: binary cross-entropy of each label, where it" in ran.out
+    assert "wave: smooth L1 of (x - " in ran.out
+    assert "best by wave.mae" in ran.out and "colour.top1 100.00%" in ran.out and "wave.r2 " in ran.out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--target-weights", "uncertainty", "--model-ema", "--grad-accum-steps", "2", "-b", "4"),
+        ("--target-weights", "tags=0.1,wave=2", "--freeze", "backbone"),
+    ],
+    ids=["uncertainty, average, accumulation", "weights, kept embeddings"],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    several = (*THREE, "--epochs", "2", "--save-interval", "1", *flags)
+    train(*several, name="whole")
+    at_step(monkeypatch, 2, kill)
+    with pytest.raises(Killed):
+        train(*several, name="half")
+    train(*several, "--resume", "auto", name="half")
+    (weights, optimizer, records), (weights2, optimizer2, records2) = (
+        outcome(tmp_path / name) for name in ("whole", "half")
+    )
+    assert weights.keys() == weights2.keys() and all(torch.equal(weights[name], weights2[name]) for name in weights)
+    moments, moments2 = (list(states["state"].values()) for states in (optimizer, optimizer2))
+    assert [list(map(str, state.values())) for state in moments] == [
+        list(map(str, state.values())) for state in moments2
+    ]
+    kept, kept2 = ([record for record in each if record["kind"] != "cache"] for each in (records, records2))
+    assert kept == kept2
+    one, two = (torch.load(tmp_path / name / "last/training.pt", weights_only=True) for name in ("whole", "half"))
+    assert torch.equal(one["meter"], two["meter"])
+    assert (one["best"], one["thresholds"]) == (two["best"], two["thresholds"])
+    if "uncertainty" in flags:
+        assert torch.equal(one["log_variances"], two["log_variances"])
+        assert (one["log_variances"] != 0).all()
+    own, other = card(tmp_path / "whole"), card(tmp_path / "half")
+    assert own["targets"] == other["targets"]
+
+
+def test_one_class_of_several_targets_trains_as_a_class_does(train: Any, tmp_path: Path) -> None:
+    """The same bits as on data that has nothing but this class; only the checkpoint names the target."""
+
+    def also(dataset: FilesDataset) -> tuple[TargetColumn, ...]:
+        return (*columns(dataset)[1:], TargetColumn.of_classes(dataset.labels, dataset.classes, "colour"))
+
+    ran = train("--targets", "colour", name="one", targets=also)
+    train(name="alone", targets=lambda d: (TargetColumn.of_classes(d.labels, d.classes),))
+    assert_same(tmp_path / "one", tmp_path / "alone")
+    assert "top1" in validations(tmp_path / "one")[0] and "best validation │ top-1" in ran.out
+    own, alone = card(tmp_path / "one"), card(tmp_path / "alone")
+    assert [each["name"] for each in own["targets"]] == ["colour"] and "targets" not in alone
+
+
+def test_a_class_that_is_missing_for_some_samples(train: Any, tmp_path: Path) -> None:
+    train("--targets", "colour", "--metric", "colour.top1")
+    assert validations(tmp_path / "run")[0]["samples"] == 10  # two of twelve have no colour
+
+
+def test_classes_and_labels_are_mixed(declared: Any, tmp_path: Path, cli: Any, trained: Any, fast: Any) -> None:
+    declared(columns)
+    flags = ("--targets", "tags,colour", "--cutmix", "1", "--mixup", "1", "--log-interval", "9", "-o", tmp_path)
+    ran = cli("train", trained.images, *fast, *flags, "--name", "mixed")
+    assert ran.code == 0, ran.err
+    (told,) = [record for record in rundir.read_log(tmp_path / "mixed") if record["kind"] == "train"]
+    assert told["samples"] == 24 and told["loss"] == pytest.approx(
+        sum(told[f"{name}.loss"] for name in ("tags", "colour")), rel=0.5
+    )
+
+
+def constant(kind: str) -> Callable[[FilesDataset], tuple[TargetColumn, ...]]:
+    """Targets of which one has nothing to learn."""
+
+    def make(dataset: FilesDataset) -> tuple[TargetColumn, ...]:
+        count = len(dataset)
+        last = {
+            "missing": lambda: TargetColumn.of_numbers(np.full(count, np.nan), "age"),
+            "number": lambda: TargetColumn.of_numbers(np.full(count, 7.0), "age"),
+            "labels": lambda: TargetColumn.of_labels([[1]] * count, TAGS, "age"),
+            "class": lambda: TargetColumn.of_classes(np.full(count, 1), dataset.classes, "age"),
+        }[kind]()
+        return (*columns(dataset), last)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("flags", "targets", "message"),
+    [
+        (("--targets", "colour,wve"), columns, "has no target 'wve', but colour, tags, wave; did you mean wave?"),
+        (("--targets", "tags,tags"), columns, "--targets tags,tags: names 'tags' twice; name it once"),
+        (("--target-weights", "age=1"), columns, "there is no target 'age', but colour, tags, wave"),
+        (("--target-weights", "wave=0"), columns, "give name=weight pairs, as in colour=1, with weights above 0"),
+        (("--target-weights", "1,2"), columns, "give name=weight pairs"),
+        (("--targets", "wave", "--target-weights", "wave=1"), columns, "has no effect with a single target"),
+        (("--metric", "tags.mae"), columns, "--metric tags.mae: give one of loss, colour.loss"),
+        (("--metric", "top1"), columns, "give one of loss, colour.loss, colour.top1, colour.balanced_accuracy, tags."),
+        (("--patience", "1", "--patience-metric", "top1"), columns, "--patience-metric top1: there are several"),
+        (("--bce-pos-weight", "0"), columns, "--bce-pos-weight 0: give a number above 0, or balanced"),
+        (("--targets", "wave", "--bce-pos-weight", "2"), columns, "no target has several labels; leave it out"),
+        (("--num-classes", "9"), columns, "--num-classes 9: goes with a class alone"),
+        ((), constant("missing"), "the target age is missing for every image of the training split"),
+        ((), constant("number"), "the target age is 7 for every image of the training split"),
+        ((), constant("labels"), "the target age has the same labels for every image of the training split"),
+        ((), constant("class"), "the target age is 'green' for every image of the training split"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(train: Any, flags: tuple[str, ...], targets: Any, message: str) -> None:
+    ran = train(*flags, targets=targets, code=2 if flags else 1)
+    assert message in ran.err and ran.err.count("\n") == 1
+
+
+def test_numbers_are_not_mixed(train: Any, declared: Any, cli: Any, trained: Any, fast: Any) -> None:
+    declared(columns)
+    ran = cli("train", trained.images, *fast, "--mixup", "0.2")
+    assert ran.code == 2 and "--mixup: mixes targets, and wave is a number" in ran.err
+
+
+def test_other_targets_are_not_resumed(train: Any, tmp_path: Path) -> None:
+    train("--targets", "tags,wave")
+
+    def others(dataset: FilesDataset) -> tuple[TargetColumn, ...]:
+        colour, tags, wave = columns(dataset)
+        return colour, tags, TargetColumn.of_numbers(wave.values + 1, "wave")
+
+    flags = ("--targets", "tags,wave", "--resume", "auto")
+    with pytest.raises(AssertionError, match="has other values of the target wave than"):
+        train(*flags, targets=others)
+
+
+@pytest.fixture(scope="module")
+def learned(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three targets. Do not change it."""
+    output = tmp_path_factory.mktemp("learned")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FilesDataset, "targets", property(columns))
+        flags = ["--arch", "test_resnet", "--img-size", "32", "-b", "8", "--workers", "1", "--no-amp", "--no-aug"]
+        schedule = ["--epochs", "3", "--lr", "1e-2", "--val-interval", "3"]
+        assert run(["train", str(trained.images), *flags, *schedule, "-o", str(output), "--name", "run"]) == 0
+    return output / "run"
+
+
+def test_eval_tells_what_the_last_validation_told(learned: Path, trained: Any, declared: Any, cli: Any) -> None:
+    declared(columns)
+    ran = cli("eval", learned, trained.images, "--split", "val", "--json", "-b", "5", "--workers", "1", "--no-amp")
+    told = json.loads(ran.out)
+    (validated,) = validations(learned)
+    for name, scores in told["targets"].items():
+        for metric, value in scores.items():
+            assert value == pytest.approx(validated[f"{name}.{metric}"], rel=1e-4), (name, metric)
+    assert told["present"] == {"colour": 10, "tags": 10, "wave": 10} and told["images"] == 12
+    assert told["thresholds"]["tags"] == card(learned, "best")["targets"][1]["thresholds"]
+    ran = cli("eval", learned, trained.images, "--split", "val", "--workers", "1", "--no-amp")
+    assert "colour" in ran.out and "mae" in ran.out and "balanced_accuracy" in ran.out
+    declared(lambda dataset: columns(dataset)[1:])
+    ran = cli("eval", learned, trained.images, "--split", "val")
+    assert ran.code == 1 and "has no target colour, which" in ran.err
+
+
+def test_predict_answers_for_each_target(learned: Path, trained: Any, cli: Any, tmp_path: Path) -> None:
+    files = [trained.images / "val/red/0.jpg", trained.images / "none.jpg"]
+    flags = ("--workers", "1", "--no-amp")
+    answer, missing = map(json.loads, cli("predict", learned, *files, "--json", *flags).out.splitlines())
+    assert missing["targets"] == {} and missing["error"]
+    told = answer["targets"]
+    assert answer["classes"] == told["colour"]["classes"] and len(answer["classes"]) == 3
+    assert sum(told["colour"]["probabilities"]) == pytest.approx(1.0, abs=1e-5)
+    assert 300 < told["wave"]["number"] < 800
+    everything = json.loads(cli("predict", learned, files[0], "--json", "--threshold", "0", *flags).out)
+    shares = dict(
+        zip(everything["targets"]["tags"]["labels"], everything["targets"]["tags"]["probabilities"], strict=True)
+    )
+    assert set(shares) == set(TAGS)
+    limits = dict(zip(TAGS, card(learned, "best")["targets"][1]["thresholds"], strict=True))
+    assert set(told["tags"]["labels"]) == {name for name in TAGS if shares[name] >= limits[name]}
+    cli("predict", learned, *files, "--csv", tmp_path / "t.csv", *flags)
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["file", "error", "colour", "colour_probability", "tags", "wave"]
+    assert json.loads(rows[1][4]) == told["tags"]["labels"] and float(rows[1][5]) == told["wave"]["number"]
+    assert rows[2][2:] == [""] * 4
+    assert "colour: " in cli("predict", learned, files[0], *flags).out
+
+
+def test_a_class_alone_has_no_threshold(trained: Any, cli: Any) -> None:
+    ran = cli("predict", trained.run, trained.images / "val", "--threshold", "0.3")
+    assert ran.code == 2 and "--threshold has no effect: the model has no target of several labels" in ran.err
+
+
+def test_a_graph_of_several_targets_is_refused(learned: Path, cli: Any) -> None:
+    ran = cli("export", learned, "--format", "pt2")
+    assert (
+        ran.code == 1 and "has the targets colour, tags, wave, and --format pt2 takes a model of one class" in ran.err
+    )
+
+
+def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) -> None:
+    ran = train("--weights", learned, "--targets", "wave,tags")
+    assert "zeros head" in ran.out
+    ran = train("--weights", learned, name="same")
+    assert "its classifier kept" in ran.out
