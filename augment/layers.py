@@ -9,7 +9,7 @@ import torch
 
 from .named import PLAIN_LEVEL, NamedPolicy
 from .ops import Op, rotation
-from .plan import Blurring, Warps
+from .plan import Blurring, Plan, Warps
 from .uniforms import Doubles, uniforms
 
 _ORDER_STAGE = 0x1F0
@@ -159,3 +159,25 @@ def strength(name: str, level: Doubles, sign: Doubles) -> Doubles:
             return np.maximum(0.1, 1.0 + share * 0.9 * sign)
         case _:
             return np.zeros(len(level))
+
+
+def layer_names(plan: Plan, row: int) -> list[str]:
+    """What a plan that a named policy drew does to an image, in words: Equalize, Rotate. Of AugMix, nothing."""
+    words = []
+    for stage in plan.stages:
+        if stage.kinds is None or Op.IDENTITY not in stage.kinds[0]:
+            continue  # no layer, but colour jitter
+        op = Op(int(stage.ops[row, 0]))
+        if op is not Op.IDENTITY:
+            words.append(op.name.replace("_", " ").capitalize())
+        elif stage.blur is not None and row in stage.blur.rows:
+            words.append("Blur")
+        elif stage.warps is not None:
+            words += _moves(stage.warps.linear[row].tolist(), stage.warps.shift[row].tolist())
+    return words
+
+
+def _moves(linear: list[float], shift: list[float]) -> list[str]:
+    if linear != [1.0, 0.0, 0.0, 1.0]:
+        return ["Rotate"] if linear[1] and linear[2] else ["Shear"]
+    return ["Translate"] if any(shift) else []

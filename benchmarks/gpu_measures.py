@@ -181,8 +181,8 @@ def augmentation_kernels() -> frozenset[str]:
     """The names of the kernels that augmentation launches on a GPU."""
     from triton import JITFunction
 
-    fused = importlib.import_module("fastimg.augment.fused.launches")
-    return frozenset(name for name, value in vars(fused).items() if isinstance(value, JITFunction))
+    modules = [importlib.import_module(f"fastimg.augment.fused.{name}") for name in ("launches", "blurs")]
+    return frozenset(name for one in modules for name, value in vars(one).items() if isinstance(value, JITFunction))
 
 
 _Span = tuple[float, float, Any]  # of a trace, in microseconds: start, end, stream

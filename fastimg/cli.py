@@ -174,6 +174,12 @@ def _train(settings: config.Train, _console: Console) -> int:
 
 
 def _eval(settings: config.Eval, console: Console) -> int:
+    if settings.more:
+        from fastimg.predict.ensemble import evaluate_runs
+
+        _imported()
+        evaluate_runs(settings, terminal.console(), console)
+        return 0
     from fastimg.predict.evaluation import evaluate_checkpoint
 
     _imported()
@@ -248,11 +254,12 @@ def _refuse(command: str, settings: Any) -> None:
     if command in ("eval", "predict", "export"):
         from .train.checkpoints.model_files import find
 
-        find(settings.checkpoint)
+        for run in settings.runs if command == "eval" else (settings.checkpoint,):
+            find(run)
     if command in ("train", "eval", "embed", "bench") and settings.data is not None:
         from .loaders.containers.datasets import refuse_no_folder
 
-        refuse_no_folder(settings.data)
+        refuse_no_folder(settings.dataset if command == "eval" else settings.data)
 
 
 def _signal_code(signal: int) -> int:

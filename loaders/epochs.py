@@ -34,7 +34,7 @@ Padding = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
+class LoaderConfig:  # more than 12 fields: everything that a user may set
     """How a dataset is read. The pixels of a sample depend only on `seed`, the epoch and its id."""
 
     batch_size: int  # per rank
@@ -267,7 +267,8 @@ class Epochs:
         lengths: npt.NDArray[np.int64] | None = getattr(dataset, "lengths", None)
         self._lengths = lengths if lengths is None or self._indices is None else lengths[self._indices]
         if config.sampling is not None and len(config.sampling.weights) != self._n:
-            raise ValueError(f"sampling has {len(config.sampling.weights)} weights, and {self._n} samples are read")
+            weights = len(config.sampling.weights)
+            raise ValueError(f"sampling has {plural(weights, 'weight')} for {plural(self._n, 'sample')}")
         if config.order == "length" and lengths is None:
             raise ValueError("order length is only for texts stored as tokens")
         evaluates = config.order in ("sequential", "length")

@@ -12,8 +12,11 @@ drew contrast, autocontrast or equalize, through the same warp and operations. T
 one small tensor, sent once. Temporary memory, from PyTorch's allocator: per image 768 bytes for each column and once
 more, 771 values of the result's type where there is no line, and 6.2 kB for each statistics pass.
 
-Everything is integer arithmetic except the line, blends (float32) and autocontrast (float64): one multiplication and
-one addition, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference
+A plan of several stages is as many passes, of which all but the last make uint8. A blur is six launches over the images
+that drew it (`blurs`). What a policy cannot draw is not compiled: warps that are filled, hues, inverted levels.
+
+Everything is integer arithmetic except the line, blends (float32), autocontrast (float64) and hues (both): single
+operations, which `enable_fp_fusion=False` keeps apart. `tests/augment/test_fused.py` compares it with the reference
 under Triton's interpreter on the CPU, for every operation, type and odd size; compiles the launched kernels for an H200
 (sm_90), and looks at accesses and roundings there; and, with `-m gpu`, compares on a device, which has not been done.
 

@@ -129,14 +129,12 @@ def listed(value: bool | list[Entry] | None) -> Listed:
             kornia.append({_BLUR: _blur(arguments)})
             written.append(("kornia", name))
             continue
-        if name.split("-")[0] in HEADS and not arguments:
-            op, arguments = "trivial", {"name": named_policy(name, "augmentation")}
-        else:
-            op, arguments = _operation(name, arguments)
+        named = name.split("-")[0] in HEADS and not arguments
+        op, arguments = ("trivial", {}) if named else _operation(name, arguments)
         field = _FIELD.get(op, op)
         if field in settings:
             raise UsageError(f"augmentation: {name} is given twice; keep one of them")
-        settings[field] = arguments.get("name") if field == "aa" and arguments else _setting(name, op, arguments)
+        settings[field] = named_policy(name, "augmentation") if named else _setting(name, op, arguments)
         if field in VALUES and not VALUES[field][0](settings[field]):
             raise UsageError(f"augmentation: {name}: {arguments_shown(arguments)}: give {VALUES[field][1]}")
         written.append((field, name))

@@ -143,6 +143,9 @@ class Eval:  # more than 12 fields: a flag each
     """A run directory (its best checkpoint), a checkpoint directory, or model.safetensors."""
     data: Positional[Path]
     """Shards or an image folder, with the checkpoint's classes."""
+    more: Positional[Annotated[tuple[Path, ...], arg(metavar="[MORE ...]")]] = ()
+    """Further runs; DATA comes last. Each is evaluated, as are their mean, deviation and ensemble; runs over folds each
+    on the fold that it held out."""
     split: str | None = None
     """The split to evaluate. Default: val, else test, else the part of train that training held out."""
     classes: Literal["top", "leaf"] | None = None
@@ -172,9 +175,19 @@ class Eval:  # more than 12 fields: a flag each
     json: bool = False
     """Print the result as JSON."""
 
+    @property
+    def runs(self) -> tuple[Path, ...]:
+        """The checkpoints: all paths but the last."""
+        return (self.checkpoint, self.data, *self.more)[:-1]
+
+    @property
+    def dataset(self) -> Path:
+        """The data: the last path."""
+        return (self.data, *self.more)[-1]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict:  # more than 12 fields: a flag each
     """Classify images, or texts, with a checkpoint."""
 
     checkpoint: Positional[Path]

@@ -2,10 +2,10 @@
 
 from . import augmentation
 from .commands import Embed, Train
-from .progressive import Progressive
-from .progressive import parse as parse_progressive
 from .training import HF_PREFIX, LossKind
 from .training import SCHEDULE_FREE as SCHEDULE_FREE
+from .values.progressive import Progressive
+from .values.progressive import parse as parse_progressive
 
 ARCH = "resnet50"  # where neither a flag nor the weights name another
 EPOCHS = 10  # where neither --epochs nor --duration is given

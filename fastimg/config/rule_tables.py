@@ -12,7 +12,7 @@ from fastimg.errors import nearest
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 from fastimg.wording import plural
 
-from . import augmentation, durations, folds
+from . import augmentation
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
 from .intent import (
     EPOCHS,
@@ -28,6 +28,7 @@ from .intent import (
 )
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
 from .training import COMPILE_MODES, CUDA_GRAPH_MODES, HF_PREFIX, SCHEDULE_FREE, TRACKERS, Train
+from .values import durations, folds
 
 # Fields of Train that are about pixels, beside those of augmentation.
 IMAGE_FIELDS = (
@@ -109,6 +110,16 @@ def _unvalidated(config: Train) -> bool:
 
 def _without_steps(config: Train) -> bool:
     return config.sched != "step"
+
+
+def _teaches(config: Train) -> str | None:
+    if config.teacher is None:
+        return None
+    if loss_kind(config) in ("bce", "asymmetric"):
+        return "compares softmax probabilities, which --bce-loss and --loss asymmetric have none of; leave one out"
+    if head_alone(config) and config.cache_embeddings != "off":
+        return "needs images, and --freeze backbone trains on kept embeddings; add --cache-embeddings off"
+    return None
 
 
 def _schedule_free(config: Train) -> bool:
@@ -318,6 +329,11 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("focal_gamma", lambda c: c.loss == "focal", "--loss focal"),
     Idle("logit_adjust", lambda c: loss_kind(c) == "bce", "with binary cross-entropy, which has no softmax"),
     Idle("momentum", lambda c: c.opt == "adamw", lambda c: f"with --opt {c.opt}"),
+    Needs("teacher_weights", lambda c: c.teacher is not None, "--teacher"),
+    Needs("kd_temperature", lambda c: c.teacher is not None, "--teacher"),
+    Needs("kd_weight", lambda c: c.teacher is not None, "--teacher"),
+    Idle("teacher", reads_text, lambda c: f"on texts (--arch {c.arch})", "leave it out"),
+    Check("teacher", _teaches),
     Idle("opt_eps", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
     Idle("opt_betas", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
     Idle("lookahead", _schedule_free, lambda c: f"with --opt {c.opt}, which averages weights itself"),
@@ -391,6 +407,8 @@ _VALUES: tuple[Rule, ...] = (
     Range("checkpoint_hist", _at_least(0), "0 or more"),
     Range("patience", _at_least(1), "1 or more"),
     Range("lr", lambda rate: rate == "auto" or _is_above_zero(rate), "a number above 0, or auto"),
+    Range("kd_temperature", _is_above_zero, "a number above 0"),
+    Range("kd_weight", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("opt_eps", _at_least(0), "0 or more"),
     Range("opt_betas", lambda betas: all(map(_is_share_below_one, betas)), "numbers from 0 up to, not including, 1"),
     Range("weight_decay", lambda decay: decay >= 0, "0 or more"),

@@ -289,6 +289,15 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     target_weights: Annotated[str | None, arg(metavar="A=X,B=Y|uncertainty")] = None
     """Weights of the targets' losses. uncertainty: learn them, as in Kendall, Gal and Cipolla (2018). Default: 1
     each."""
+    teacher: Annotated[str | None, arg(metavar="RUN|ARCH")] = None
+    """Distillation: learn from a trained model, too. A run, one of its checkpoints, or an architecture with
+    --teacher-weights; it must know the same classes, and sees the same crops."""
+    teacher_weights: Path | None = None
+    """Weights of an architecture given as --teacher, whose classifier is for the dataset's classes in their order."""
+    kd_temperature: float | None = None
+    """Temperature that softens the classes' probabilities of teacher and student. Default: 4."""
+    kd_weight: float | None = None
+    """Share of the teacher in the loss; the labels have the rest. Default: 0.5."""
 
     epochs: int | None = None
     """Number of passes over the training split. Default: 10."""

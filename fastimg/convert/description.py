@@ -28,6 +28,7 @@ from fastimg.loaders.containers.tar import index_path
 from fastimg.loaders.containers.targets import Target, first_class
 from fastimg.loaders.errors import DataError
 from fastimg.loaders.folders.ignored import Ignored
+from fastimg.wording import plural
 
 from .journal import SPLIT, Finished, Journal
 from .pairs import stored_counts
@@ -210,8 +211,8 @@ class Base:
                     found = fields.get(name, field)
                     if name in schema.target_fields.values() and found.kind == field.kind == "ndarray":
                         raise UserError(
-                            f"{file}: its field {name} has a place for {found.nbytes:,} labels, and with the new "
-                            f"samples there are {field.nbytes:,}; --merge both into a new dataset"
+                            f"{file}: its field {name} has a place for {plural(found.nbytes, 'label')}, and "
+                            f"with the new samples there are {field.nbytes:,}; --merge both into a new dataset"
                         )
                     drop = "add --originals drop, or " if name == ORIGINAL else ""
                     raise UserError(

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.folds import Fold
 from fastimg.config.training import Augmenting
+from fastimg.config.values.folds import Fold
 from fastimg.errors import UsageError, UserError, printable
 from fastimg.loaders import CenterCrop, Dataset, RandomCrop, RandomResizedCrop, list_splits, open_dataset
 from fastimg.loaders.backends.selection import MissingBackend, check_installed, open_source, reads

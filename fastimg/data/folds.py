@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.config.folds import Fold
+from fastimg.config.values.folds import Fold
 from fastimg.errors import UserError, nearest, printable
 from fastimg.loaders import Dataset
 from fastimg.loaders.containers.content import singular

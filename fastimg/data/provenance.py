@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fastimg.config.folds import Fold
+from fastimg.config.values.folds import Fold
 from fastimg.loaders import DataError, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import samples_of, singular
 from fastimg.loaders.folders.folder import Level
@@ -134,17 +134,25 @@ class Selection:
 
 
 def select(
-    data: Path, split: str | None, history: Sequence[TrainedOn] | None, classes: Level | None = None
+    data: Path,
+    split: str | None,
+    history: Sequence[TrainedOn] | None,
+    classes: Level | None = None,
+    *,
+    held_out: bool = False,
 ) -> Selection:
     """Open what is to be evaluated: all of `split`, or without one, samples that were not trained on.
 
     Those are the first of val, test, train and the other splits that was not trained on, or the part of it that
     training held out. `history` has the checkpoint's own training first, then those of the weights that it started
-    from; None where the checkpoint does not say. `classes` is that of `open_dataset`. Raises DataError.
+    from; None where the checkpoint does not say. With `held_out` a fold that training held out comes before any other
+    split. `classes` is that of `open_dataset`. Raises DataError.
     """
     if split is not None:
         return _judged(data, split, history, classes, whole=True)
     names = list_splits(data, classes)
+    if held_out and history and history[0].fold is not None and history[0].split in names:
+        return _judged(data, history[0].split, history, classes)
     ordered: list[str] = [name for name in ("val", "test", "train") if name in names]
     ordered += [name for name in names if name not in ordered]
     for name in ordered:

@@ -28,7 +28,7 @@ from fastimg.data.datasets import (
     chosen_backend,
     worker_count,
 )
-from fastimg.data.provenance import select
+from fastimg.data.provenance import Selection, select
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
@@ -43,7 +43,7 @@ from fastimg.train.tasks.score import shows_top5, zero_recall
 from fastimg.wording import plural, with_flags
 
 from . import inference
-from .mistakes import Predictions, write_mistakes
+from .mistakes import MistakeFiles, Predictions, write_mistakes
 from .target_evaluation import TargetEvaluation, evaluate_targets
 
 
@@ -102,7 +102,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         inference.check_content(engine, dataset, config.data)
         tasks = _tasks(engine, dataset)
         if tasks is None:
-            _same_classes(engine.card.classes, dataset, config)
+            same_classes(engine.card.classes, dataset, config)
             other = "name another split with --split"
             check_labels(config.data, selection.split, dataset, len(engine.card.classes), other)
         check_readable(backend, config.data, dataset)
@@ -135,11 +135,35 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         finally:
             loader.close()
             dataset.close()
+    result = _result(config, file, engine, selection, found, matrix, plot, mistakes, len(loader.unreadable))
+    for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
+        say(err, f"{result.plot}: {remark}")
+    if mistakes.undecodable:
+        say(err, f"{mistakes.sheet}: {plural(mistakes.undecodable, 'image')} could not be decoded again, and are grey")
+    if config.json:
+        print(json.dumps(asdict(result)))
+    else:
+        _print(result, out)
+    return result
+
+
+def _result(
+    config: Eval,
+    file: Path,
+    engine: inference.Inference,
+    selection: Selection,
+    found: Predictions,
+    matrix: npt.NDArray[np.int64],
+    plot: Path,
+    mistakes: MistakeFiles,
+    unreadable: int,
+) -> Evaluation:
+    """The scores of what was predicted."""
     truth, predicted = found.truth, found.predicted
     names = engine.card.classes
     scores = precision_recall_fscore_support(truth, predicted, labels=np.arange(len(names)), zero_division=0.0)
     recalls = [(name, float(recall)) for name, recall, count in zip(names, scores[1], scores[3], strict=True) if count]
-    result = Evaluation(
+    return Evaluation(
         checkpoint=str(file),
         data=str(config.data),
         split=selection.split,
@@ -147,7 +171,7 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         trained_on=selection.trained_on,
         warning=selection.warning,
         images=len(truth),
-        unreadable=len(loader.unreadable),
+        unreadable=unreadable,
         top1=float((truth == predicted).mean()),
         balanced_accuracy=float(np.mean([recall for _, recall in recalls])),
         top5=float(found.top5.mean()) if shows_top5(len(names)) else None,
@@ -162,15 +186,6 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
         mistakes=str(mistakes.table),
         mistakes_sheet=None if mistakes.sheet is None else str(mistakes.sheet),
     )
-    for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
-        say(err, f"{result.plot}: {remark}")
-    if mistakes.undecodable:
-        say(err, f"{mistakes.sheet}: {plural(mistakes.undecodable, 'image')} could not be decoded again, and are grey")
-    if config.json:
-        print(json.dumps(asdict(result)))
-    else:
-        _print(result, out)
-    return result
 
 
 def _tasks(engine: inference.Inference, dataset: Dataset) -> Tasks | None:
@@ -194,7 +209,8 @@ def _draw(matrix: npt.NDArray[np.int64], names: Sequence[str], part: str, plot: 
         raise UsageError(f"--plot {plot}: {error}; give a name that ends in .png") from error
 
 
-def _same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+def same_classes(classes: tuple[str, ...], dataset: Dataset, config: Eval) -> None:
+    """Raises UserError unless the data has the checkpoint's `classes`."""
     if dataset.classes == classes:
         return
     extra = sorted(set(dataset.classes) - set(classes))

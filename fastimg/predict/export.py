@@ -19,7 +19,7 @@ from fastimg.models.registry import Model
 from fastimg.system.terminal import print_table
 from fastimg.train.checkpoints import format as checkpoint
 from fastimg.train.checkpoints.format import MODEL, Card
-from fastimg.train.tasks.restored import restored
+from fastimg.train.tasks.restored import several
 from fastimg.wording import agreeing, plural
 
 from . import export_interface as subjects
@@ -44,6 +44,14 @@ class Exported:
     classes: list[str]
     beside: list[str]  # files that belong to it
     check: Agreement | None
+    targets: list[dict[str, Any]] | None = None  # of several, in the order of the outputs
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; without `targets` where a class is all there is."""
+        fields = asdict(self)
+        if self.targets is None:
+            del fields["targets"]
+        return fields
 
 
 def export(config: Export, out: Console) -> int:
@@ -66,12 +74,6 @@ def export(config: Export, out: Console) -> int:
             f"{config.checkpoint}: a model of images and texts, which only --format safetensors writes; use it, or "
             "another checkpoint"
         )
-    if card.targets and restored(card.targets).single is None and config.chosen_format != "safetensors":
-        names = ", ".join(str(target["name"]) for target in card.targets)
-        raise UserError(
-            f"{config.checkpoint}: has the targets {printable(names)}, and --format {config.chosen_format} takes a "
-            "model of one class so far; use --format safetensors"
-        )
     if config.with_preprocessing and model.text is not None:
         raise UsageError(
             f"--with-preprocessing: {config.checkpoint} reads texts, and its tokenizer is written next to the file; "
@@ -85,7 +87,7 @@ def export(config: Export, out: Console) -> int:
     agreement = _check(config, file, subject) if config.check else None
     result = _result(config, file, source, card, subject, agreement)
     if config.json:
-        print(printable(json.dumps(asdict(result), ensure_ascii=False)))
+        print(printable(json.dumps(result.as_dict(), ensure_ascii=False)))
     else:
         _print(result, subject, out)
     return 1 if agreement is not None and not agreement.agrees else 0
@@ -210,6 +212,7 @@ def _result(
         classes=list(card.classes),
         beside=[str(file.with_name(name)) for name in subject.files],
         check=agreement,
+        targets=None if several(card.targets) is None else list(card.targets),
     )
 
 
@@ -221,7 +224,7 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     }
     if result.inputs:
         rows["input"] = f"{', '.join(result.inputs)}; left to the caller: {subject.caller}"
-        rows["output"] = f"logits float32 [batch, {classes}]"
+        rows["output"] = _outputs(result, subject)
         rows["inside"] = f"{subject.inside}; class names and preprocessing as metadata"
     else:
         rows["inside"] = "only weights; the metadata, which eval, predict and train --weights read, says how to use "
@@ -236,6 +239,16 @@ def _print(result: Exported, subject: Subject, out: Console) -> None:
     for name, text in rows.items():
         table.add_row(name, Text(printable(text)))
     print_table(out, table)
+
+
+def _outputs(result: Exported, subject: Subject) -> str:
+    """Name, type and shape of each output."""
+    if result.targets is None:
+        return f"logits float32 [batch, {len(result.classes)}]"
+    each = zip(subject.outputs, result.targets, strict=True)
+    what = {"class": "logits", "multilabel": "logits", "number": "in its own units"}
+    words = (f"{name} float32 [batch, {target['outputs']}] ({what[target['kind']]})" for name, target in each)
+    return printable(", ".join(words))
 
 
 def _check_row(check: Agreement) -> str:

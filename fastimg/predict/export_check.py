@@ -69,19 +69,20 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
     logits = torch.zeros(())
     probabilities = torch.zeros(())
     with _samples(engine, data, form) as (loader, origin), _recorded_logits(engine) as recorded:
-        for batch, expected_shares in engine.answers(loader):
+        for batch, _ in engine.logits(loader):
             real = batch.weight > 0
             if form.whole:
                 parts = [_run(file, run, image) for image in _whole(loader.dataset, batch.ids[real])]
-                actual = torch.cat([torch.empty(0, expected_shares.shape[1]), *parts])
+                actual = torch.cat([torch.empty(0, recorded[-1].shape[1]), *parts])
             else:
                 actual = _run(file, run, batch.inputs)[real]
-            expected_logits = recorded.pop()[real]
-            expected = expected_shares[real]
+            expected = recorded.pop()[real]
+            actual = engine.standardised(actual)
             counted += len(actual)
-            same += int((actual.argmax(1) == expected.argmax(1)).sum())
-            logits = torch.maximum(logits, _largest(actual - expected_logits))
-            probabilities = torch.maximum(probabilities, _largest(actual.softmax(1) - expected))
+            (found, likeliest), (shares, right) = _read(engine, actual), _read(engine, expected)
+            same += int((likeliest == right).all(dim=1).sum())
+            logits = torch.maximum(logits, _largest(actual - expected))
+            probabilities = torch.maximum(probabilities, _largest(found - shares))
         unreadable = loader.unreadable
     if counted == 0:
         why = next(iter(unreadable.values()))
@@ -99,6 +100,20 @@ def compare(file: Path, run: Run, engine: inference.Inference, data: Path | None
         bound=form.bound,
         agrees=bool(probabilities <= form.bound),
     )
+
+
+def _read(engine: inference.Inference, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [N, outputs] as probabilities, and standardised numbers; and the likeliest class of each class target."""
+    if engine.tasks is None:
+        return logits.softmax(1), logits.argmax(1, keepdim=True)
+    parts, likeliest = [], [torch.zeros(len(logits), 0, dtype=torch.int64)]
+    for task, part in zip(engine.tasks.all, engine.tasks.parts(logits), strict=True):
+        if task.target.kind == "class":
+            parts.append(part.softmax(1))
+            likeliest.append(part.argmax(1, keepdim=True))
+        else:
+            parts.append(part if task.target.kind == "number" else part.sigmoid())
+    return torch.cat(parts, dim=1), torch.cat(likeliest, dim=1)
 
 
 def _run(file: Path, run: Run, batch: torch.Tensor) -> torch.Tensor:
@@ -194,9 +209,9 @@ def _random_texts(length: int) -> list[str]:
 
 @contextlib.contextmanager
 def _recorded_logits(engine: inference.Inference) -> Iterator[list[torch.Tensor]]:
-    """Within the block, the logits that `engine.answers` turns into probabilities."""
+    """Within the block, the logits of `engine`, of the classes or targets that are exported."""
     recorded: list[torch.Tensor] = []
-    classes = len(engine.card.classes)
+    classes = len(engine.card.classes) if engine.tasks is None else engine.tasks.outputs
 
     def record(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> None:
         recorded.append(logits.float()[:, :classes])

@@ -4,7 +4,7 @@ docs/export.md explains the `preprocessing` field of the metadata.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,8 @@ from fastimg.loaders.crop import Interpolation
 from fastimg.models.registry import Model, Preprocessing, TextSide
 from fastimg.models.tokenizer import FILE as TOKENIZER
 from fastimg.train.checkpoints.format import Card
+from fastimg.train.tasks.regression import NumberTask
+from fastimg.train.tasks.restored import several
 
 _KERNELS: dict[Interpolation, Callable[..., torch.Tensor]] = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa,
@@ -24,11 +26,18 @@ _FILTERS: dict[Interpolation, str] = {"bilinear": "the triangle filter", "bicubi
 _TOKENS = 7  # length of the example texts; torch.export would take a length of 1 for a constant
 
 
+LOGITS = "logits"  # the only output of a model of one class
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The module to export, from the caller's inputs to logits float32 [N, classes], with its description."""
+    """The module to export, from the caller's inputs to logits float32 [N, classes], with its description.
+
+    Of several targets it gives a tuple: for each, logits float32 [N, w], or its number float32 [N, 1] in its own units.
+    """
 
     module: nn.Module
+    outputs: tuple[str, ...] = (LOGITS,)  # their names
     examples: dict[str, torch.Tensor]  # by input name, of two samples; one would be taken for a constant
     axes: dict[str, dict[int, str]]  # the names of the dynamic axes of each input
     max_sizes: dict[str, int] = field(default_factory=dict)  # of axes, by name
@@ -47,8 +56,37 @@ class Subject:
         return descriptions
 
 
+class OwnOutputs(nn.Module):
+    """A model's logits -> what is exported of them: those of the checkpoint's classes, or of each of its targets."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self.classes = len(card.classes)
+        self.tasks = several(card.targets)
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """See `Subject`."""
+        logits = logits.float()
+        if self.tasks is None:
+            return logits[:, : self.classes]
+        parts = [logits[:, part] for part in self.tasks.slices]
+        return tuple(
+            part * task.std + task.mean if isinstance(task, NumberTask) else part
+            for task, part in zip(self.tasks.all, parts, strict=True)
+        )
+
+
+def _names(card: Card, inputs: Iterable[str]) -> tuple[str, ...]:
+    """The names of the outputs: the targets', which no input has."""
+    tasks = several(card.targets)
+    if tasks is None:
+        return (LOGITS,)
+    taken = set(inputs)
+    return tuple(f"{name}_output" if name in taken else name for name in (task.target.name for task in tasks.all))
+
+
 class Pixels(nn.Module):
-    """uint8 images [N, 3, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's classes."""
+    """uint8 images [N, 3, H, W] -> logits float32 [N, classes]: normalisation, the model, the checkpoint's outputs."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -56,15 +94,15 @@ class Pixels(nn.Module):
     def __init__(self, model: nn.Module, card: Card) -> None:
         super().__init__()
         self.model = model
-        self.classes = len(card.classes)
+        self.own = OwnOutputs(card)
         for name, values in (("mean", card.preprocessing.mean), ("std", card.preprocessing.std)):
             levels = torch.tensor(values, dtype=torch.float64) * 255
             self.register_buffer(name, levels.float().view(1, 3, 1, 1))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """See the class."""
-        logits: torch.Tensor = self.model((images.float() - self.mean) / self.std)
-        return logits.float()[:, : self.classes]
+        outputs: torch.Tensor | tuple[torch.Tensor, ...] = self.own(self.model((images.float() - self.mean) / self.std))
+        return outputs
 
 
 class AnySize(nn.Module):
@@ -83,15 +121,16 @@ class AnySize(nn.Module):
         self.crop = p.val_size
         self.kernel = _KERNELS[p.interpolation]
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """See the class."""
         height, width = images.shape[2], images.shape[3]
         short = torch.sym_min(height, width)
         tall, wide = self.resize * height // short, self.resize * width // short
         resized = self.kernel(images, [tall, wide], False, None, None)
         rows, columns = self._kept(tall, images.device), self._kept(wide, images.device)
-        logits: torch.Tensor = self.pixels(resized.index_select(2, rows).index_select(3, columns))
-        return logits
+        cut = resized.index_select(2, rows).index_select(3, columns)
+        outputs: torch.Tensor | tuple[torch.Tensor, ...] = self.pixels(cut)
+        return outputs
 
     def _kept(self, side: int | torch.SymInt, device: torch.device) -> torch.Tensor:
         """int64 [crop]: the rows or columns in the centre. (Slices would add guards on their bounds to the graph.)"""
@@ -103,15 +142,17 @@ class AnySize(nn.Module):
 class Tokens(nn.Module):
     """int64 ids and mask [N, L], with a mask of 1 for tokens and 0 for padding -> logits float32 [N, classes]."""
 
-    def __init__(self, model: nn.Module, classes: int) -> None:
+    def __init__(self, model: nn.Module, card: Card) -> None:
         super().__init__()
         self.model = model
-        self.classes = classes
+        self.own = OwnOutputs(card)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """See the class. Where the mask is 0, ids may be any in the vocabulary."""
-        logits: torch.Tensor = self.model.read(input_ids, attention_mask)  # type: ignore[operator]
-        return logits.float()[:, : self.classes]
+        outputs: torch.Tensor | tuple[torch.Tensor, ...] = self.own(
+            self.model.read(input_ids, attention_mask)  # type: ignore[operator]
+        )
+        return outputs
 
 
 def of(model: Model, card: Card, any_size: bool = False) -> Subject:
@@ -129,6 +170,7 @@ def _images(model: Model, card: Card) -> Subject:
     p = card.preprocessing
     return Subject(
         module=Pixels(model.module, card).eval(),
+        outputs=_names(card, ("images",)),
         examples={"images": torch.zeros(2, 3, p.val_size, p.val_size, dtype=torch.uint8)},
         axes={"images": {0: "batch"}},
         feed=lambda images: (images,),
@@ -142,6 +184,7 @@ def _any_size(model: Model, card: Card) -> Subject:
     p = card.preprocessing
     return Subject(
         module=AnySize(Pixels(model.module, card), card).eval(),
+        outputs=_names(card, ("images",)),
         examples={"images": torch.zeros(2, 3, p.val_resize + 3, p.val_resize + 11, dtype=torch.uint8)},
         axes={"images": {0: "batch", 2: "height", 3: "width"}},
         feed=lambda images: (images,),
@@ -194,7 +237,8 @@ def _texts(model: Model, card: Card, text: TextSide) -> Subject:
         return tokens.masked_fill(~real, pad).long(), real.long()
 
     return Subject(
-        module=Tokens(model.module, len(card.classes)).eval(),
+        module=Tokens(model.module, card).eval(),
+        outputs=_names(card, ("input_ids", "attention_mask")),
         examples={"input_ids": torch.full((2, size), pad), "attention_mask": mask},
         axes={"input_ids": axes, "attention_mask": axes},
         max_sizes={"length": length},
@@ -208,8 +252,10 @@ def _texts(model: Model, card: Card, text: TextSide) -> Subject:
 
 def _metadata(card: Card, preprocessing: dict[str, object]) -> dict[str, str]:
     """JSON by name: `fastimg`, the checkpoint's card, and the parts of it that callers in other programs need."""
+    targets = {} if several(card.targets) is None else {"targets": json.dumps(card.targets)}
     return {
         "fastimg": card.to_json(),
         "classes": json.dumps(card.classes),
+        **targets,
         "preprocessing": json.dumps(preprocessing),
     }

@@ -19,9 +19,8 @@ from fastimg.loaders.containers.atomic import replace_file, sync_folder, tempora
 from .export_interface import Subject
 
 Format = Literal["safetensors", "onnx", "pt2"]
-Run = Callable[[torch.Tensor], torch.Tensor]  # a loader's batch -> logits float32 [N, classes]
+Run = Callable[[torch.Tensor], torch.Tensor]  # a loader's batch -> the outputs side by side, float32 [N, outputs]
 
-OUTPUT = "logits"
 ONNX_LIMIT = 2**31  # bytes: an ONNX file is one protobuf message
 
 
@@ -43,7 +42,7 @@ def onnx_bytes(subject: Subject) -> bytes:
         dynamo=True,
         verbose=False,
         input_names=list(subject.examples),
-        output_names=[OUTPUT],
+        output_names=list(subject.outputs),
         dynamic_shapes=subject.axes,
     )
     assert program is not None  # with dynamo=True it never is
@@ -112,7 +111,7 @@ def open_onnx(file: Path, subject: Subject) -> Run:
 
     def run(batch: torch.Tensor) -> torch.Tensor:
         inputs = {name: tensor.contiguous().numpy() for name, tensor in zip(names, subject.feed(batch), strict=True)}
-        return torch.from_numpy(session.run([OUTPUT], inputs)[0])
+        return torch.cat([torch.from_numpy(each) for each in session.run(list(subject.outputs), inputs)], dim=1)
 
     return run
 
@@ -131,8 +130,8 @@ def open_module(subject: Subject) -> Run:
 def _runner(module: nn.Module, subject: Subject) -> Run:
     def run(batch: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            logits: torch.Tensor = module(*subject.feed(batch))
-        return logits
+            outputs = module(*subject.feed(batch))
+        return outputs if isinstance(outputs, torch.Tensor) else torch.cat(tuple(outputs), dim=1)
 
     return run
 

@@ -25,7 +25,8 @@ from fastimg.models.tokenizer import TextDecoder
 from fastimg.train.checkpoints.format import Card, load_model
 from fastimg.train.metrics import answer
 from fastimg.train.tasks.joint import Tasks
-from fastimg.train.tasks.restored import restored
+from fastimg.train.tasks.regression import NumberTask
+from fastimg.train.tasks.restored import several
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,7 @@ class Inference:
     @property
     def tasks(self) -> Tasks | None:
         """What the outputs stand for, where they are not those of a class alone."""
-        if not self.card.targets:
-            return None
-        tasks = restored(self.card.targets)
-        return None if tasks.single is not None else tasks
+        return several(self.card.targets)
 
     def loader(
         self,
@@ -79,6 +77,15 @@ class Inference:
         """The texts beside images, tokenised as they are read."""
         assert self.model.pair is not None
         return TextRows(has_image, FreshTokens(texts, self.model.pair.reader.tokenizer))
+
+    def standardised(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs [N, outputs] with numbers in their own units, as an exported file gives them -> logits."""
+        if self.tasks is None:
+            return outputs
+        parts = zip(self.tasks.all, self.tasks.parts(outputs), strict=True)
+        return torch.cat(
+            [(part - task.mean) / task.std if isinstance(task, NumberTask) else part for task, part in parts], dim=1
+        )
 
     def logits(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Yield (batch, logits [B, outputs] on the device) in order."""

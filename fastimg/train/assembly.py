@@ -34,6 +34,7 @@ from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
 from .tasks.joint import Tasks
 from .tasks.selection import ChosenTargets
+from .teacher import teacher
 from .wrapping import compiled, wrapped
 
 
@@ -85,6 +86,7 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         tasks=tasks,
         data=data,
         optimisation=optimisation,
+        teacher=teacher(config, tasks, blueprint.preprocessing, blueprint.precision, ranks),
     )
     return Run.start(setup, parallel, compiled(parallel, config))
 

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from fastimg.config.commands import Train
-from fastimg.config.durations import limit
+from fastimg.config.values.durations import limit
 from fastimg.errors import UserError
 from fastimg.loaders import BatchSource
 from fastimg.models.ranks import Ranks, agree_on_buffers, start

@@ -20,7 +20,8 @@ class LossSettings:
         target's class and for the others of their own (Ridnik et al., 2021), whose defaults these are.
     smoothing: this share of a target goes to all classes alike (Szegedy et al., 2016).
     class_weights: float32 [C]: a sample's loss is multiplied by the weight of its class, a mixed one's by its shares.
-    log_priors: float32 [C], added to the logits in training (Menon et al., 2021).
+    log_priors: float32 [C], added to the logits in training (Menon et al., 2021). Smoothing then follows these priors:
+        a share alike for all would be more than a rare class's prior, and the model would always name that class.
     clip: asymmetric, several labels: labels that are absent and less probable than this weigh nothing.
     """
 
@@ -48,25 +49,29 @@ def losses(logits: torch.Tensor, targets: torch.Tensor, settings: LossSettings =
     smoothing = settings.smoothing
     if settings.log_priors is not None:
         logits = logits + settings.log_priors
-    if settings.kind == "cross-entropy" and settings.class_weights is None:
+    plain = settings.class_weights is None and settings.log_priors is None
+    if settings.kind == "cross-entropy" and plain:
         return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
     classes = logits.shape[1]
     own = targets if targets.is_floating_point() else F.one_hot(targets, classes).float()
-    if settings.kind == "bce" and settings.class_weights is None:
+    if settings.kind == "bce" and plain:
         shares = own * (1.0 - smoothing) + smoothing / classes
         return F.binary_cross_entropy_with_logits(logits, shares, reduction="none").sum(dim=1)
     if settings.class_weights is not None:
         own = own * settings.class_weights
     whole = own.sum(dim=1, keepdim=True)  # the sample's weight [B, 1]
-    shares = own * (1.0 - smoothing) + whole * (smoothing / classes)
+    spread: float | torch.Tensor = smoothing / classes  # what smoothing gives to each class: a number, or [C]
+    if settings.log_priors is not None:
+        spread = smoothing * settings.log_priors.softmax(dim=0)
+    shares = own * (1.0 - smoothing) + whole * spread
     if settings.kind == "bce":
         return -(shares * F.logsigmoid(logits) + (whole - shares) * F.logsigmoid(-logits)).sum(dim=1)
     logs = F.log_softmax(logits, dim=1)
     if settings.kind == "focal":
         shares = shares * (-torch.expm1(logs)).clamp(min=_TINY) ** settings.focal_gamma
     elif settings.kind == "asymmetric":
-        certain = own * (1.0 - smoothing + smoothing / classes)
-        others = (whole - own) * (smoothing / classes)
+        certain = own * (1.0 - smoothing + spread)
+        others = (whole - own) * spread
         away = (-torch.expm1(logs)).clamp(min=_TINY) ** settings.gamma_positive
         shares = certain * away + others * logs.exp() ** settings.gamma_negative
     return -(shares * logs).sum(dim=1)

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from fastimg.config import folds, intent
+from fastimg.config import intent
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
-from fastimg.config.folds import Fold
+from fastimg.config.values import folds
+from fastimg.config.values.folds import Fold
 from fastimg.data import class_balance
 from fastimg.data.datasets import (
     DatasetPart,
@@ -207,6 +208,9 @@ def whiten(
 
 
 def _sampling(sampler: str, part: DatasetPart) -> Sampling:
+    """How often each sample is drawn: by the data's first class target."""
+    if not part.dataset.classes:
+        raise UsageError(f"--sampler {sampler} has no effect: no target of the data is a class; leave it out")
     labels = part.dataset.labels if part.indices is None else part.dataset.labels[part.indices]
     return Sampling(class_balance.sampling(sampler, part.dataset.classes, labels))
 

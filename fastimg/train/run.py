@@ -17,8 +17,8 @@ from torch import nn
 
 from fastimg.augment import Policy
 from fastimg.config.commands import Train
-from fastimg.config.durations import interval
-from fastimg.config.progressive import Progressive
+from fastimg.config.values.durations import interval
+from fastimg.config.values.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource
@@ -39,6 +39,7 @@ from .optimisers.schedules import Schedule
 from .patience import Best, Standing
 from .tasks.joint import Tasks
 from .tasks.lookup import TargetLookup
+from .teacher import Teacher
 from .trackers.fanout import Trackers
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
@@ -108,6 +109,7 @@ class Setup:
     tasks: Tasks
     data: TrainingData
     optimisation: Optimisation
+    teacher: Teacher | None = None
 
     @property
     def batch_size(self) -> int:

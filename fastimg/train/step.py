@@ -92,6 +92,8 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images, *batch.beside)
         losses = setup.tasks.losses(logits, batch.targets)
+        if setup.teacher is not None:
+            losses = setup.teacher.blended(losses, logits, batch.images)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())

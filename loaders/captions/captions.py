@@ -14,6 +14,7 @@ from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.containers.watch import FileWatch, fill
 from fastimg.loaders.errors import ImageError, ShardError
 from fastimg.loaders.runtime.scratch import Scratch
+from fastimg.loaders.wording import plural
 
 from .positions import kept_positions
 
@@ -32,7 +33,9 @@ class Captions:
 
     def __init__(self, images: Dataset, found: npt.NDArray[np.void]) -> None:
         if len(found) != len(images):
-            raise ShardError(f"{images.name}: {len(images)} images, but {len(found)} notes of samples; {_REMEDY}")
+            raise ShardError(
+                f"{images.name}: {plural(len(images), 'image')}, but {len(found):,} notes of samples; {_REMEDY}"
+            )
         self.images = images
         self.name = images.name
         self.classes = images.classes

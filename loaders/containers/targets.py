@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fastimg.loaders.wording import plural
+
 TargetKind = Literal["class", "multilabel", "number"]
 KINDS: tuple[TargetKind, ...] = get_args(TargetKind)
 LABEL = "label"  # the name of the only target of data that names none: the folder, or the column, of a sample's class
@@ -152,7 +154,7 @@ class TargetValues:
 
     def _place(self, name: Any) -> int:
         if not isinstance(name, str) or name not in self._index:
-            raise ValueError(f"{name!r} is not among its {len(self._index):,} classes")
+            raise ValueError(f"{name!r} is not among its {plural(len(self._index), 'class')}")
         return self._index[name]
 
     def add(self, value: Any) -> None:

@@ -24,7 +24,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-COUNTS = {"jpeg": 4000, "tar": 2000, "idx": 2000, "beton": 2000}
+COUNTS = {"jpeg": 2000, "tar": 1000, "idx": 1000, "beton": 1000}
 SECONDS = 20  # for one case; the slowest takes a few hundredths
 MEMORY = 256 << 20  # limit of a case's memory, in addition to the process's memory at its start
 MAX_PIXELS = 1 << 18

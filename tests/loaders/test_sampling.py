@@ -84,7 +84,7 @@ def test_other_orders_take_each_sample_once(order):
 
 
 def test_as_many_weights_as_samples(build, numbers):
-    with pytest.raises(ValueError, match="sampling has 23 weights, and 5 samples are read"):
+    with pytest.raises(ValueError, match="sampling has 23 weights for 5 samples"):
         build(numbers(5), sampling=RARE)
 
 

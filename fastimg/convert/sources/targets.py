@@ -121,6 +121,10 @@ class _Tally:
             self.numbers = self.numbers and number is not None
             self.fractions = self.fractions or bool(number is not None and not number.is_integer() and number == number)
 
+    def is_nan(self, text: str) -> bool:
+        """Whether a cell spells that there is no number, in a column of numbers."""
+        return self.numbers and text[:4].lower().lstrip("+-") == "nan"
+
     @property
     def present(self) -> int:
         """Cells that are not empty."""
@@ -131,7 +135,7 @@ class _Tally:
         if self.lists:
             return "multilabel", "lists"
         if self.numbers:
-            values = len({_number(text) for text in self.counts if not math.isnan(_number(text) or 0.0)})
+            values = len({_number(text) for text in self.counts if not self.is_nan(text)})
             if self.fractions:
                 return "number", "with fractions"
             if values > _MAX_NUMBERED_CLASSES:
@@ -231,7 +235,7 @@ class TargetCells:
     def _decided(self, asked: AskedTarget, existing: Target | None) -> Target:
         tally = self._tallies[asked.name]
         where = f"{self._src}: target {asked.name!r}"
-        if not tally.present:
+        if not tally.present or (tally.numbers and tally.nans == tally.counts.total() and not tally.lists):
             raise DataError(f"{where}: every row is empty; fill it in, or leave out --target {asked.name}")
         guessed, why = tally.kind(self._delimiter)
         kind = asked.kind or (existing.kind if existing else guessed)
@@ -250,7 +254,7 @@ class TargetCells:
         return Target(name=asked.name, kind=kind, classes=names)
 
     def _said(self, asked: AskedTarget, kind: TargetKind, why: str, names: tuple[str, ...], tally: _Tally) -> str:
-        missing = tally.missing + (tally.nans if kind == "number" else 0)
+        missing = tally.missing + (tally.nans if tally.numbers else 0)
         of = {"class": "class", "multilabel": "label"}
         parts = [kind if kind == "number" else f"{kind}, {plural(len(names), of[kind])}"]
         if asked.kind is None:
@@ -273,9 +277,10 @@ class TargetCells:
             classes = tuple(label for label in schema if label in found)
         else:
             self._delimiters[name] = self._delimiter or tally.separator()
-            written = set(tally.counts) if kind == "class" else set(tally.labels)
+            cells = [text for text in tally.counts if not tally.is_nan(text)]
+            written = set(cells) if kind == "class" else set(tally.labels)
             if kind == "multilabel":
-                for text in tally.counts:
+                for text in cells:
                     written.update(_parts(text, self._delimiters[name]))
             ordered = sorted(written)
             classes, numbers = number_classes(ordered)
@@ -287,7 +292,7 @@ class TargetCells:
 
     def _value(self, number: int, target: Target, cell: Any) -> Any:
         """The name of a class, a list of labels, a number, or None."""
-        if cell is None:
+        if cell is None or (isinstance(cell, str) and self._tallies[target.name].is_nan(cell)):
             return None
         if target.kind == "number":
             value = _number(cell) if isinstance(cell, str) else None

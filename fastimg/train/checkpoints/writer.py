@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError
 
-from fastimg.config.durations import Interval
+from fastimg.config.values.durations import Interval
 from fastimg.errors import UserError, reason_of
 
 from . import format as checkpoint

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.config import durations
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
 from fastimg.config.intent import EPOCHS, SCHEDULE_FREE, head_alone, plain, progressive, reads_frozen, reads_text, tuned
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
+from fastimg.config.values import durations
 from fastimg.data.datasets import DatasetPart, chosen_backend
 from fastimg.errors import UsageError
 from fastimg.loaders.backends.settings import IGNORED_SETTINGS
@@ -25,6 +25,7 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
+from fastimg.train.teacher import TEMPERATURE, WEIGHT
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -119,6 +120,10 @@ def resolve(
         lr_base_size=None,
         head_init=model.new_head,
         momentum=_momentum(config),
+        teacher=_teacher(config),
+        teacher_weights=config.teacher_weights.resolve() if config.teacher_weights else None,
+        kd_temperature=config.kd_temperature or TEMPERATURE,
+        kd_weight=WEIGHT if config.kd_weight is None else config.kd_weight,
         weight_decay=_weight_decay(config),
         norm_weight_decay=config.norm_weight_decay or 0.0,
         sched=sched,
@@ -198,6 +203,13 @@ def _weight_decay(config: Train) -> float:
     if config.weight_decay is not None:
         return config.weight_decay
     return catalogue.weight_decay(config.opt)
+
+
+def _teacher(config: Train) -> str | None:
+    """A path in full, an architecture as it is."""
+    if config.teacher is None or not Path(config.teacher).exists():
+        return config.teacher
+    return str(Path(config.teacher).resolve())
 
 
 def _momentum(config: Train) -> float | None:

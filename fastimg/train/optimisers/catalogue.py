@@ -45,7 +45,7 @@ _FLAGS = {
 _INTERNAL = frozenset(("self", "params", "maximize", "capturable", "differentiable", "verbose", "adamw_lr", "beta2"))
 
 # What a sharded weight's optimiser may be: it treats each element by itself, and keeps all of its state by parameter.
-_ELEMENTWISE = (
+ELEMENTWISE = (
     *("adamw", "sgd", "momentum", "nesterov", "adam", "nadam", "radam", "radamw", "adamax", "adagrad", "adadelta"),
     *("rmsprop", "lion", "adamwlegacy", "nadamw"),
 )
@@ -61,10 +61,10 @@ def check(config: Train) -> None:
     _check_name(name)
     if config.lr == "auto" and relative(name) is None:
         raise UsageError(f"--opt {name}: no learning rate is known to serve it; give --lr, and --weight-decay")
-    if config.strategy == "fsdp" and name not in _ELEMENTWISE:
+    if config.strategy == "fsdp" and name not in ELEMENTWISE:
         raise UsageError(
             f"--opt {name}: looks at whole weights or counts steps for all of them, and --strategy fsdp shares them; "
-            f"give one of {', '.join(_ELEMENTWISE)}"
+            f"give one of {', '.join(ELEMENTWISE)}"
         )
     if config.momentum is not None and not takes_momentum(name):
         raise UsageError(f"--momentum has no effect with --opt {name}; leave it out")

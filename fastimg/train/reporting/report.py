@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fastimg.config.commands import Train
-from fastimg.config.durations import interval, parse
 from fastimg.config.intent import SCHEDULE_FREE
+from fastimg.config.values.durations import interval, parse
 from fastimg.data.augmentation import sentence
 from fastimg.data.datasets import DatasetPart
 from fastimg.errors import printable
@@ -60,7 +60,7 @@ def print_effective(
     if val_part is not None:
         validation = f"{plural(len(val_part), setup.unit[:-1])} ({val_part.origin}){resize}"
     rows: dict[str, str | None] = {
-        "data": f"{shown(data)}: {plural(len(part), setup.unit[:-1])}, {plural(len(part.dataset.classes), 'class')}",
+        "data": f"{shown(data)}: {plural(len(part), setup.unit[:-1])}, {printable(setup.tasks.schema())}",
         "validation": validation,
         "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config),
         "texts": _beside(model.pair) if model.pair else None,
@@ -69,6 +69,7 @@ def print_effective(
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
         "loss": printable(setup.tasks.describe()),
+        "teacher": setup.teacher.words if setup.teacher is not None else None,
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),

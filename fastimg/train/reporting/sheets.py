@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fastimg.augment import Plan, Policy, apply, draw, mix
+from fastimg.augment.layers import layer_names
 from fastimg.augment.ops import BINS, TRIVIAL, trivial_table
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.model_input import model_input
@@ -135,10 +136,12 @@ def draw_augmented(
 def _happened(
     classes: "_Classes", plan: Plan | None, policy: Policy, row: int, soft: torch.Tensor, own: int, length: int
 ) -> tuple[str, ...]:
-    """Lines: TrivialAugment's operation, and the shares of classes if other classes are mixed in."""
+    """Lines: TrivialAugment's operation or a named policy's, and the shares of classes if others are mixed in."""
     lines = []
     if plan is not None and policy.trivial:
         lines.append(tuple(TRIVIAL)[int(plan.trivial[row]) // (BINS * 2)])
+    if plan is not None and policy.named:
+        lines += [", ".join(happened) for happened in [layer_names(plan, row)] if happened]
     if plan is not None and policy.mixes:
         shares = sorted(((float(share), label) for label, share in enumerate(soft) if share >= 0.005), reverse=True)
         if [label for _, label in shares] != [own]:

@@ -79,8 +79,9 @@ class ClassTask:
 
     @property
     def _early(self) -> float:
-        """The smoothing before images are mixed; with weights the loss smooths, class by class."""
-        return self.settings.smoothing if self.settings.class_weights is None else 0.0
+        """The smoothing before images are mixed; with weights or priors the loss smooths, class by class."""
+        plain = self.settings.class_weights is None and self.settings.log_priors is None
+        return self.settings.smoothing if plain else 0.0
 
     def evaluation_loss(self, logits: torch.Tensor, truth: Truth) -> torch.Tensor:
         """See Task. Cross-entropy, in nats."""

@@ -10,6 +10,7 @@ from torch import nn
 from fastimg.augment.mixing import Mixture
 from fastimg.loaders.containers.targets import LABEL
 from fastimg.models.registry import output_names
+from fastimg.wording import plural
 
 from .classification import ClassTask
 from .score import AnyScore, Score, TargetScores, shown, shows_top5
@@ -95,6 +96,17 @@ class Tasks:
         """The tasks of one run, with parameters of their own on a device."""
         fresh = nn.Parameter(torch.zeros(len(self.all), device=device)) if self.learned else None
         return replace(self, all=tuple(task.to(device) for task in self.all), log_variances=fresh)
+
+    def schema(self) -> str:
+        """What is learned: a number of classes, or the targets."""
+        if self.single is not None:
+            return plural(len(self.single.target.classes), "class")
+        kinds = {"class": "class", "multilabel": "label"}
+        words = [
+            f"{target.name} ({plural(len(target.classes), kinds[target.kind]) if target.classes else 'a number'})"
+            for target in (task.target for task in self.all)
+        ]
+        return f"{plural(len(words), 'target')}: {', '.join(words)}"
 
     def describe(self) -> str:
         """The loss of a sample, in words."""

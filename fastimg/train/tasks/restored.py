@@ -17,6 +17,14 @@ def restored(targets: Sequence[Mapping[str, Any]]) -> Tasks:
     return Tasks(all=tuple(map(_task, targets)), weights=(1.0,) * len(targets))
 
 
+def several(targets: Sequence[Mapping[str, Any]]) -> Tasks | None:
+    """The tasks of a checkpoint, where its outputs are not those of a class alone."""
+    if not targets:
+        return None
+    tasks = restored(targets)
+    return None if tasks.single is not None else tasks
+
+
 def _task(stated: Mapping[str, Any]) -> Task:
     target = Target(name=stated["name"], kind=stated["kind"], classes=tuple(stated.get("classes", ())))
     if target.kind == "class":

@@ -85,9 +85,8 @@ def fakes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Use fewer boxes, and keep the number of threads."""
+    """Use fewer boxes."""
     monkeypatch.setattr(comparison, "BOXES", 60)
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
 
 
 def files_of(folder):

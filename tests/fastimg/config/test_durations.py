@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastimg.config.durations import Span, parse
+from fastimg.config.values.durations import Span, parse
 from fastimg.errors import UsageError
 
 

@@ -10,7 +10,7 @@ import yaml
 from fastimg import cli as command_line
 from fastimg.config import recipes
 from fastimg.config.commands import Train
-from fastimg.config.durations import parse
+from fastimg.config.values.durations import parse
 from fastimg.config.yaml_file import combined, load
 from fastimg.errors import UsageError
 from fastimg.models.input_size import check_input

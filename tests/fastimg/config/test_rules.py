@@ -16,10 +16,10 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 # Fields of Train without a rule, and the reason.
 WITHOUT_RULES = {
     "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
-    "only certain values parse": ("classes", "opt_impl", "order", "opt", "lr_scale", "head", "device"),
-    "judged with the model": ("num_classes", "freeze", "model_kwargs", "opt_kwargs"),
+    "only certain values parse": ("classes", "opt_impl", "order", "lr_scale", "head", "device"),
+    "judged with the model": ("num_classes", "freeze", "model_kwargs"),
+    "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),
-    "judged with the ranks": ("strategy",),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
     "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug"),

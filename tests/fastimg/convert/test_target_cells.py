@@ -88,6 +88,8 @@ def test_only_a_known_kind_after_the_last_colon_is_a_kind() -> None:
 def test_what_is_missing_and_what_is_empty() -> None:
     assert read(["1.5", "", " ", "nan", "NaN", None, math.nan], "x:number") == [1.5, *[None] * 6]
     assert read(["a", "", None, math.nan], "x:class") == ["a", None, None, None]
+    assert read(["1", "NaN", "2"], "x:class") == ["1", None, "2"]
+    assert read(["Nan", "Bo", "1"], "x:class") == ["Nan", "Bo", "1"]  # where not all others are numbers, it is a name
     assert read([["b", "a"], [], None, "a"], "x:multilabel") == [["a", "b"], [], None, ["a"]]
     assert read(["a|b|", "|", ""], "x:multilabel") == [["a", "b"], [], None]
 
@@ -136,6 +138,7 @@ def test_classes_of_the_dataset_that_is_added_to_come_first() -> None:
         (["1", "inf"], "x:number", r"row 3: \"inf\" in column 'x' is not finite"),
         ([0.5, -math.inf], "x", r"row 3: .* is not finite"),
         ([[1.0], 2], "x:number", r"row 2: \[\"1\"\] in column 'x' is not a number"),
+        (["nan", "", "NaN"], "x", r"target 'x': every row is empty"),
         (["", " ", None], "x", r"target 'x': every row is empty; .*leave out --target x"),
         ([[], []], "x", r"target 'x': no row has a label"),
         ([["a"], "b"], "x:class", r"row 2: .* is a list, not one class; use x:multilabel"),

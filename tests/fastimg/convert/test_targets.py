@@ -15,7 +15,7 @@ from fastimg.config.commands import Convert
 from fastimg.convert.journal import Journal
 from fastimg.convert.pipeline import convert
 from fastimg.convert.report import Report
-from fastimg.errors import UserError
+from fastimg.errors import UsageError, UserError
 from fastimg.loaders.containers import compact_index
 from fastimg.loaders.containers.beton import BetonFile
 from fastimg.loaders.containers.datasets import Dataset, open_dataset, read_description
@@ -374,3 +374,41 @@ def test_ten_thousand_labels_take_little_room(table: Any, tmp_path: Path) -> Non
     assert values.sum() == 10_000
     assert present.all()
     dataset.close()
+
+
+def test_targets_that_do_not_go_together_are_refused(table: Any, tmp_path: Path) -> None:
+    run(table(only(PETS, "breed", "age"), name="a"), tmp_path / "A", "breed", "age:number")
+    run(table(only(PETS, "house"), name="b"), tmp_path / "B", "house")
+    run(table(only(PETS, "breed", "age"), name="c"), tmp_path / "C", "breed", "age:class")
+    for other, reason in (("B", "its first class is 'house' and that of .* 'breed'"), ("C", "'age' is a class")):
+        with pytest.raises(DataError, match=reason):
+            flags = Convert(src=tmp_path / "A", dst=tmp_path / other, more=(tmp_path / "D",), merge=True, workers="1")
+            convert(flags, QUIET)
+        assert not (tmp_path / "D").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"label_column": "breed"}, "--label-column has no effect with --target"),
+        ({"labels_are_classes": True}, "--labels-are-classes has no effect with --target"),
+        ({"label_delimiter": " "}, "--label-delimiter: give what separates labels"),
+        ({"target": (), "label_delimiter": "|"}, "--label-delimiter has no effect without --target"),
+        ({"target": ("age", "age:number")}, "--target age: given twice"),
+        ({"target": ("path",)}, "--target path"),
+    ],
+)
+def test_flags_that_contradict_targets_are_refused(
+    flags: dict[str, Any], reason: str, table: Any, tmp_path: Path
+) -> None:
+    given = {"target": ("breed",)} | flags
+    with pytest.raises(UsageError, match=reason):
+        convert(Convert(src=table(PETS), dst=tmp_path / "D", **given), QUIET)
+    assert not (tmp_path / "D").exists()
+
+
+def test_a_folder_and_a_tar_have_no_columns(tmp_path: Path, encode: Any, table: Any) -> None:
+    run(table(PETS), tmp_path / "D", "breed")
+    for src in (tmp_path / "D", tmp_path / "D" / "train-00000.tar"):
+        with pytest.raises(UsageError, match=r"--target: .* has no columns"):
+            run(src, tmp_path / "E", "breed")

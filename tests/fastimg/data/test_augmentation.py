@@ -326,7 +326,7 @@ def test_accumulated_gradients_of_mixed_images_are_those_of_a_large_batch(one_ep
 def test_mixing_with_lambda_1_changes_nothing(one_epoch, trained, monkeypatch):
     """With lambda 1 everywhere, the soft targets are the smoothed classes."""
     plain, said = one_epoch(trained.images, "plain", "-b", "8")
-    monkeypatch.setattr("fastimg.augment.plan.beta_quantile", lambda alpha, chances: np.ones_like(chances))
+    monkeypatch.setattr("fastimg.augment.draws.beta_quantile", lambda alpha, chances: np.ones_like(chances))
     mixed, also = one_epoch(trained.images, "mixed", "-b", "8", "--mixup", "1", "--cutmix", "1")
     assert furthest(plain, mixed) < 1e-5
     assert also["loss"] == pytest.approx(said["loss"], rel=1e-5) and also["top1"] == said["top1"]
@@ -457,3 +457,56 @@ def test_words():
     resolved = replace(config, **effective(config, plain=False))
     crop = "random resized crop 8 (scale 0.08 to 1, ratio 0.75 to 1.33)"
     assert sentence(resolved, 8) == f"{crop}, hflip 0.5, vflip 0.25, Kornia's RandomInvert(p=0.5), mixup 0.2"
+
+
+def effective_policy(**fields):
+    config = Train(**fields)
+    return policy_of(replace(config, **effective(config, plain=False)), MEAN, STD)
+
+
+def test_policies_by_name_and_what_comes_after():
+    name = "rand-m9-mstd0.5-inc1"
+    given = {"aa": name, "hue": 0.1, "grayscale_prob": 0.2, "gaussian_blur_prob": 0.3, "solarize_prob": 0.4}
+    after = {"hue": 0.1, "grayscale": 0.2, "blur": 0.3, "solarize": 0.4}
+    assert effective_policy(**given) == Policy(hflip=0.5, named=name, **after, mean=MEAN, std=STD)
+    config = Train(**given)
+    words = sentence(replace(config, **effective(config, plain=False)), None)
+    assert (
+        words.partition("), ")[2]
+        == f"hflip 0.5, {name}, hue by up to 0.1, grayscale 0.2, gaussian blur 0.3, solarize 0.4"
+    )
+    listed_ = {"augmentation": [name, {"hue": {"max": 0.1}}, "random_grayscale", {"gaussian_blur": {"p": 0.3}}]}
+    assert effective_policy(**listed_, solarize_prob=0.4) == replace(effective_policy(**given), hflip=0.0)
+
+
+def test_three_augment_comes_with_its_jitter():
+    slight = dict.fromkeys(("brightness", "contrast", "saturation"), (0.7, 1.3))
+    assert effective_policy(aa="3aug") == Policy(hflip=0.5, named="3aug", **slight, mean=MEAN, std=STD)
+    alone = Policy(hflip=0.5, named="3aug", mean=MEAN, std=STD)
+    assert effective_policy(aa="3aug", color_jitter=(0.0, 0.0, 0.0)) == alone
+    assert effective_policy(aa="3aug", contrast=(0.5, 1.0)) == replace(alone, contrast=(0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--aa", "rand-m9-x3"), "--aa: rand-m9-x3: 'x3' is no part of rand; it takes m, n, p"),
+        (("--aa", "trivail"), "--aa trivail: unknown policy; did you mean trivial"),
+        (("--aa", "autoaugmentt"), "unknown augmentation policy 'autoaugmentt'"),
+        (("--hue", "0.6"), "--hue 0.6: give a share of the colour circle, from 0 to 0.5"),
+        (("--solarize-prob", "2"), "--solarize-prob 2: give a probability, from 0 to 1"),
+        (("--no-aug", "--hue", "0.1"), "--hue"),
+    ],
+)
+def test_policies_that_are_none(flags, message, tmp_path, cli):
+    ran = cli("train", tmp_path / "nowhere", *flags)
+    assert ran.code == 2 and message in ran.err, ran.err
+
+
+def test_kornia_and_erasing_follow_a_policy_of_several_stages():
+    """What the model is given is what `apply` makes, erased afterwards, where Kornia's part changes nothing."""
+    policy = Policy(named="rand-m9-p1", hflip=0.5, blur=0.5, erase=1.0)
+    images = torch.randint(0, 256, (8, 3, 20, 24), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    plan = draw(policy, torch.arange(8), 0, 0)
+    got = model_input(plan, images, policy, torch.float32, lambda levels, seed: levels)
+    assert torch.equal(got, model_input(plan, images, policy, torch.float32))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fastimg.config.folds import Fold, parse
+from fastimg.config.values.folds import Fold, parse
 from fastimg.data import folds
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import open_dataset

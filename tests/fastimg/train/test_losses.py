@@ -107,10 +107,24 @@ def test_extreme_logits_have_finite_gradients(kind, gamma):
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["cross-entropy", "asymmetric"])
+def test_with_priors_smoothing_does_not_favour_rare_classes(kind):
+    """The best logits of a common class's sample name that class, though its rare neighbour's prior is tiny."""
+    priors = torch.tensor([0.98, 0.02]).log()
+    settings = LossSettings(kind=kind, smoothing=0.1, log_priors=priors)
+    grid = torch.linspace(-8, 8, 1601)
+    found = losses(torch.stack([grid, -grid], dim=1), torch.zeros(1601, dtype=torch.int64), settings)
+    assert grid[found.argmin()] > 0.5
+    mixed = 0.9 * F.one_hot(torch.zeros(1601, dtype=torch.int64), 2) + 0.1 * priors.exp()
+    if kind == "cross-entropy":
+        expected = F.cross_entropy(torch.stack([grid, -grid], dim=1) + priors, mixed, reduction="none")
+        torch.testing.assert_close(found, expected)
+
+
 def test_log_priors_are_added_to_the_logits():
     logits, targets = drawn()
     expected = F.cross_entropy(logits + WEIGHTS, targets, reduction="none")
-    assert torch.equal(losses(logits, targets, LossSettings(log_priors=WEIGHTS)), expected)
+    torch.testing.assert_close(losses(logits, targets, LossSettings(log_priors=WEIGHTS)), expected)
 
 
 @pytest.mark.parametrize("pos_weight", [None, torch.tensor([1.0, 5.0, 0.5, 2.0])])

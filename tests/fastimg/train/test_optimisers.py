@@ -183,6 +183,21 @@ def test_sharded_weights(lone_rank):
         train_steps(plain, build_optimizer(plain, opt, 0.05, 0.1, 0.9, layer_decay=0.5), 3, seed=1)
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert torch.allclose(ours.full_tensor(), theirs, atol=1e-6)
+    for opt in catalogue.ELEMENTWISE:
+        model, plain = small_model(), small_model()
+        fully_shard(model)
+        optimizer = build_optimizer(model, opt, 0.01, 0.1, None)
+        before = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+        train_steps(model, optimizer, 3, seed=1)
+        train_steps(plain, build_optimizer(plain, opt, 0.01, 0.1, None), 3, seed=1)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(ours.full_tensor(), theirs, atol=1e-6), opt
+        for p, state in optimizer.state.items():  # what `sharded` saves, it can give back: tensors, by parameter
+            sizes = {key: value.shape for key, value in state.items() if isinstance(value, torch.Tensor)}
+            assert sizes.keys() == state.keys(), opt
+            assert set(sizes.values()) <= {p.shape, torch.Size([])}, opt
+        counted = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+        assert counted == before, opt
     with pytest.raises(UsageError, match=r"--opt-impl fused.*foreach"):
         build_optimizer(fully_shard(small_model()), "sgd", 0.1, 0.0, 0.9, impl="fused")
 

@@ -8,8 +8,11 @@ import pytest
 from PIL import Image
 
 from fastimg.config.commands import Train
+from fastimg.loaders.containers.targets import Target
 from fastimg.train.reporting import plots, summary
 from fastimg.train.reporting.plots import CurveNotes, plot_curves, plot_predictions
+from fastimg.train.tasks.classification import ClassTask
+from fastimg.train.tasks.joint import Tasks
 
 
 def opens(file):
@@ -122,7 +125,8 @@ def test_curves_of_what_there_is(records, tmp_path, monkeypatch):
     ],
 )
 def test_a_note_on_training_with_augmentation(settings, notes):
-    assert astuple(summary._curve_notes(Train(**settings))) == notes
+    task = ClassTask(target=Target(name="label", kind="class", classes=("a", "b")), outputs=2)
+    assert astuple(summary._curve_notes(Train(**settings), Tasks.one_class(task))) == ("top1", *notes)
 
 
 @pytest.mark.parametrize("count", [1, 6, 7])
@@ -138,3 +142,13 @@ def test_a_long_caption_is_shortened_in_the_middle(tmp_path, monkeypatch):
         partial(plot_predictions, images, ["v" * 40 + "w" * 40], [True], tmp_path / "p.png"), monkeypatch
     )
     assert figure.axes[0].get_title() == "v" * 11 + "…" + "w" * 10 and said == []
+
+
+def test_another_metric_is_drawn_where_it_decides(monkeypatch, tmp_path):
+    """Its records may begin with validation, and go below zero."""
+    steps = [{"kind": "step", "epoch": 1, "step": n, "loss": 1.0, "lr": 0.1} for n in (1, 2)]
+    val = {"kind": "val", "epoch": 1, "step": 2, "loss": 1.0, "$.r2": -0.5}
+    axes = curves([*steps, val], monkeypatch, tmp_path, 2, metric="$.r2")
+    assert axes[1].get_title() == "$.r2" and axes[1].get_ylim()[0] == -0.5
+    (line,) = axes[1].get_lines()
+    assert list(line.get_ydata()) == [-0.5]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastimg.config.progressive import Progressive, parse
+from fastimg.config.values.progressive import Progressive, parse
 from fastimg.errors import UsageError
 
 

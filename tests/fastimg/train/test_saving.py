@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from fastimg import cli
 from fastimg.config.commands import Train
-from fastimg.config.durations import Interval, interval
+from fastimg.config.values.durations import Interval, interval
 from fastimg.config.yaml_file import dump, load
 from fastimg.errors import UsageError, UserError
 from fastimg.models.registry import Preprocessing

@@ -276,11 +276,25 @@ def test_a_class_alone_has_no_threshold(trained: Any, cli: Any) -> None:
     assert ran.code == 2 and "--threshold has no effect: the model has no target of several labels" in ran.err
 
 
-def test_a_graph_of_several_targets_is_refused(learned: Path, cli: Any) -> None:
-    ran = cli("export", learned, "--format", "pt2")
-    assert (
-        ran.code == 1 and "has the targets colour, tags, wave, and --format pt2 takes a model of one class" in ran.err
-    )
+@pytest.mark.parametrize("form", ["pt2", "onnx", "safetensors"])
+def test_an_exported_file_has_an_output_for_each_target(
+    learned: Path, cli: Any, tmp_path: Path, trained: Any, form: str
+) -> None:
+    file = tmp_path / f"x.{form}"
+    ran = cli("export", learned, "-o", file, "--check", "--check-data", trained.images / "val", "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["check"]["agrees"] and [each["name"] for each in told["targets"]] == ["colour", "tags", "wave"]
+    if form == "pt2":
+        images = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
+        with torch.no_grad():
+            outputs = torch.export.load(file).module()(images)
+        assert [tuple(each.shape) for each in outputs] == [(3, 3), (3, 3), (3, 1)]
+        assert 300 < outputs[2][0].item() < 800  # a number in its own units
+    if form == "onnx":
+        import onnx
+
+        assert [each.name for each in onnx.load(file).graph.output] == ["colour", "tags", "wave"]
 
 
 def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) -> None:
@@ -288,3 +302,29 @@ def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) ->
     assert "zeros head" in ran.out
     ran = train("--weights", learned, name="same")
     assert "its classifier kept" in ran.out
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Path) -> None:
+    """Of converted data, with learned variances: the same validation, thresholds and weights, up to rounding."""
+    rows = ["path,split,colour,tags,wave"]
+    for i in range(24):
+        name = ("blue", "green", "red")[i % 3]
+        split, place = ("val", i // 3 - 4) if i >= 12 else ("train", i // 3)
+        cells = ("" if i % 6 == 1 else name, ("cold", "cold|calm", "")[i % 3], "" if i % 6 == 3 else 400 + 80 * (i % 3))
+        file = f"{split}/{name}/{place}.{'png' if place % 2 else 'jpg'}"
+        rows.append(",".join([str(trained.images / file), split, *map(str, cells)]))
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    targets = ("--target", "colour", "--target", "tags:multilabel", "--target", "wave:number")
+    assert cli("convert", tmp_path / "t.csv", tmp_path / "D", *targets).code == 0
+    flags = ("--arch", "test_vit", "--img-size", "32", "--workers", "1", "--no-amp", "--lr", "1e-3", "-o", tmp_path)
+    steps = ("--epochs", "2", "--log-interval", "1", "--target-weights", "uncertainty", "--clip-grad", "1")
+    command = ("train", tmp_path / "D", *flags, *steps)
+    assert cli(*command, "-b", "6", "--name", "one").code == 0
+    two_ranks((*command, "-b", "3", "--name", "two"))
+    for mine, other in zip(validations(tmp_path / "one"), validations(tmp_path / "two"), strict=True):
+        assert {**mine, "kind": 0} == pytest.approx({**other, "kind": 0}, rel=1e-3)
+    one, two = (torch.load(tmp_path / name / "last/training.pt", weights_only=True) for name in ("one", "two"))
+    torch.testing.assert_close(one["log_variances"], two["log_variances"], rtol=1e-3, atol=1e-5)
+    assert (one["log_variances"] != 0).all()
+    assert one["thresholds"]["tags"] == pytest.approx(two["thresholds"]["tags"], rel=1e-3)

@@ -22,8 +22,8 @@ from fastimg.loaders.jpeg.rewriting import tiles
 from fastimg.loaders.jpeg.rewriting.splice import can_splice, splice
 from fastimg.loaders.runtime.compiled import compiled
 
-COUNT = 6000
-STRUCTURED = 9000
+COUNT = 3000
+STRUCTURED = 4500
 
 
 def corpus():
@@ -248,7 +248,7 @@ def test_accepted_jpegs_decode_without_a_warning(monkeypatch):
 def test_within_bounds(tmp_path):
     """The same with numba's bounds checks, compiled again: an index outside its array raises IndexError."""
     environ = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}
-    command = [sys.executable, __file__, "3000", "1"]
+    command = [sys.executable, __file__, "1500", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
     assert done.returncode == 0, done.stderr
 

@@ -1,0 +1,149 @@
+"""Distillation (Hinton et al., 2015): a trained model, the teacher, says how probable each class is."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from fastimg.config.commands import Train
+from fastimg.errors import UsageError, UserError, printable
+from fastimg.models.precision import Precision
+from fastimg.models.ranks import Ranks
+from fastimg.models.registry import Model, Preprocessing, build, load_weights, read_weights
+from fastimg.wording import plural
+
+from .checkpoints.format import load_model
+from .tasks.joint import Losses, Tasks
+
+TEMPERATURE = 4.0
+WEIGHT = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Teacher:
+    """A model in evaluation mode, without gradients, that sees the student's crops: mixed and augmented alike.
+
+    They are normalised as it was trained, and resized if it takes another size. It is no part of what trains, and is
+    not in checkpoints.
+    """
+
+    model: Model
+    preprocessing: Preprocessing  # its own
+    student: Preprocessing
+    order: torch.Tensor | None  # [C] its outputs in the order of the dataset's classes; None: they are
+    renormalisation: tuple[torch.Tensor, torch.Tensor] | None  # x * [1, 3, 1, 1] + [1, 3, 1, 1]; None: the same
+    precision: Precision
+    temperature: float
+    weight: float
+
+    @torch.no_grad()
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Its logits [B, C] for images [B, 3, H, W] that are normalised for the student. No sync."""
+        size = self.preprocessing.val_size
+        if self.renormalisation is not None:
+            scale, shift = self.renormalisation
+            images = (images.float() * scale + shift).to(images.dtype)
+        if images.shape[-2:] != (size, size):
+            images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+        with self.precision.autocast():
+            logits: torch.Tensor = self.model.module(images)
+        return logits if self.order is None else logits[:, self.order]
+
+    def blended(self, losses: Losses, logits: torch.Tensor, images: torch.Tensor) -> Losses:
+        """(1 - weight) loss + weight T^2 KL(teacher, student) of each sample [B], both softened by the temperature T.
+
+        T^2 keeps the gradients' size whatever T is.
+        """
+        t = self.temperature
+        theirs = F.log_softmax(self.logits(images).float() / t, dim=1)
+        ours = F.log_softmax(logits.float() / t, dim=1)
+        divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
+        total = losses.total * (1.0 - self.weight) + divergence * (self.weight * t * t)
+        return Losses(total, (total,))
+
+    @property
+    def words(self) -> str:
+        """For the effective configuration."""
+        size = self.preprocessing.val_size
+        resized = "" if size == self.student.train_size else f", on crops resized to {size}"
+        return f"{self.model.arch}{resized}, temperature {self.temperature:g}, weight {self.weight:g}"
+
+
+def teacher(config: Train, tasks: Tasks, student: Preprocessing, precision: Precision, ranks: Ranks) -> Teacher | None:
+    """The teacher of --teacher on the device. Raises UsageError and UserError for one that cannot teach."""
+    if config.teacher is None:
+        return None
+    classes = tasks.classes
+    if tasks.single is None:
+        raise UsageError("--teacher: speaks of the classes of one target alone; choose it with --targets")
+    if tasks.outputs != len(classes):
+        raise UsageError(
+            f"--teacher: the model has {plural(tasks.outputs, 'output')} for {plural(len(classes), 'class')}; leave "
+            "--num-classes out"
+        )
+    order = None
+    if Path(config.teacher).exists():
+        model, card = load_model(Path(config.teacher))
+        if config.teacher_weights is not None:
+            raise UsageError("--teacher-weights has no effect with a checkpoint as --teacher; leave one of them out")
+        if card.text is not None:
+            raise UsageError(f"--teacher {config.teacher}: reads texts, and this run has images; give one of images")
+        _compare(config.teacher, card.classes, classes)
+        if card.classes != classes or card.num_classes != len(classes):
+            order = torch.tensor([card.classes.index(name) for name in classes], device=ranks.device)
+        preprocessing = card.preprocessing
+    else:
+        model, preprocessing = _by_name(config, len(classes))
+    module = model.module.to(ranks.device).eval().requires_grad_(False)
+    if config.channels_last and model.convolutional:
+        module = module.to(memory_format=torch.channels_last)
+    return Teacher(
+        model=replace(model, module=module),
+        preprocessing=preprocessing,
+        student=student,
+        order=order,
+        renormalisation=_renormalisation(student, preprocessing, ranks.device),
+        precision=precision,
+        temperature=config.kd_temperature or TEMPERATURE,
+        weight=WEIGHT if config.kd_weight is None else config.kd_weight,
+    )
+
+
+def _renormalisation(
+    student: Preprocessing, own: Preprocessing, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """From the student's normalisation to the teacher's, in float32."""
+    if (own.mean, own.std) == (student.mean, student.std):
+        return None
+    mean, std, before, scale = (
+        torch.tensor(values, device=device).reshape(1, 3, 1, 1)
+        for values in (own.mean, own.std, student.mean, student.std)
+    )
+    return scale / std, (before - mean) / std
+
+
+def _by_name(config: Train, classes: int) -> tuple[Model, Preprocessing]:
+    """A teacher by its architecture, with weights whose classifier is for as many classes, in the dataset's order."""
+    assert config.teacher is not None
+    if config.teacher_weights is None:
+        raise UsageError(
+            f"--teacher {config.teacher}: there is no such checkpoint; give a run, one of its checkpoints, or an "
+            "architecture with --teacher-weights FILE"
+        )
+    model = build(config.teacher, classes, size_flag="--teacher")
+    tensors, _ = read_weights(config.teacher_weights)
+    load_weights(model, tensors, f"--teacher-weights {config.teacher_weights}", strict_head=True)
+    return model, model.preprocessing
+
+
+def _compare(teacher: str, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:
+    """Raises UserError where the teacher's classes are not the dataset's."""
+    unknown = [name for name in ours if name not in theirs]
+    foreign = [name for name in theirs if name not in ours]
+    if unknown or foreign:
+        what = f"does not know {printable(unknown[0])!r}" if unknown else f"knows {printable(foreign[0])!r}, too"
+        raise UserError(
+            f"--teacher {teacher}: {what}; it has {plural(len(theirs), 'class')} and the dataset {len(ours)}, and they "
+            "have to be the same"
+        )
