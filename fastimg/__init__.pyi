@@ -77,6 +77,8 @@ def train(
     data: str | PathLike[str] | None = None,
     *,
     arch: str | None = None,
+    text_arch: str | None = None,
+    combiner: Literal["concat", "gated"] | None = None,
     pretrained: bool = False,
     weights: str | PathLike[str] | None = None,
     num_classes: int | None = None,

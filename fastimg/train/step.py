@@ -14,6 +14,7 @@ import torch
 from fastimg.augment import draw
 from fastimg.augment.mixing import mix_images
 from fastimg.data.model_input import model_input
+from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.models import ranks as parallel
@@ -34,6 +35,7 @@ class MicroBatch:
     images: torch.Tensor
     targets: tuple[Truth, ...]
     weight: torch.Tensor
+    beside: tuple[torch.Tensor, ...] = ()  # what the model takes after the images: texts, and which inputs are there
 
 
 def optimiser_step(
@@ -75,7 +77,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
             images, mixture = mix_images(plan, images, weight)
             targets = setup.tasks.mixed(targets, mixture)
     stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
-    return MicroBatch(images, targets, weight)
+    return MicroBatch(images, targets, weight, inputs_beside(batch, dtype))
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
@@ -88,7 +90,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     progress = run.progress
     with sync or nullcontext():
         with setup.precision.autocast(), _enough_for_norms(run):
-            logits = progress.parallel(batch.images)
+            logits = progress.parallel(batch.images, *batch.beside)
         losses = setup.tasks.losses(logits, batch.targets)
         if setup.teacher is not None:
             losses = setup.teacher.blended(losses, logits, batch.images)
