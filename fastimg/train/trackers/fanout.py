@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
-
 from fastimg.config.commands import Train
 from fastimg.config.intent import trackers
 from fastimg.errors import UsageError, UserError, reason_of
@@ -52,6 +50,8 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
         keys = _keys(directory)
         self.new = [name for name in trackers(config) if name not in keys]  # they have not seen this run before
+        import msgspec  # not above: a machine that only measures may lack it
+
         settings = msgspec.to_builtins(dataclasses.replace(config, log=()), enc_hook=str)
         set_ = {name: value for name, value in settings.items() if value not in (None, [], ())}
         for name in trackers(config):
