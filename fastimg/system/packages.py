@@ -49,6 +49,9 @@ OPTIONAL = {
     "onnx": ("onnx", "onnx", "pip install '.[export]'"),
     "onnxruntime": ("onnxruntime", "onnxruntime", "pip install '.[export]'"),
     "optuna": ("optuna", "optuna", "pip install '.[tune]'"),
+    "tensorboard": ("tensorboard", "tensorboard", "pip install '.[tensorboard]'"),
+    "wandb": ("wandb", "wandb", "pip install '.[wandb]'"),
+    "mlflow": ("mlflow", "mlflow", "pip install '.[mlflow]'"),
     "triton": ("triton", "triton", "pip install triton"),
 }
 # Compiled against libraries of the system or CUDA, so possibly installed but unusable. Each is tried in a subprocess.
