@@ -29,11 +29,15 @@ _KORNIA = 0x6B6F726E  # keeps Kornia's random numbers apart from dropout's
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass takes: images [B, ...], the targets of each task, weight [B]."""
+    """What one forward and backward pass takes: images [B, ...], the targets of each task, weight [B].
+
+    taught: the teacher's logits [B, C], where they are kept.
+    """
 
     images: torch.Tensor
     targets: tuple[Truth, ...]
     weight: torch.Tensor
+    taught: torch.Tensor | None = None
 
 
 def optimiser_step(
@@ -65,17 +69,21 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, run.progress.epoch)
+    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, setup.view(run.progress.epoch))
     with stream.step(batch):
         targets = setup.data.targets.truths(batch)
+        taught = None
+        if setup.distillation is not None:
+            taught = setup.distillation.looked_up(batch, run.progress.epoch, setup.data.loader.unreadable)
         dtype = setup.precision.input_dtype
         kornia = setup.input.kornia
         images = model_input(plan, batch.inputs, policy, dtype, kornia, seed ^ _KORNIA)
         if policy.mixes:
             images, mixture = mix_images(plan, images, weight)
             targets = setup.tasks.mixed(targets, mixture)
-    stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
-    return MicroBatch(images, targets, weight)
+    made = (images, *(tensor for truth in targets for tensor in truth.tensors))
+    stream.keep(batch, *made, *(() if taught is None else (taught,)))
+    return MicroBatch(images, targets, weight, taught)
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
@@ -90,8 +98,9 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images)
         losses = setup.tasks.losses(logits, batch.targets)
-        if setup.teacher is not None:
-            losses = setup.teacher.blended(losses, logits, batch.images)
+        if setup.distillation is not None:
+            theirs = setup.distillation.logits(batch.images) if batch.taught is None else batch.taught
+            losses = setup.distillation.blended(losses, logits, theirs)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())

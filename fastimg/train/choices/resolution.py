@@ -6,7 +6,7 @@ The result is a `Train` without open choices: it is printed, written to config.y
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
@@ -23,9 +23,9 @@ from fastimg.loaders.order import WINDOW
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
+from fastimg.train.distillation.loss import TEMPERATURE, WEIGHT
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
-from fastimg.train.teacher import TEMPERATURE, WEIGHT
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -141,7 +141,7 @@ def resolve(
         dry_run=False,
         device=ranks.device.type,
         head_hidden=model.head_hidden or None,
-        cache_dtype=(config.cache_dtype or "fp16") if views(config) else None,
+        cache_dtype=_kept_as(config),
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=model.text.tokenizer.length if model.text else None,
         patience_metric=config.patience_metric or "loss",
@@ -152,6 +152,12 @@ def resolve(
 def views(config: Train) -> int:
     """How many embeddings are kept of a sample, by a choice that was made; 0: none."""
     return 0 if config.cache_embeddings in (None, "off") else int(config.cache_embeddings)
+
+
+def _kept_as(config: Train) -> Literal["fp16", "fp32"] | None:
+    if config.cache_teacher is not None:
+        return config.cache_dtype or "fp32"
+    return (config.cache_dtype or "fp16") if views(config) else None
 
 
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
