@@ -6,7 +6,7 @@ update:         true batch size over ranks -> unscale -> clip -> optimiser -> sc
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -54,7 +54,7 @@ def optimiser_step(
     for number, batch in enumerate(islice(batches, count), start=1):
         micro = number % config.grad_accum_steps
         seed = seed_of(config.seed, run.progress.step, micro, ranks.rank)
-        micro_batch = augment(run, batch, stream, seed)
+        micro_batch = taught(run, batch, augment(run, batch, stream, seed))
         seed_generators(seed, ranks.device)
         # Sync point between ranks, inside the last backward pass: gradients are averaged.
         forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
@@ -72,18 +72,23 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     plan = None if config.no_aug else draw(policy, batch.keys, config.seed, setup.view(run.progress.epoch))
     with stream.step(batch):
         targets = setup.data.targets.truths(batch)
-        taught = None
-        if setup.distillation is not None:
-            taught = setup.distillation.looked_up(batch, run.progress.epoch, setup.data.loader.unreadable)
         dtype = setup.precision.input_dtype
         kornia = setup.input.kornia
         images = model_input(plan, batch.inputs, policy, dtype, kornia, seed ^ _KORNIA)
         if policy.mixes:
             images, mixture = mix_images(plan, images, weight)
             targets = setup.tasks.mixed(targets, mixture)
-    made = (images, *(tensor for truth in targets for tensor in truth.tensors))
-    stream.keep(batch, *made, *(() if taught is None else (taught,)))
-    return MicroBatch(images, targets, weight, taught)
+    stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
+    return MicroBatch(images, targets, weight)
+
+
+def taught(run: Run, batch: Batch, prepared: MicroBatch) -> MicroBatch:
+    """With the logits that the teacher gave once, if they are kept."""
+    setup = run.setup
+    if setup.distillation is None:
+        return prepared
+    logits = setup.distillation.looked_up(batch, run.progress.epoch, setup.data.loader.unreadable)
+    return replace(prepared, taught=logits)
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:

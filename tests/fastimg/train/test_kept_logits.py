@@ -71,10 +71,10 @@ def test_another_crop_type_or_seed_is_kept_apart(train: Any, tmp_path: Path) -> 
     """And a dry run keeps nothing."""
     assert "over 1 view of each image (not in a dry run)" in train("dry", "--cache-teacher", "1", "--dry-run").out
     assert not (tmp_path / "cache").exists()
-    for more in ((), ("--cache-dtype", "fp16"), ("--seed", "2"), ("--hflip", "0.1"), ("--scale", "0.5", "1")):
-        ran = train("run", "--cache-teacher", "1", "--duration", "1ba", "--val-fraction", "0", *more)
-        assert ("0 made now" in ran.out) is False and f"of float{16 if 'fp16' in more else 32} in" in ran.out
-    assert len(list((tmp_path / "cache/teachers").iterdir())) == 5
+    for number, more in enumerate(((), ("--cache-dtype", "fp16"), ("--seed", "2"), ("--hflip", "0.1"))):
+        ran = train(f"run{number}", "--cache-teacher", "1", *more)
+        assert "24 made now" in ran.out and f"of float{16 if 'fp16' in more else 32} in" in ran.out
+    assert len(list((tmp_path / "cache/teachers").iterdir())) == 4
 
 
 def test_images_that_cannot_be_decoded_have_no_logits(train: Any, trained: Any, tmp_path: Path) -> None:
@@ -109,14 +109,14 @@ class Sparse:
     ("asked", "words"),
     [
         ({"mixup": 0.2}, "images that --mixup or --cutmix mixes differ in every epoch; leave one out"),
-        ({"augmentation": [{"MixUp": {"alpha": 0.2}}]}, "images that --mixup or --cutmix mixes"),
+        ({"augmentation": [{"mixup": {"alpha": 0.2}}]}, "images that --mixup or --cutmix mixes"),
         ({"kornia": [{"RandomSnow": {}}]}, "Kornia's augmentation depends on the whole batch"),
         ({"progressive": "32:64"}, "--progressive changes the images from epoch to epoch"),
         ({"sampler": "balanced"}, "--sampler shows an image several times in an epoch"),
         ({"loader": "synthetic"}, "--loader synthetic makes crops that cannot be made again"),
         ({"no_aug": True}, "without augmentation all views are the same; give 1"),
         ({"teacher": None}, "--cache-teacher has no effect without --teacher"),
-        ({"cache_teacher": 0}, "--cache-teacher 0: 1 or more"),
+        ({"cache_teacher": 0}, "--cache-teacher 0: give 1 or more"),
     ],
 )
 def test_refusals(asked: dict[str, Any], words: str) -> None:
@@ -145,8 +145,10 @@ def test_unlabelled_data_is_trained_on(trained: Any, cli: Any, train: Any, tmp_p
     made = []
     for name, missing in (("whole", 0), ("partly", 3)):
         rows = [f"{file},{'' if missing and i % missing == 0 else file.parent.name}" for i, file in enumerate(files)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *rows]))
-        ran = cli("convert", tmp_path / f"{name}.csv", tmp_path / name, "--target", "label", "--val-fraction", "0")
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,color", *rows]))
+        ran = cli(
+            "convert", tmp_path / f"{name}.csv", tmp_path / name, "--target", "color:class", "--val-fraction", "0"
+        )
         assert ran.code == 0, ran.err
         train(name, "--kd-weight", "1", "--val-fraction", "0", "--cache-teacher", "1", data=tmp_path / name)
         made.append(load_file(tmp_path / "runs" / name / "last/model.safetensors"))
