@@ -36,7 +36,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "workers": ("num-workers", "dataloader-num-workers", "nworkers", "nw", "n-workers", "num-threads"),
     "prefetch": ("prefetch-factor", "dataloader-prefetch-factor"),
     "epochs": ("max-epochs", "num-epochs", "num-train-epochs", "n-epochs", "epoch", "ep"),
-    "duration": ("max-steps", "max-duration", "max-time", "total-steps", "num-steps", "iterations", "max-iters"),
+    "duration": ("max-steps", "max-duration", "total-steps", "num-steps", "iterations", "max-iters"),
     "opt": ("optimizer", "optim", "optimiser"),
     "sched": ("scheduler", "lr-scheduler", "lr-scheduler-type", "schedule", "lr-schedule"),
     "warmup": ("warmup-steps", "lr-warmup-steps", "warmup-iters", "warmup-prefix"),

@@ -24,7 +24,7 @@ def plain(config: Train) -> bool:
 
     Texts are never augmented either.
     """
-    return config.no_aug or reads_text(config) or (head_alone(config) and not augmentation.asked(config))
+    return config.no_aug or reads_text(config) or (sees_frozen(config) and not augmentation.asked(config))
 
 
 def reads_text(config: Train | Embed) -> bool:
@@ -39,7 +39,7 @@ def architecture(config: Train | Embed) -> str:
 
 def tuned(config: Train) -> bool:
     """Whether training starts from trained weights."""
-    return config.pretrained or config.weights is not None or reads_text(config)
+    return config.pretrained or config.weights is not None or reads_text(config) or config.text_arch is not None
 
 
 def head_alone(config: Train) -> bool:
@@ -50,6 +50,16 @@ def head_alone(config: Train) -> bool:
 def loss_kind(config: Train) -> LossKind:
     """The loss, by either of its two flags."""
     return config.loss or ("bce" if config.bce_loss else "cross-entropy")
+
+
+def sees_frozen(config: Train) -> bool:
+    """Whether the encoder that sees the images, or reads the texts where there are no images, never trains."""
+    return config.freeze_epochs is None and config.freeze in ("backbone", "image")
+
+
+def reads_frozen(config: Train) -> bool:
+    """Whether the encoder of texts beside images never trains."""
+    return config.text_arch is not None and config.freeze_epochs is None and config.freeze in ("backbone", "text")
 
 
 def progressive(config: Train, epochs: int | None = None) -> Progressive:

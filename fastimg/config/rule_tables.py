@@ -14,9 +14,20 @@ from fastimg.wording import plural
 
 from . import augmentation
 from .augmentation import FIELDS, JITTER, ON_A_LIST, VALUES
-from .intent import EPOCHS, head_alone, loss_kind, plain, progressive, reads_text, trackers, tuned
+from .intent import (
+    EPOCHS,
+    head_alone,
+    loss_kind,
+    plain,
+    progressive,
+    reads_frozen,
+    reads_text,
+    sees_frozen,
+    trackers,
+    tuned,
+)
 from .rules import Check, Device, Excludes, Idle, Needs, Range, Replaces, Rule
-from .training import COMPILE_MODES, CUDA_GRAPH_MODES, SCHEDULE_FREE, TRACKERS, Train
+from .training import COMPILE_MODES, CUDA_GRAPH_MODES, HF_PREFIX, SCHEDULE_FREE, TRACKERS, Train
 from .values import durations, folds
 
 # Fields of Train that are about pixels, beside those of augmentation.
@@ -209,6 +220,35 @@ def _text_loader(config: Train) -> str | None:
     return "reads images; texts are read by fastimg's own, leave it out"
 
 
+def _text_arch(config: Train) -> str | None:
+    if config.text_arch is None:
+        return None
+    if not config.text_arch.startswith(HF_PREFIX):
+        return "reads no texts; give a text encoder of Hugging Face, as hf:NAME or hf:FOLDER"
+    if reads_text(config):
+        return f"--arch {config.arch} reads texts, too; give a model of images as --arch, or leave --text-arch out"
+    return None
+
+
+def _pairs(config: Train) -> bool:
+    """Whether the model reads the texts beside images."""
+    return config.text_arch is not None
+
+
+def _keeps(config: Train) -> bool:
+    """Whether an encoder never trains, so that its embeddings may be kept."""
+    return head_alone(config) or (_pairs(config) and (sees_frozen(config) or reads_frozen(config)))
+
+
+def _not_of_pairs(name: str, why: str, given: Callable[[Train], bool]) -> Check:
+    """A flag that does not go with --text-arch."""
+
+    def check(config: Train) -> str | None:
+        return f"{why}; leave it out, or --text-arch" if _pairs(config) and given(config) else None
+
+    return Check(name, check)
+
+
 def _duration(field: str, whole: bool = False) -> Callable[[Any], None]:
     """Reads a span of training, which raises UsageError for what is not one."""
 
@@ -294,13 +334,14 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("model_ema_steps", lambda c: c.model_ema, "--model-ema"),
     Needs("head_init", tuned, "--pretrained or --weights"),
     Needs("head_hidden", lambda c: c.head == "mlp", "--head mlp"),
-    Needs("cache_embeddings", head_alone, "--freeze backbone all the time"),
-    Needs("cache_dtype", lambda c: head_alone(c) or _keeps_teacher(c), "--freeze backbone all the time"),
-    Needs("cache_dir", lambda c: head_alone(c) or reads_text(c) or _keeps_teacher(c), "--freeze backbone"),
+    Needs("cache_embeddings", _keeps, "--freeze backbone all the time"),
+    Needs("cache_dtype", lambda c: _keeps(c) or _keeps_teacher(c), "--freeze backbone all the time"),
+    Needs("cache_dir", lambda c: _keeps(c) or reads_text(c) or _pairs(c) or _keeps_teacher(c), "--freeze backbone"),
+    Needs("combiner", _pairs, "--text-arch"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
     Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
     Idle("metric", _unvalidated, "with --val-fraction 0"),
-    Needs("max_length", reads_text, "a text encoder (--arch hf:NAME)"),
+    Needs("max_length", lambda c: reads_text(c) or _pairs(c), "a text encoder (--arch hf:NAME)"),
     Idle("sampler", lambda c: c.order != "random", lambda c: f"with --order {c.order}, which takes each image once"),
     Idle("class_weights", _weighs_alike, "with --sampler balanced, after which all classes weigh the same"),
     Idle("logit_adjust", lambda c: c.sampler == "balanced", "with --sampler balanced, after which priors are equal"),
@@ -445,7 +486,19 @@ _PRECEDENCE: tuple[Rule, ...] = (
     Replaces("duration", ("progressive_epochs",), in_recipes=True),
 )
 
-TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE)
+_ONE_INPUT = "is for models of one input"
+_PAIRS: tuple[Rule, ...] = (
+    Check("text_arch", _text_arch),
+    _not_of_pairs("mixup", "mixes images, and texts cannot be mixed", _mixes("mixup")),
+    _not_of_pairs("cutmix", "mixes images, and texts cannot be mixed", _mixes("cutmix")),
+    _not_of_pairs("compile", _ONE_INPUT, lambda config: config.compile is not None),
+    _not_of_pairs("strategy", _ONE_INPUT, lambda config: config.strategy == "fsdp"),
+    _not_of_pairs("layer_decay", _ONE_INPUT, lambda config: config.layer_decay is not None),
+    _not_of_pairs("cache_teacher", "keeps what a teacher says of images alone", _keeps_teacher),
+    _not_of_pairs("grad_checkpointing", _ONE_INPUT, lambda config: config.grad_checkpointing),
+)
+
+TRAIN: tuple[Rule, ...] = (*AUGMENTATION, *_TEXT, *_PAIRS, *LOADER, *_EFFECTS, *_VALUES, *_PRECEDENCE)
 
 TRAIN_DEVICE = (
     Device(

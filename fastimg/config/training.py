@@ -29,6 +29,12 @@ class Inputs:  # more than 12 fields: a flag each
     """Any timm model, a torchvision model as torchvision/NAME, fastimg/airnet for 32 x 32 pixels, or, for texts, a
     Hugging Face encoder as hf:NAME or hf:FOLDER, which comes with its weights. Default: the architecture that --weights
     states, else resnet50."""
+    text_arch: Annotated[str | None, arg(metavar="NAME")] = None
+    """For images with texts beside them (`fastimg convert --text-column`): a Hugging Face encoder, hf:NAME or
+    hf:FOLDER, that reads the texts; --arch sees the images, and one classifier gets the features of both."""
+    combiner: Literal["concat", "gated"] | None = None
+    """How the features of image and text meet: side by side (concat), or by a learned gate for each feature (gated).
+    Default: gated, since a linear classifier on concatenated features only adds up what each input says."""
     pretrained: bool = False
     """Start from the model's published weights (downloaded)."""
     weights: Path | None = None
@@ -36,9 +42,9 @@ class Inputs:  # more than 12 fields: a flag each
     tensors. The architecture, arguments and preprocessing that they state are used unless a flag says otherwise."""
     num_classes: int | None = None
     """Number of outputs of the model. Default: the number of classes in the dataset."""
-    freeze: Annotated[str | None, arg(metavar="{backbone,N}")] = None
-    """backbone: train only the classifier. A number: freeze the first N blocks of the model, the stem being the first.
-    Frozen layers keep their batch-norm statistics too."""
+    freeze: Annotated[str | None, arg(metavar="{backbone,N,image,text}")] = None
+    """backbone: train only the classifier. With --text-arch, image or text: freeze that encoder alone. A number: freeze
+    the first N blocks of the model, the stem being the first. Frozen layers keep their batch-norm statistics too."""
     freeze_epochs: int | None = None
     """Gradual unfreezing: --freeze holds for this many epochs, then everything trains; see --layer-decay."""
     head_init: Literal["xavier", "he", "zeros"] | None = None
@@ -49,9 +55,9 @@ class Inputs:  # more than 12 fields: a flag each
     head_hidden: int | None = None
     """Hidden units of --head mlp. Default: 512."""
     cache_embeddings: Annotated[str | None, arg(metavar="[K|off]", alone="1", words=("off", NUMBER))] = None
-    """With --freeze backbone: run the frozen encoder over the dataset once, and train on the embeddings. K: keep this
-    many augmented views of each image, and use one per epoch in turn. off: run the encoder in every epoch. Default: 1
-    without augmentation, off with it."""
+    """With --freeze backbone, image or text: run the frozen encoder over the dataset once, and train on the embeddings.
+    K: keep this many augmented views of each image, and use one per epoch in turn. off: run the encoder in every epoch.
+    Default: 1 without augmentation, off with it."""
     cache_dtype: Literal["fp16", "fp32"] | None = None
     """Data type of cached embeddings (default: fp16), or of a teacher's outputs that are kept (default: fp32)."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None

@@ -284,7 +284,7 @@ def describe(
             splits[split] = content = content | _missing(source, content, [])
         content["class_counts"] += [0] * (len(source.classes) - len(content["class_counts"]))
         if inputs:
-            content["missing"] = stored_counts(folder, content["shards"])
+            content["missing_inputs"] = stored_counts(folder, content["shards"])
     described = {
         "format": FORMAT,
         "version": FORMAT_VERSION,

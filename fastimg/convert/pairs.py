@@ -88,7 +88,8 @@ def holds_pairs(src: Path, columns: Columns) -> bool:
     with readable(src), long_fields():
         rows = table_rows(src, columns.delimiter or "", strict=False)
         for (_, row), _ in zip(rows, range(_SAMPLED_ROWS), strict=False):
-            named = [value for name, value in row.items() if name.strip().lower() in PATH_COLUMNS]
+            others = {name: value for name, value in row.items() if name != columns.text}
+            named = [value for name, value in others.items() if name.strip().lower() in PATH_COLUMNS]
             if any(isinstance(path, str) and os.path.splitext(path.strip())[1].lower() in extensions for path in named):
                 return True
     return False

@@ -174,7 +174,7 @@ def missing_inputs(description: Mapping[str, Any]) -> dict[str, int] | None:
     """How many samples of a dataset lack an image, and how many a text; None if it has no texts beside images."""
     if not description.get("inputs"):
         return None
-    counts = [split["missing"] for split in description["splits"].values()]
+    counts = [split["missing_inputs"] for split in description["splits"].values()]
     return {name: sum(count[name] for count in counts) for name in ("image", "text")}
 
 

@@ -128,7 +128,7 @@ def _content_faults(config: Verify, splits: dict[str, Any], err: Console) -> tup
                 images += len(dataset)
                 faults += _sample_faults(dataset, config.max_pixels, err)
             if (captions := captions_of(config.data, dataset)) is not None:
-                faults += _caption_faults(captions, split.get("missing"), config.deep)
+                faults += _caption_faults(captions, split.get("missing_inputs"), config.deep)
         finally:
             dataset.close()
     return faults, images, content

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,13 @@ if TYPE_CHECKING:  # torch takes seconds to import: a flag is refused without it
     from fastimg.models.registry import Preprocessing
 
 
+class TextSource(Protocol):
+    """The texts beside the images of a split, by the ids of a batch."""
+
+    def fields(self, ids: "torch.Tensor", device: "torch.device") -> "dict[str, torch.Tensor]":
+        """What a batch of these samples has beside its images, on the device."""
+
+
 @dataclass(frozen=True)
 class DatasetPart:
     """A split as it is used: a dataset, or those samples of it that `indices` names."""
@@ -46,6 +53,7 @@ class DatasetPart:
     fold: Fold | None = None  # for a validation part that is one
     split: str | None = None  # the split, for one that is read whole
     held: "ResidentImages | None" = None  # its images, where they are kept on the device
+    texts: "TextSource | None" = None  # beside its images, where the model reads them
 
     def __len__(self) -> int:
         return len(self.dataset) if self.indices is None else len(self.indices)

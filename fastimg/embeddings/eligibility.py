@@ -19,9 +19,9 @@ def choose(config: Train, model: Model, preprocessing: Preprocessing) -> tuple[s
 
     Raises UsageError if embeddings were asked for but cannot replace the encoder.
     """
-    if not intent.head_alone(config):
-        return None, ""
     asked = config.cache_embeddings
+    if not intent.sees_frozen(config):  # embeddings of texts beside images may be cached
+        return (OFF if asked == OFF else None), ""
     if asked == OFF:
         return OFF, "as requested"
     reason = _reason(config, model, preprocessing)

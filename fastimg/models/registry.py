@@ -64,8 +64,24 @@ class TextSide:
     settings: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two encoders of a model of images and texts, each without a classifier; they share the model's parameters."""
+
+    image: "Model"
+    text: "Model"
+    combiner: Literal["concat", "gated"]
+    text_width: int  # features of a text
+
+    @property
+    def reader(self) -> TextSide:
+        """What reads the texts."""
+        assert self.text.text is not None
+        return self.text.text
+
+
 @dataclass(frozen=True)
-class Model:
+class Model:  # more than 12 fields: what the trainer needs to know, in one place
     """A module, with what the trainer needs to know about it."""
 
     module: nn.Module
@@ -79,6 +95,7 @@ class Model:
     text: TextSide | None = None  # None: it reads images
     head: HeadKind = "linear"
     head_hidden: int = 0  # units in an mlp's hidden layer
+    pair: Pair | None = None  # of a model of images and texts; then the rest is about its images
     new_head: HeadInit | None = None  # how a new classifier on a trained trunk was initialised; None: not a new one
 
     def example(self, size: int, batch: int = 1) -> torch.Tensor:
@@ -510,9 +527,15 @@ def _stated_preprocessing(own: Preprocessing, metadata: Mapping[str, str]) -> Pr
 def freeze(model: Model, what: str) -> int:
     """Freeze the `backbone`, which is everything but the classifier, or the first N blocks, as `blocks` lists them.
 
+    Of a model of images and texts, the `backbone` is both encoders; `image` or `text` freezes one of them.
     Returns the number of trainable parameters. Raises UsageError if there would be none, or `what` is neither.
     """
-    if what == "backbone":
+    if model.pair is not None:
+        sides = {"backbone": ("image.", "text."), "image": ("image.",), "text": ("text.",)}
+        if what not in sides:
+            raise UsageError(f"--freeze {what}: with --text-arch, give backbone (both encoders), image or text")
+        frozen = {name for name, _ in model.module.named_parameters() if name.startswith(sides[what])}
+    elif what == "backbone":
         in_head = _head_prefixes(model)
         frozen = {name for name, _ in model.module.named_parameters() if not name.startswith(in_head)}
     else:

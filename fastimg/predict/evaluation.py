@@ -106,10 +106,11 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             other = "name another split with --split"
             check_labels(config.data, selection.split, dataset, len(engine.card.classes), other)
         check_readable(backend, config.data, dataset)
+        texts = inference.texts_beside(engine, dataset, config.data)
         workers = worker_count(config.workers, ranks)
         batch_size = config.batch_size or BATCH[ranks.device.type]
         loader = engine.loader(
-            dataset, batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices
+            dataset, batch_size, workers, config.max_pixels, config.on_error, backend, selection.indices, texts
         )
         if backend != "native" and engine.model.text is not None:
             raise UsageError(f"--loader {backend}: does not read texts; leave it out")

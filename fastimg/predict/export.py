@@ -69,6 +69,11 @@ def export(config: Export, out: Console) -> int:
     source = checkpoint.find(config.checkpoint)
     file = _file(config, source)
     model, card = checkpoint.load_model(config.checkpoint)
+    if model.pair is not None and config.chosen_format != "safetensors":
+        raise UsageError(
+            f"{config.checkpoint}: a model of images and texts, which only --format safetensors writes; use it, or "
+            "another checkpoint"
+        )
     if config.with_preprocessing and model.text is not None:
         raise UsageError(
             f"--with-preprocessing: {config.checkpoint} reads texts, and its tokenizer is written next to the file; "

@@ -14,9 +14,11 @@ from fastimg.data.datasets import DatasetPart, build_loader, center_crop
 from fastimg.data.model_input import model_input
 from fastimg.data.read_back import read_back
 from fastimg.embeddings.cache import array_loader
+from fastimg.embeddings.text_rows import FreshTokens, PairedLoader, TextRows, inputs_beside
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Batch, BatchSource, Dataset, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.models.precision import Precision, set_backends
 from fastimg.models.registry import Model
 from fastimg.models.tokenizer import TextDecoder
@@ -52,8 +54,12 @@ class Inference:
         on_error: str | None,
         backend: Backend = "native",
         indices: npt.NDArray[np.int64] | None = None,
+        texts: TextRows | None = None,
     ) -> BatchSource:
-        """A loader of every sample of `dataset`, or of those in `indices`, once, in order, cropped as in validation."""
+        """A loader of every sample of `dataset`, or of those in `indices`, once, in order, cropped as in validation.
+
+        A model of images and texts needs the `texts` beside the images.
+        """
         part = DatasetPart(dataset, indices, "the data")
         settings = LoaderConfig(
             batch_size=min(batch_size, len(part)),
@@ -64,7 +70,13 @@ class Inference:
         if self.model.text is not None:
             return array_loader(part, TextDecoder(self.model.text.tokenizer), settings, self.device)
         crop = center_crop(self.card.preprocessing)
-        return build_loader(part, crop, settings, max_pixels, self.device, backend)
+        loader = build_loader(part, crop, settings, max_pixels, self.device, backend)
+        return loader if texts is None else PairedLoader(loader, texts, self.device)
+
+    def text_rows(self, texts: Dataset, has_image: npt.NDArray[np.bool_]) -> TextRows:
+        """The texts beside images, tokenised as they are read."""
+        assert self.model.pair is not None
+        return TextRows(has_image, FreshTokens(texts, self.model.pair.reader.tokenizer))
 
     def standardised(self, outputs: torch.Tensor) -> torch.Tensor:
         """Outputs [N, outputs] with numbers in their own units, as an exported file gives them -> logits."""
@@ -81,7 +93,8 @@ class Inference:
             for batch in loader:
                 inputs = model_input(None, batch.inputs, self.policy, self.precision.input_dtype)
                 with self.precision.autocast():
-                    logits = answer(self.model.module, inputs, self.tta)
+                    beside = inputs_beside(batch, self.precision.input_dtype)
+                    logits = answer(self.model.module, inputs, self.tta, beside)
                 yield batch, logits
 
     def answers(self, loader: BatchSource) -> Iterator[tuple[Batch, torch.Tensor]]:
@@ -110,6 +123,19 @@ def check_content(engine: "Inference", dataset: Dataset, data: Path) -> None:
         raise UserError(
             f"{data}: contains {content}, but the checkpoint reads {expected}; give other data, or another checkpoint"
         )
+
+
+def texts_beside(engine: "Inference", dataset: Dataset, data: Path) -> TextRows | None:
+    """The texts that the model reads beside the images; None if it reads none. Raises UserError if there are none."""
+    if engine.model.pair is None:
+        return None
+    captions = captions_of(data, dataset)
+    if captions is None:
+        raise UserError(
+            f"{data}: has no texts beside its images, which the checkpoint reads; make it with `fastimg convert "
+            "--text-column`, or give another checkpoint"
+        )
+    return engine.text_rows(captions, captions.has_image)
 
 
 def load(path: Path, device: torch.device, precision: Precision, tta: bool = False) -> Inference:

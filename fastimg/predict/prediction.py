@@ -23,8 +23,9 @@ from fastimg.config.rule_tables import PREDICT
 from fastimg.config.rules import refuse
 from fastimg.data.datasets import worker_count
 from fastimg.data.read_back import read_back
+from fastimg.embeddings.text_rows import TextRows
 from fastimg.errors import UsageError, UserError, printable
-from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset
+from fastimg.loaders import Batch, BatchSource, Dataset, FilesDataset, list_splits, open_dataset
 from fastimg.loaders.containers.content import Content
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.formats import undecodable_extensions
@@ -41,6 +42,8 @@ from fastimg.train.tasks.task import Task
 from fastimg.wording import plural, shortened
 
 from . import inference
+
+Named = tuple[Dataset, list[str], TextRows | None]  # samples, their names, and the texts beside images
 
 
 class GivenTexts:
@@ -172,25 +175,26 @@ def classify(config: Predict, err: Console) -> list[Answer]:
         precision = choose_precision(ranks.device, config.amp, "auto")
         engine = inference.load(config.checkpoint, ranks.device, precision, config.tta)
         content: Content = "images" if engine.model.text is None else "text"
-        if config.text and content == "images":
+        pair = engine.model.pair is not None
+        if config.text and content == "images" and not pair:
             raise UsageError(f"--text: {config.checkpoint} reads images, not texts; give image files instead")
-        datasets: list[tuple[Dataset, list[str]]] = []
-        if config.sources:
+        datasets: list[Named] = _pairs(config, engine) if pair else []
+        if config.sources and not pair:
             paths, notes = find_files(config.sources, content, undecodable=True)
             for note in notes:
                 say(err, note)
             files = [str(path) for path in paths]
-            datasets.append((FilesDataset(Path(), files, content=content), files))
-        if config.text:
-            datasets.append((GivenTexts(config.text), list(config.text)))
+            datasets.append((FilesDataset(Path(), files, content=content), files, None))
+        if config.text and not pair:
+            datasets.append((GivenTexts(config.text), list(config.text), None))
         tasks = engine.tasks
         labels = tasks is not None and any(task.target.kind == "multilabel" for task in tasks.all)
         if config.threshold is not None and not labels:
             raise UsageError("--threshold has no effect: the model has no target of several labels; leave it out")
         workers = worker_count(config.workers, ranks)
         batch_size = config.batch_size or BATCH[ranks.device.type]
-        for dataset, names in datasets:
-            loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip")
+        for dataset, names, beside in datasets:
+            loader = engine.loader(dataset, batch_size, workers, config.max_pixels, "skip", texts=beside)
             try:
                 if tasks is None:
                     answers += _answers(engine, loader, names, config.topk, err)
@@ -199,6 +203,29 @@ def classify(config: Predict, err: Console) -> list[Answer]:
             finally:
                 loader.close()
     return answers
+
+
+def _pairs(config: Predict, engine: inference.Inference) -> list[Named]:
+    """Images and the texts beside them, for a model of both: datasets, or images with a --text for each, or none."""
+    folders = [source for source in config.sources if (source / "dataset.json").exists()]
+    found: list[Named] = []
+    if folders:
+        if config.text or len(folders) < len(config.sources):
+            raise UsageError("datasets have their own texts: give them without --text and without other files")
+        for folder in folders:
+            for split in list_splits(folder):
+                dataset = open_dataset(folder, split)
+                keys = [dataset.sample_key(index) for index in range(len(dataset))]
+                found.append((dataset, keys, inference.texts_beside(engine, dataset, folder)))
+        return found
+    files = [str(path) for path in find_files(config.sources, "images", undecodable=True)[0]]
+    if not files or len(config.text) not in (0, len(files)):
+        raise UsageError(
+            f"--text: {config.checkpoint} reads images and texts: give a dataset, or images with as many --text "
+            f"({plural(len(files), 'image')}, {plural(len(config.text), 'text')}), in the same order, or without any"
+        )
+    rows = engine.text_rows(GivenTexts(config.text or [""] * len(files)), np.ones(len(files), np.bool_))
+    return [(FilesDataset(Path(), files, content="images"), files, rows)]
 
 
 def _answers(

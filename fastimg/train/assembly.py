@@ -66,7 +66,8 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     if config.channels_last and blueprint.model.convolutional:
         module = module.to(memory_format=torch.channels_last)
     model = replace(blueprint.model, module=module)
-    trained = module if blueprint.parts.embedding is None else Head(module, model.classifier[0])
+    whole = blueprint.parts.embedding is None or model.pair is not None  # a pair takes embeddings in place of inputs
+    trained = module if whole else Head(module, model.classifier[0])
     data = _data(replace(blueprint, model=model), ranks)
     parallel = trained if alone else wrapped(trained, config, ranks, blueprint.precision)
     tasks = blueprint.targets.tasks.to(ranks.device)

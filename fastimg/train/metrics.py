@@ -9,6 +9,7 @@ from torch import nn
 
 from fastimg.augment import Policy
 from fastimg.data.model_input import model_input
+from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.loaders import BatchSource
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
@@ -109,13 +110,18 @@ class Trace:
         return TracedSteps(steps, OnTheWay(sums))
 
 
-def answer(model: nn.Module, images: torch.Tensor, tta: bool = False) -> torch.Tensor:
-    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: the mean of each image's and its mirror image's."""
-    logits: torch.Tensor = model(images).float()
+def answer(
+    model: nn.Module, images: torch.Tensor, tta: bool = False, beside: tuple[torch.Tensor, ...] = ()
+) -> torch.Tensor:
+    """Logits [B, C] in float32 of images [B, 3, H, W]; `tta`: the mean of each image's and its mirror image's.
+
+    `beside` is what the model takes after the images.
+    """
+    logits: torch.Tensor = model(images, *beside).float()
     if not tta:
         return logits
     own = logits.clone()  # the next call of a model with CUDA graphs writes to the same memory
-    mirrored: torch.Tensor = model(images.flip(3)).float()
+    mirrored: torch.Tensor = model(images.flip(3), *beside).float()
     return (own + mirrored) / 2
 
 
@@ -135,7 +141,8 @@ def evaluate(
     with torch.inference_mode():
         for batch in loader:
             with precision.autocast():
-                logits = answer(model, model_input(None, batch.inputs, policy, precision.input_dtype), tta)
+                images = model_input(None, batch.inputs, policy, precision.input_dtype)
+                logits = answer(model, images, tta, inputs_beside(batch, precision.input_dtype))
             truths = lookup.truths(batch)
             meter.add(logits, tasks.evaluation_losses(logits, truths), truths, batch.weight)
     return meter.read(ranks)

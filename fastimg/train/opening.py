@@ -27,8 +27,10 @@ from fastimg.data.datasets import (
     worker_count,
 )
 from fastimg.embeddings.cache import array_loader
+from fastimg.embeddings.text_rows import PairedLoader
 from fastimg.errors import UsageError
 from fastimg.loaders import BatchSource, LoaderConfig
+from fastimg.loaders.captions.captions import captions_of
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.containers.datasets import is_plain_folder
 from fastimg.loaders.crop import Crop
@@ -46,6 +48,7 @@ from fastimg.system.terminal import say
 from fastimg.train.choices.stated_weights import Stated
 from fastimg.wording import plural, with_flags
 
+from . import pairs
 from .choices import resolution as effective
 
 WHITENED = 5000  # training images that a whitening layer is made from
@@ -60,6 +63,10 @@ def open_data(
         part, val_part = open_parts(
             data, config.train_split, config.val_split, config.val_fraction, config.seed, config.classes, fold(config)
         )
+    if intent.reads_text(config):  # of images and texts, a model of texts reads the texts
+        part, val_part = pairs.texts_alone(part, data), None if val_part is None else pairs.texts_alone(val_part, data)
+    elif config.text_arch is None and (words := pairs.blank_words(part, data)):
+        say(console, words, style="yellow")
     opened = [part.dataset] if val_part is None else [part.dataset, val_part.dataset]
     for dataset in opened:
         stack.callback(dataset.close)
@@ -93,6 +100,11 @@ def check_content(config: Train, data: Path, part: DatasetPart) -> None:
     texts = part.dataset.content == "text"
     arch = intent.architecture(config)
     reader = intent.reads_text(config)
+    if config.text_arch is not None and captions_of(data, part.dataset) is None:
+        raise UsageError(
+            f"--text-arch {config.text_arch}: {data} has no texts beside its images; make it with `fastimg convert "
+            "MANIFEST DST --text-column NAME`, or leave --text-arch out"
+        )
     if texts and not reader:
         raise UsageError(
             f"--arch {arch}: reads images, and {data} holds texts; give one of Hugging Face's text encoders, "
@@ -123,29 +135,33 @@ def build_model(
     if config.drop_path is not None:
         kwargs["drop_path_rate"] = config.drop_path
     torch.manual_seed(config.seed)
+    alone = config.text_arch is None
     with ranks.first_goes_first():  # rank 0 may download weights for all
         model = build(
             arch,
             num_classes,
             pretrained=config.pretrained,
-            weights=config.weights,
+            weights=None if stated.pair else config.weights,
             kwargs=kwargs,
             img_size=size or stated.image_size(),
             size_flag=size_flag,
             classes=classes,
             blurpool=config.blurpool,
             head_init=config.head_init or "zeros",
-            head=config.head,
-            head_hidden=config.head_hidden or 0,
+            head=config.head if alone else "linear",
+            head_hidden=(config.head_hidden or 0) if alone else 0,
             max_length=config.max_length,
             text=stated.text,
         )
+        reader = None if alone else pairs.text_side(config, stated)
+    preprocessing = _sizes(config, model, num_classes) if model.text is None else model.preprocessing
+    if reader is not None:
+        model = pairs.joined(config, model, reader, num_classes, classes, stated)
     if config.head_init is not None and model.new_head is None and config.resume is None:
         raise UsageError(
             f"--head-init {config.head_init} has no effect: the weights come with a classifier for these classes, "
             "which is kept; leave it out"
         )
-    preprocessing = _sizes(config, model, num_classes) if model.text is None else model.preprocessing
     if config.freeze is not None:
         freeze(model, config.freeze)
     if config.ghost_bn is not None and not ghost_norms(model.module, config.ghost_bn):
@@ -249,6 +265,9 @@ def open_loader(
         world_size=ranks.world_size if ranks else 1,
     )
     device = next(model.module.parameters()).device
+    if part.texts is not None:
+        images = open_loader(config, ranks, replace(part, texts=None), crop, order, padding, model, arrays, scaling)
+        return PairedLoader(images, part.texts, device)
     if arrays is not None:
         return array_loader(part, arrays, settings, device)
     if model.text is not None:

@@ -29,6 +29,7 @@ from fastimg.system.terminal import say
 from fastimg.train.reporting.report import shown
 from fastimg.wording import plural
 
+from . import pairs
 from .choices import resolution as effective
 from .distillation.kept_logits import KeptLogits, Labelling
 from .distillation.teacher import load
@@ -61,6 +62,30 @@ def tokenised(
         return replace(texts, dataset=dataset)
 
     return tokens(part), None if val_part is None else tokens(val_part)
+
+
+def with_text_embeddings(
+    config: Train, model: Model, precision: Precision, keeper: Keeper, parts: Parts, stack: ExitStack
+) -> Parts:
+    """All splits with embeddings of the texts beside their images, which are computed if the cache lacks them."""
+    folders: dict[Path, int] = {}
+
+    def kept(part: DatasetPart | None) -> DatasetPart | None:
+        if part is None:
+            return None
+        read, folder, made = pairs.text_embeddings(config, model, precision, keeper, part, stack)
+        folders[folder] = folders.get(folder, 0) + made
+        return read
+
+    began = time.perf_counter()
+    train = kept(parts.train)
+    assert train is not None and model.pair is not None
+    parts = replace(parts, train=train, val=kept(parts.val), evaluated=kept(parts.evaluated))
+    made = sum(folders.values())
+    kind = config.cache_dtype or "fp16"
+    words = f"of texts {model.pair.text_width} {kind}: {made:,} made now, kept in {', '.join(map(shown, folders))}"
+    words = f"{parts.words}; {words}" if parts.words else words
+    return replace(parts, words=words, made=parts.made + made, seconds=parts.seconds + time.perf_counter() - began)
 
 
 RESIDENT_SHARE = 0.5  # of the free memory, that --resident may take
@@ -145,8 +170,9 @@ def embedded(
         crop = center_crop(preprocessing) if view is None else train_crop(preprocessing, config)
 
         def open_(missing: DatasetPart) -> BatchSource:
+            images = replace(missing, texts=None)
             return open_loader(
-                alone, None, missing, crop, "sequential", "zeros", model, scaling=view is not None and scales
+                alone, None, images, crop, "sequential", "zeros", model, scaling=view is not None and scales
             )
 
         reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
@@ -191,10 +217,11 @@ def labelled(
     parts: Parts,
     stack: ExitStack,
 ) -> Parts:
-    """The training split, and what the teacher says of its views, computed if the cache does not have it."""
+    """With what the teacher says of the views of --cache-teacher, computed if the cache lacks it; not in a dry run."""
     began = time.perf_counter()
     count = config.cache_teacher
-    assert count is not None
+    if count is None or config.dry_run:
+        return parts
     plain = intent.plain(config)
     config = replace(config, **augmenting(config, plain))
     teacher = load(config, tasks, preprocessing, precision, keeper.ranks)

@@ -36,7 +36,7 @@ from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
-from . import patience
+from . import pairs, patience
 from .assembly import Blueprint, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
@@ -44,7 +44,7 @@ from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
 from .opening import build_model, check_content, open_data, whiten
-from .parts import Parts, embedded, labelled, resident, tokenised
+from .parts import Parts, embedded, labelled, resident, tokenised, with_text_embeddings
 from .run import Run
 from .tasks.selection import ChosenTargets
 from .tasks.selection import choose as choose_targets
@@ -167,18 +167,23 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     keeper = Keeper(cache_root(opened.path, config.cache_dir), ranks, worker_count(config.workers, ranks), console)
     if model.text is not None and not config.dry_run:
         part, val_part = tokenised(model.text, keeper, part, val_part, stack)
+    if model.pair is not None:
+        part = pairs.with_texts(model, keeper, part, opened.path, stack, config.dry_run)
+        val_part = val_part and pairs.with_texts(model, keeper, val_part, opened.path, stack, config.dry_run)
+    own = model.pair.image if model.pair else model  # what sees the images, or reads the texts
     searched = config.batch_size == "auto"
     config, left_out = with_batch(config, opened.directory if opened.resuming else None, ranks, console)
-    choice, why_not = caching.choose(config, model, preprocessing)
+    choice, why_not = caching.choose(config, own, preprocessing)
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None
     parts = Parts(part, val_part, part if config.evaluate_training_set else None, words=words)
     if effective.views(config) and config.dry_run:
         parts = replace(parts, words="computed once by the frozen encoder (not in a dry run)")
     elif effective.views(config):
-        parts = embedded(config, model, preprocessing, precision, keeper, parts, stack)
-    if config.cache_teacher is not None and not config.dry_run:
-        parts = labelled(config, opened.targets.tasks, preprocessing, precision, keeper, parts, stack)
+        parts = embedded(config, own, preprocessing, precision, keeper, parts, stack)
+    if effective.keeps_texts(config) and not config.dry_run:
+        parts = with_text_embeddings(config, model, precision, keeper, parts, stack)
+    parts = labelled(config, opened.targets.tasks, preprocessing, precision, keeper, parts, stack)
     if config.resident:
         if effective.views(config):
             raise UsageError(

@@ -14,6 +14,7 @@ import torch
 from fastimg.augment import draw
 from fastimg.augment.mixing import mix_images
 from fastimg.data.model_input import model_input
+from fastimg.embeddings.text_rows import inputs_beside
 from fastimg.errors import UsageError
 from fastimg.loaders import Batch
 from fastimg.models import ranks as parallel
@@ -37,6 +38,7 @@ class MicroBatch:
     images: torch.Tensor
     targets: tuple[Truth, ...]
     weight: torch.Tensor
+    beside: tuple[torch.Tensor, ...] = ()  # what the model takes after the images: texts, and which inputs are there
     taught: torch.Tensor | None = None
 
 
@@ -79,7 +81,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
             images, mixture = mix_images(plan, images, weight)
             targets = setup.tasks.mixed(targets, mixture)
     stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
-    return MicroBatch(images, targets, weight)
+    return MicroBatch(images, targets, weight, beside=inputs_beside(batch, dtype))
 
 
 def taught(run: Run, batch: Batch, prepared: MicroBatch) -> MicroBatch:
@@ -101,7 +103,7 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
     progress = run.progress
     with sync or nullcontext():
         with setup.precision.autocast(), _enough_for_norms(run):
-            logits = progress.parallel(batch.images)
+            logits = progress.parallel(batch.images, *batch.beside)
         losses = setup.tasks.losses(logits, batch.targets)
         if setup.distillation is not None:
             theirs = setup.distillation.logits(batch.images) if batch.taught is None else batch.taught

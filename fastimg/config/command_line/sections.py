@@ -15,7 +15,8 @@ _AUGMENTATION = (
 SECTIONS: Mapping[str, Sections] = {
     "train": {
         "model": (
-            *("arch", "pretrained", "weights", "num_classes", "freeze", "freeze_epochs", "head", "head_hidden"),
+            *("arch", "text_arch", "combiner"),
+            *("pretrained", "weights", "num_classes", "freeze", "freeze_epochs", "head", "head_hidden"),
             *("head_init", "cache_embeddings", "cache_dtype", "cache_dir", "drop_path", "ghost_bn", "blurpool"),
             "model_kwargs",
         ),

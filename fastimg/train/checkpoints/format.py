@@ -25,6 +25,7 @@ from fastimg.data.provenance import TrainedOn
 from fastimg.errors import UserError, reason_of
 from fastimg.loaders.containers.atomic import give_usual_mode, sync_folder
 from fastimg.models.heads import HeadKind
+from fastimg.models.networks.pairs import build_pair
 from fastimg.models.registry import Model, Preprocessing, TextSide, build, load_weights, read_weights, weights_file
 from fastimg.models.tokenizer import read_tokenizer
 
@@ -51,14 +52,17 @@ class Card:
     head_hidden: int = 0
     class_counts: tuple[int, ...] = ()  # training samples per class; empty in old checkpoints
     text: dict[str, Any] | None = None  # of a text encoder: its base model, tokens and pooling
+    pair: dict[str, Any] | None = None  # of a model of images and texts: the second encoder, and the combiner
     trained_on: tuple[TrainedOn, ...] | None = None  # its own training, then those of its initial weights
     targets: tuple[dict[str, Any], ...] = ()  # of data that names them, in the order of their outputs: `Tasks.stated`
 
     def to_json(self) -> str:
-        """For the safetensors metadata. Of data that names no targets, without `targets`."""
+        """For the safetensors metadata; without `targets` or `pair` where there are none."""
         fields = asdict(self)
         if not self.targets:
             del fields["targets"]
+        if self.pair is None:
+            del fields["pair"]
         for record in fields["trained_on"] or ():
             if record["fold"] is None:  # as in checkpoints of earlier versions
                 del record["fold"]
@@ -207,16 +211,23 @@ def load_model(path: Path) -> tuple[Model, Card]:
     text = None
     if card.text is not None:
         text = TextSide(tokenizer=read_tokenizer(file.parent, card.text["length"]), settings=card.text)
+    alone = card.pair is None
     model = build(
         card.arch,
         card.num_classes,
         kwargs=card.kwargs,
         img_size=card.preprocessing.val_size,
         blurpool=card.blurpool,
-        head=card.head,
-        head_hidden=card.head_hidden,
+        head=card.head if alone else "linear",
+        head_hidden=card.head_hidden if alone else 0,
         text=text,
     )
+    if card.pair is not None:
+        settings = card.pair["text"]
+        reader = TextSide(tokenizer=read_tokenizer(file.parent, settings["length"]), settings=settings)
+        second = build(card.pair["arch"], 1, text=reader)
+        combiner = card.pair["combiner"]
+        model = build_pair(model, second, card.num_classes, combiner, head=card.head, head_hidden=card.head_hidden)
     tensors, _ = read_weights(file)
     load_weights(model, tensors, str(file), strict_head=True)
     model.module.eval()

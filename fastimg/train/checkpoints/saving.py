@@ -9,7 +9,7 @@ from fastimg.errors import UsageError
 from fastimg.loaders import DataError
 from fastimg.models.ema import Ema
 from fastimg.models.ranks import agreed_buffers, take_buffers
-from fastimg.models.registry import read_weights
+from fastimg.models.registry import Pair, read_weights
 from fastimg.train.patience import Standing
 from fastimg.train.run import Run
 
@@ -37,7 +37,8 @@ def save(run: Run, best: bool = False, may_wait: bool = False) -> None:
         progress.writer.settle()
     card = _card(run, best)
     training = _training_state(run)
-    files = setup.model.text.tokenizer.files() if setup.model.text else None
+    reader = setup.model.pair.reader if setup.model.pair else setup.model.text
+    files = reader.tokenizer.files() if reader else None
     links = ["last", "best"] if best else ["last"]
     try:
         with agreed_buffers(module, ranks, averages) as each:
@@ -122,9 +123,15 @@ def _card(run: Run, best: bool) -> checkpoint.Card:
         head=model.head,
         head_hidden=model.head_hidden,
         text=model.text.settings if model.text else None,
+        pair=_pair_card(model.pair) if model.pair else None,
         trained_on=data.trained_on,
         targets=setup.tasks.stated(progress.thresholds),
     )
+
+
+def _pair_card(pair: Pair) -> dict[str, Any]:
+    """What rebuilds the second encoder of a model of images and texts."""
+    return {"arch": pair.text.arch, "combiner": pair.combiner, "text": pair.reader.settings}
 
 
 def _training_state(run: Run) -> dict[str, Any]:

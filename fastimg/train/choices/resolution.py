@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
-from fastimg.config.intent import EPOCHS, SCHEDULE_FREE, head_alone, plain, progressive, reads_text, tuned
+from fastimg.config.intent import EPOCHS, SCHEDULE_FREE, head_alone, plain, progressive, reads_frozen, reads_text, tuned
 from fastimg.config.rule_tables import TRAIN
 from fastimg.config.rules import without_effect
 from fastimg.config.values import durations
@@ -87,6 +87,7 @@ def resolve(
     `samples` are those of the training split: no step has more.
     """
     trained = tuned(config)
+    reader = model.pair.reader if model.pair else model.text
     rate = _learning_rate(config, model, true_batch(config, ranks, samples), searched)[0]
     sched = config.sched or ("constant" if config.opt in SCHEDULE_FREE else "linear" if trained else "cosine")
     augmenting: dict[str, Any] = effective(config, plain(config))
@@ -143,7 +144,8 @@ def resolve(
         head_hidden=model.head_hidden or None,
         cache_dtype=_kept_as(config),
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
-        max_length=model.text.tokenizer.length if model.text else None,
+        max_length=reader.tokenizer.length if reader else None,
+        combiner=model.pair.combiner if model.pair else None,
         patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
@@ -154,10 +156,15 @@ def views(config: Train) -> int:
     return 0 if config.cache_embeddings in (None, "off") else int(config.cache_embeddings)
 
 
+def keeps_texts(config: Train) -> bool:
+    """Whether embeddings are kept of the texts beside images, by a choice that was made."""
+    return reads_frozen(config) and config.cache_embeddings != "off"
+
+
 def _kept_as(config: Train) -> Literal["fp16", "fp32"] | None:
     if config.cache_teacher is not None:
         return config.cache_dtype or "fp32"
-    return (config.cache_dtype or "fp16") if views(config) else None
+    return (config.cache_dtype or "fp16") if views(config) or keeps_texts(config) else None
 
 
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
@@ -280,6 +287,7 @@ def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
         rate = 1e-2 if reads_text(config) and config.head == "linear" else 1e-3
         return (rate if adam else rate * 3, 64)
     if tuned(config):
-        rate = 3e-4 if model.convolutional else 5e-5
+        reads = model.pair is not None and not reads_frozen(config)  # a transformer
+        rate = 3e-4 if model.convolutional and not reads else 5e-5
         return (rate if adam else rate * 50, 64)
     return (1e-3, 256) if adam else (0.5, 1024)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastimg.config.commands import Embed, Train
 from fastimg.config.intent import ARCH
@@ -38,6 +38,10 @@ class Stated:
     blurpool: bool = False
     preprocessing: Preprocessing | None = None  # only from a checkpoint
     text: TextSide | None = None
+    pair: TextSide | None = None  # what reads the texts, of a model of images and texts
+    text_arch: str | None = None
+    combiner: Literal["concat", "gated"] | None = None
+    classes: tuple[str, ...] = ()  # of a pair
 
     def image_size(self) -> int | None:
         """The side that the model was trained with."""
@@ -76,6 +80,14 @@ def adopted(config: _Config) -> tuple[_Config, Stated, str]:
     if stated.text is not None and given:  # the encoder is loaded by its name, with the arguments that were given
         stated = replace(stated, text=None)
     changes: dict[str, Any] = {"blurpool": True} if blurpool and isinstance(config, Train) else {}
+    if stated.pair is not None:
+        if not isinstance(config, Train):
+            raise UserError(
+                f"{name}: a model of images and texts, and this command reads one of them; give other weights"
+            )
+        if config.text_arch not in (None, stated.text_arch):
+            raise UserError(f"--text-arch {config.text_arch}: {name} has {stated.text_arch}; leave it out")
+        changes |= {"text_arch": stated.text_arch, "combiner": config.combiner or stated.combiner}
     return replace(config, arch=arch, model_kwargs=kwargs, **changes), stated, sentence
 
 
@@ -116,7 +128,13 @@ def _of_card(card: Card, file: Path, max_length: int | None) -> Stated:
         length = max_length or card.text["length"]
         settings = {**card.text, "length": length}
         text = TextSide(tokenizer=read_tokenizer(file.parent, length), settings=settings)
-    return Stated(arch=card.arch, kwargs=kwargs, blurpool=card.blurpool, preprocessing=card.preprocessing, text=text)
+    stated = Stated(arch=card.arch, kwargs=kwargs, blurpool=card.blurpool, preprocessing=card.preprocessing, text=text)
+    if card.pair is None:
+        return stated
+    length = max_length or card.pair["text"]["length"]
+    reader = TextSide(tokenizer=read_tokenizer(file.parent, length), settings={**card.pair["text"], "length": length})
+    second = card.pair["arch"]
+    return replace(stated, pair=reader, text_arch=second, combiner=card.pair["combiner"], classes=card.classes)
 
 
 def _arguments(file: Path, text: str) -> dict[str, Any]:

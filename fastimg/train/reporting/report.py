@@ -14,7 +14,7 @@ from fastimg.errors import printable
 from fastimg.loaders.containers.arrays import ArrayDataset
 from fastimg.loaders.order import BLOCK
 from fastimg.models.ranks import Ranks
-from fastimg.models.registry import TextSide
+from fastimg.models.registry import Pair, TextSide
 from fastimg.system.terminal import print_table
 from fastimg.train.choices.batch_size import SHARE
 from fastimg.train.optimisers.construction import implementation
@@ -63,6 +63,7 @@ def print_effective(
         "data": f"{shown(data)}: {plural(len(part), setup.unit[:-1])}, {printable(setup.tasks.schema())}",
         "validation": validation,
         "model": f"{config.arch}, {total / 1e6:.1f} M parameters {learning}, from {origin}" + _changed(config),
+        "texts": _beside(model.pair) if model.pair else None,
         "frozen": _frozen(config),
         "embeddings": setup.data.embedding_note,
         "input": f"{reading}{words}",
@@ -133,9 +134,19 @@ def _classifier(config: Train) -> str:
     return "its classifier kept" if config.weights or config.pretrained else ""
 
 
+def _beside(pair: Pair) -> str:
+    how = {"concat": "side by side with those of images", "gated": "by a gate for each feature"}[pair.combiner]
+    length = plural(pair.reader.tokenizer.length, "token")
+    return f"{pair.text.arch} with its own weights, up to {length}; its features join {how}"
+
+
 def _frozen(config: Train) -> str | None:
     if config.freeze is None:
         return None
+    if config.text_arch is not None:
+        sides = {"backbone": "both encoders", "image": "the encoder of images", "text": "the encoder of texts"}
+        what = sides[config.freeze]
+        return f"{what}, for {plural(config.freeze_epochs, 'epoch')}" if config.freeze_epochs else what
     blocks = "the first block" if config.freeze == "1" else f"the first {config.freeze} blocks"
     what = "all but the classifier" if config.freeze == "backbone" else blocks
     return f"{what}, for {plural(config.freeze_epochs, 'epoch')}" if config.freeze_epochs else what

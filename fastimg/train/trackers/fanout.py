@@ -5,8 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from fastimg.config.commands import Train
 from fastimg.config.intent import trackers
@@ -44,6 +43,14 @@ def opened(name: str, run: TrackedRun) -> Tracker:
     return MlflowRun(run)
 
 
+def _settings(config: Train) -> dict[str, Any]:
+    """The settings that are made, as plain values."""
+    import msgspec  # not above: a machine that only measures may lack it
+
+    settings = msgspec.to_builtins(dataclasses.replace(config, log=()), enc_hook=str)
+    return {name: value for name, value in settings.items() if value not in (None, [], ())}
+
+
 class Trackers:
     """All trackers of a run, which get what metrics.jsonl gets. One that fails is dropped with one warning."""
 
@@ -52,11 +59,8 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
         keys = _keys(directory)
         self.new = [name for name in trackers(config) if name not in keys]  # they have not seen this run before
-        settings = msgspec.to_builtins(dataclasses.replace(config, log=()), enc_hook=str)
-        set_ = {name: value for name, value in settings.items() if value not in (None, [], ())}
         for name in trackers(config):
-            key = keys.get(name)
-            run = TrackedRun(directory=directory, config=set_, step=step, key=key)
+            run = TrackedRun(directory=directory, config=_settings(config), step=step, key=keys.get(name))
             try:
                 self._open[name] = opened(name, run)
                 keys[name] = self._open[name].key

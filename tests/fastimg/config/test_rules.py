@@ -20,7 +20,6 @@ WITHOUT_RULES = {
     "judged with the model": ("num_classes", "freeze", "model_kwargs"),
     "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),
-    "judged with the ranks": ("strategy",),
     "good with everything": ("channels_last", "deterministic", "evaluate_training_set"),
     "read before the rest": ("resume", "recipe", "config", "dry_run", "verbose"),
     "named by rules of other fields": ("arch", "amp", "bce_loss", "no_aug"),

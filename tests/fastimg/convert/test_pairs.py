@@ -83,7 +83,7 @@ def test_a_manifest_becomes_images_with_texts_beside_them(posts, tmp_path, conta
     assert json.loads(report.to_json())["missing"] == report.missing
     description = read_description(tmp_path / "out")
     assert description["inputs"] == ["image", "text"]
-    assert description["splits"]["train"]["missing"] == {"image": 2, "text": 1}
+    assert description["splits"]["train"]["missing_inputs"] == {"image": 2, "text": 1}
     assert "text from 'caption'" in report.columns[0]
 
 
@@ -112,7 +112,7 @@ def test_images_alone_may_be_appended_to_pairs(posts, tmp_path):
         text_column=None,
         append=True,
     )
-    assert read_description(tmp_path / "out")["splits"]["train"]["missing"] == {"image": 2, "text": 3}
+    assert read_description(tmp_path / "out")["splits"]["train"]["missing_inputs"] == {"image": 2, "text": 3}
 
 
 def test_an_interrupted_conversion_goes_on_to_the_same_bytes(posts, tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def test_an_interrupted_conversion_goes_on_to_the_same_bytes(posts, tmp_path, mo
 def test_without_a_column_of_texts_nothing_changes(posts, tmp_path):
     make(posts(rows=[row for row in ROWS if row[0]]), tmp_path / "out", text_column=None)
     description = read_description(tmp_path / "out")
-    assert "inputs" not in description and "missing" not in description["splits"]["train"]
+    assert "inputs" not in description and "missing_inputs" not in description["splits"]["train"]
     dataset = open_dataset(tmp_path / "out", "train")
     assert captions_of(tmp_path / "out", dataset) is None
     dataset.close()
@@ -180,7 +180,7 @@ def test_verify_compares_what_is_missing(posts, tmp_path, cli):
     make(posts(), tmp_path / "out")
     assert cli("verify", tmp_path / "out", "--deep").code == 0
     description = json.loads((tmp_path / "out/dataset.json").read_text())
-    description["splits"]["train"]["missing"]["image"] = 1
+    description["splits"]["train"]["missing_inputs"]["image"] = 1
     (tmp_path / "out/dataset.json").write_text(json.dumps(description))
     ran = cli("verify", tmp_path / "out")
     assert ran.code == 1 and "samples lack {'image': 2, 'text': 1}" in ran.out

@@ -119,7 +119,7 @@ def test_labels_are_below_the_number_of_classes(trained):
 @pytest.mark.parametrize("loader", ["native", "torch", "synthetic"])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_no_loader_passes_a_missing_label_to_a_model(loader, split, unlabelled, fast, tmp_path, cli, monkeypatch):
-    monkeypatch.setattr("fastimg.train.step.losses", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr("fastimg.train.tasks.classification.losses", lambda *_: pytest.fail("a step was taken"))
     monkeypatch.setattr("fastimg.train.loop.evaluate", lambda *_: pytest.fail("validated"))
     flags = [flag for flag in fast if flag not in ("--workers", "1", "--epochs")]
     ran = cli("train", unlabelled(split, 2), *flags, "--epochs", "1", "--loader", loader, "-o", tmp_path / "runs")

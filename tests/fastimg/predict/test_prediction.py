@@ -187,13 +187,13 @@ def test_a_folder_with_only_heic_files(run, tmp_path, heic, cli):
 
 def test_of_equally_likely_classes_the_first_comes_first(trained, cli, monkeypatch):
     """As a model finds them without training."""
-    monkeypatch.setattr("fastimg.predict.inference.answer", lambda module, images, tta: torch.zeros(len(images), 3))
+    monkeypatch.setattr("fastimg.predict.inference.answer", lambda _, images, *rest: torch.zeros(len(images), 3))
     files = sorted((trained.images / "val").glob("*/*"))
     told = answers(cli("predict", trained.run, *files, "--json", "-b", "5"))
     assert [answer["classes"] for answer in told] == [["blue", "green", "red"]] * 12
     assert told[0]["probabilities"] == [0.333333] * 3
     monkeypatch.setattr(
-        "fastimg.predict.inference.answer", lambda module, images, tta: torch.tensor([[0.0, 1, 1]] * len(images))
+        "fastimg.predict.inference.answer", lambda _, images, *rest: torch.tensor([[0.0, 1, 1]] * len(images))
     )
     told = answers(cli("predict", trained.run, *files, "--json", "--topk", "2"))
     assert [answer["classes"] for answer in told] == [["green", "red"]] * 12

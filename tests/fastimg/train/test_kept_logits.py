@@ -115,6 +115,7 @@ class Sparse:
         ({"sampler": "balanced"}, "--sampler shows an image several times in an epoch"),
         ({"loader": "synthetic"}, "--loader synthetic makes crops that cannot be made again"),
         ({"no_aug": True}, "without augmentation all views are the same; give 1"),
+        ({"text_arch": "hf:MINI"}, "keeps what a teacher says of images alone; leave it out, or --text-arch"),
         ({"teacher": None}, "--cache-teacher has no effect without --teacher"),
         ({"cache_teacher": 0}, "--cache-teacher 0: give 1 or more"),
     ],
@@ -145,10 +146,9 @@ def test_unlabelled_data_is_trained_on(trained: Any, cli: Any, train: Any, tmp_p
     made = []
     for name, missing in (("whole", 0), ("partly", 3)):
         rows = [f"{file},{'' if missing and i % missing == 0 else file.parent.name}" for i, file in enumerate(files)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["path,color", *rows]))
-        ran = cli(
-            "convert", tmp_path / f"{name}.csv", tmp_path / name, "--target", "color:class", "--val-fraction", "0"
-        )
+        table = tmp_path / f"{name}.csv"
+        table.write_text("\n".join(["path,color", *rows]))
+        ran = cli("convert", table, tmp_path / name, "--target", "color:class", "--val-fraction", "0")
         assert ran.code == 0, ran.err
         train(name, "--kd-weight", "1", "--val-fraction", "0", "--cache-teacher", "1", data=tmp_path / name)
         made.append(load_file(tmp_path / "runs" / name / "last/model.safetensors"))

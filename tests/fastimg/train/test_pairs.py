@@ -1,0 +1,227 @@
+"""Images and texts together: what neither tells alone is learned from both, wherever either is missing, and kept."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from fastimg.config.commands import Convert
+from fastimg.convert.pipeline import convert
+from fastimg.models.networks.pairs import COMBINERS, PairClassifier
+from fastimg.train.checkpoints import run_directory as rundir
+
+WORDS = ["[PAD]", "[UNK]", "good", "bad", "a", "film", "that", "was", "seen"]
+COLOURS = {"red": (190, 50, 50), "blue": (50, 50, 190)}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A folder as Hugging Face's library saves one: BERT of one layer, nine words, weights drawn."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    engine = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    engine.pre_tokenizer = Whitespace()
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=engine, model_max_length=16, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def posts(tmp_path_factory):
+    """Shards of 48 pairs to train on and 16 to validate: good red and bad blue ones are `yes`, the others `no`.
+
+    Four more of each split lack their image, and four their text: those are `no`. Not to be changed.
+    """
+    from tests.conftest import encoded_image
+
+    root = tmp_path_factory.mktemp("posts")
+    drawn = np.random.default_rng(0)
+    rows = [("image", "caption", "label", "split")]
+    for split, count in (("train", 48), ("val", 16)):
+        for number in range(count):
+            (colour, rgb), word = list(COLOURS.items())[number % 2], ("good", "bad")[number // 2 % 2]
+            (root / f"{split}{number}.jpg").write_bytes(encoded_image(rgb, (40, 40), number))
+            text = " ".join(drawn.permutation([*drawn.choice(WORDS[4:], drawn.integers(1, 6)), word]))
+            rows.append((f"{split}{number}.jpg", text, "yes" if (colour == "red") == (word == "good") else "no", split))
+        rows += [("", f"{word} film", "no", split) for word in ("good", "bad") for _ in range(2)]
+        rows += [(f"{split}{number}.jpg", "", "no", split) for number in range(4)]
+    with (root / "posts.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    convert(Convert(src=root / "posts.csv", dst=root / "shards", text_column="caption"), Console(file=io.StringIO()))
+    return root / "shards"
+
+
+@pytest.fixture
+def train(cli, bert, posts, tmp_path):
+    """`train("name", *flags)`: what a training said. What is kept is kept in `cache`."""
+
+    def run(name, *flags, code=0, data=posts, text=("--text-arch", f"hf:{bert}")):
+        own = ("--arch", "test_resnet", "--img-size", "32", "-b", "14", "--epochs", "2", "--lr", "0.01", "-j", "1")
+        where = ("--log-interval", "1", "-o", tmp_path / "runs", "--name", name)
+        where += ("--cache-dir", tmp_path / "cache") if text or "backbone" in flags else ()
+        ran = cli("train", data, *own, *text, "--no-amp", "--smoothing", "0", *where, *flags)
+        assert ran.code == code, ran.out + ran.err
+        return ran
+
+    return run
+
+
+@pytest.fixture
+def weights(tmp_path):
+    return lambda name: load_file(tmp_path / "runs" / name / "last/model.safetensors")
+
+
+@pytest.fixture
+def accuracy(tmp_path):
+    """Top-1 of the last validation of a run."""
+    return lambda name: [r["top1"] for r in rundir.read_log(tmp_path / "runs" / name) if r["kind"] == "val"][-1]
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("combiner", ["concat", "gated"])
+def test_both_together_tell_what_neither_tells_alone(train, accuracy, cli, posts, tmp_path, combiner):
+    """With both encoders frozen; each input alone is right about the samples that lack one, and half of the others."""
+    head = ("--head", "mlp", "--head-hidden", "32") if combiner == "concat" else ()
+    flags = ("--freeze", "backbone", "--epochs", "60", "--lr", "0.01", "--val-interval", "60")
+    ran = train("both", *flags, "--combiner", combiner, *head)
+    assert accuracy("both") == 1.0
+    assert "of texts 16 fp16: " in ran.out and "both encoders" in ran.out
+    train("image", *flags, text=())
+    assert accuracy("image") < 0.8
+    told = json.loads(cli("eval", tmp_path / "runs/both", posts, "--no-amp", "--json").out)
+    assert told["top1"] == 1.0 and told["images"] == 24
+    image = posts.parent / "val0.jpg"  # a red one
+    for word, label in (("good", "yes"), ("bad", "no")):
+        ran = cli("predict", tmp_path / "runs/both", image, "--text", f"{word} film", "--no-amp", "--json")
+        assert json.loads(ran.out)["classes"][0] == label
+    every = cli("predict", tmp_path / "runs/both", posts, "--no-amp", "--json").out.splitlines()
+    assert len(every) == 80 and all(json.loads(line)["error"] is None for line in every)
+    assert "as many --text" in cli("predict", tmp_path / "runs/both", image, "--text", "a", "--text", "b").err
+
+
+def test_a_frozen_encoder_runs_once_and_the_run_is_that_without_a_cache(train, weights):
+    for what in ("backbone", "image", "text"):
+        flags = ("--freeze", what, "--no-aug", "--opt", "sgd")
+        train(f"kept-{what}", *flags, "--cache-dtype", "fp32")
+        train(f"fresh-{what}", *flags, "--cache-embeddings", "off")
+        one, other = weights(f"kept-{what}"), weights(f"fresh-{what}")
+        assert {name for name in one if not torch.allclose(one[name], other[name], atol=1e-4)} == set()
+
+
+def test_freezing_one_encoder_trains_the_other(train, weights):
+    train("start", "--epochs", "1", "--freeze", "backbone")
+    before = weights("start")
+    for what, other in (("image", "text"), ("text", "image")):
+        train(what, "--freeze", what)
+        after = weights(what)
+        still = {name for name in before if torch.equal(before[name], after[name])}
+        assert {name for name in before if name.startswith(f"{what}.")} <= still
+        assert any(name.startswith(f"{other}.") and name.endswith("weight") and name not in still for name in before)
+
+
+@pytest.mark.parametrize("flags", [(), ("--freeze", "image"), ("--freeze", "backbone", "--model-ema")])
+def test_an_interrupted_run_goes_on_to_the_same_bits(train, weights, monkeypatch, flags):
+    train("whole", *flags)
+    from fastimg.train import loop
+
+    step = loop.optimiser_step
+
+    def stop(run, *rest):
+        if run.progress.step == 5:
+            raise KeyboardInterrupt
+        return step(run, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "optimiser_step", stop)
+        train("parts", *flags, "--save-interval", "3", code=130)
+    train("parts", *flags, "--save-interval", "3", "--resume")
+    assert equal(weights("whole"), weights("parts"))
+
+
+def test_accumulated_batches_are_one_batch(train, weights):
+    flags = ("--freeze", "backbone", "--opt", "sgd", "--no-aug")
+    train("one", *flags)
+    train("two", *flags, "-b", "7", "--grad-accum-steps", "2")
+    one, two = weights("one"), weights("two")
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+
+
+@pytest.mark.slow
+def test_two_ranks_train_like_one_process(train, weights, two_ranks, posts, bert, tmp_path):
+    """Each reads its share of images and texts; the combiner's gradients are exchanged."""
+    flags = ("--freeze", "backbone", "--opt", "sgd", "--no-aug")
+    train("one", *flags)
+    own = ("--arch", "test_resnet", "--img-size", "32", "--text-arch", f"hf:{bert}", "-b", "7", "--epochs", "2")
+    rest = ("--lr", "0.01", "-j", "1", "--no-amp", "--smoothing", "0", "-o", tmp_path / "runs", "--name", "two")
+    two_ranks(("train", posts, *own, *rest, "--cache-dir", tmp_path / "ranks", *flags))
+    one, two = weights("one"), weights("two")
+    assert {name for name in one if not torch.allclose(one[name], two[name], atol=1e-5)} == set()
+
+
+def test_the_checkpoint_rebuilds_both_encoders(train, tmp_path, cli, posts, bert):
+    train("run", "--combiner", "concat")
+    with safe_open(tmp_path / "runs/run/last/model.safetensors", "pt") as file:
+        pair = json.loads(file.metadata()["fastimg"])["pair"]
+    assert pair["arch"] == f"hf:{bert}" and pair["combiner"] == "concat" and pair["text"]["length"] == 16
+    train("more", "--weights", tmp_path / "runs/run", text=())  # both encoders, from the checkpoint
+    ran = cli("export", tmp_path / "runs/run", "--output", tmp_path / "x.onnx")
+    assert ran.code == 2 and "a model of images and texts" in ran.err
+    ran = cli("embed", posts, tmp_path / "out", "--weights", tmp_path / "runs/run")
+    assert ran.code == 1 and "a model of images and texts" in ran.err
+
+
+def test_models_of_one_input_do_without_the_other(train, cli, posts, bert, tmp_path):
+    said = train("image", text=())
+    assert "4 samples of the training split without an image: the model sees a grey one" in said.out
+    ran = cli("train", posts, "--arch", f"hf:{bert}", "--epochs", "1", "--no-amp", "-o", tmp_path / "runs")
+    assert ran.code == 0 and "52 texts" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--mixup", "0.2"), "texts cannot be mixed"),
+        (("--compile",), "for models of one input"),
+        (("--freeze", "2"), "give backbone (both encoders), image or text"),
+        (("--layer-decay", "0.7"), "for models of one input"),
+    ],
+)
+def test_what_does_not_go_with_texts_is_refused(train, flags, message):
+    assert message in train("run", *flags, code=2).err
+
+
+def test_data_and_flags_must_go_together(train, image_folder):
+    assert "has no texts beside its images" in train("run", code=2, data=image_folder).err
+    assert "--combiner has no effect without --text-arch" in train("run", "--combiner", "concat", code=2, text=()).err
+    assert "reads no texts" in train("run", code=2, text=("--text-arch", "resnet18")).err
+
+
+@pytest.mark.parametrize("combiner", list(COMBINERS))
+def test_a_missing_input_does_not_influence_the_logits(combiner):
+    torch.manual_seed(0)
+    model = PairClassifier(torch.nn.Identity(), torch.nn.Identity(), COMBINERS[combiner](6, 4), 3)
+    torch.nn.init.normal_(model.combiner.no_image)
+    torch.nn.init.normal_(model.combiner.no_text)
+    present = torch.tensor([[True, True], [False, True], [True, False]])
+    image, text = torch.randn(3, 6), torch.randn(3, 4)
+    other = model(torch.randn(3, 6) + 3, text, present)
+    same = (model(image, text, present) == other).all(dim=1)
+    assert same.tolist() == [False, True, False]
+    same = (model(image, text, present) == model(image, torch.randn(3, 4) + 3, present)).all(dim=1)
+    assert same.tolist() == [False, False, True]
