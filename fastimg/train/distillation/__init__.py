@@ -1,4 +1,5 @@
-"""Distillation: a trained model, the teacher, says of each image how probable each class is; the student learns that.
+"""Distillation: a trained model, the teacher, says how probable each class is, and the student learns that, too.
 
-It runs in every step (`teacher`), or once over a few views of the images (`kept_logits`). `loss` is what both add.
+In: a run or weights, and batches as the student sees them. Out: the teacher's logits, and the loss with its share.
+Must not know: the loop, or the optimiser. `teacher` runs in every step; `kept_logits` are made once, of a few views.
 """
