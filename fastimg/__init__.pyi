@@ -178,6 +178,7 @@ def train(
     teacher_weights: str | PathLike[str] | None = None,
     kd_temperature: float | None = None,
     kd_weight: float | None = None,
+    cache_teacher: int | None = None,
     epochs: int | None = None,
     duration: str | None = None,
     max_time: str | None = None,

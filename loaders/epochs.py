@@ -45,6 +45,7 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
     together: int | None = None  # number of consecutive texts of similar length; None: one batch over all ranks
     padding: Padding | None = None  # what fills rows beyond the data; None: zeros if the order is sequential
     seed: int = 0
+    views: int | None = None  # epochs with crops of their own, which later ones show again; None: all of them
     workers: int | None = None  # threads; None: one for each core available to this process
     prefetch: int | None = None  # slots: batches in host memory, including the one in use; None: `slots_for` the device
     on_error: Literal["skip", "fail"] = "skip"  # an undecodable sample: weight 0 and counted, or an error
@@ -55,6 +56,8 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
         few = self.prefetch is not None and self.prefetch < 2
         if self.batch_size < 1 or few or (self.workers is not None and self.workers < 1):
             raise ValueError("batch_size and workers must be 1 or more, prefetch 2 or more")
+        if self.views is not None and self.views < 1:
+            raise ValueError("views must be 1 or more")
         if not 1 <= self.block <= self.window:
             raise ValueError("block must be 1 or more, and window no smaller")
         if self.sampling is not None and self.order != "random":
@@ -64,6 +67,11 @@ class LoaderConfig:  # more than 12 fields: everything that a user may set
 def slots_for(device_type: str) -> int:
     """The number of slots, if none is given: on a GPU more, since a small model takes a batch in a few milliseconds."""
     return 6 if device_type == "cuda" else 3
+
+
+def view_of(epoch: int, views: int | None) -> int:
+    """The epoch whose crops an epoch shows: with `views`, one of the first ones in turn, otherwise its own."""
+    return epoch if views is None else epoch % views
 
 
 class BatchSource(Protocol):
@@ -141,6 +149,7 @@ class EpochPlan:
     """The plan of one iteration over an epoch, or over the rest of it."""
 
     epoch: int
+    view: int  # the epoch whose crops are drawn
     order: npt.NDArray[np.int64]  # the epoch's permutation of range(n), or its n draws
     indices: npt.NDArray[np.int64] | None  # the samples of the dataset that are read; None: all of them
     slices: Slices
@@ -363,7 +372,8 @@ class Epochs:
             made = ahead.take()
         else:
             made = make_order(self.config, slices, epoch, self._lengths, self._together)
-        return EpochPlan(epoch, made.order, self._indices, slices, self._padding, made.blocks, made.again)
+        view = view_of(epoch, self.config.views)
+        return EpochPlan(epoch, view, made.order, self._indices, slices, self._padding, made.blocks, made.again)
 
     def passed(self, plan: EpochPlan, step: int) -> None:
         """Record that batch `step` is being handed out: a state taken from now on continues after it.

@@ -60,6 +60,8 @@ class Loader(Epochs):
     padding: what fills the last batch: "samples" (real ones, with weight 0) or "zeros"; None: zeros if the order is
         sequential.
     seed: determines the order and the crops. The pixels of a sample depend only on the seed, the epoch and its id.
+    views: number of epochs with crops of their own: epoch e has those of epoch e modulo views, in an order of its own.
+        None: every epoch has.
     workers: number of threads that decode; None: one for each core available to this process.
     prefetch: number of batches in host memory, including the one in use; 2 or more. None: 3, or 6 for a GPU.
     on_error: "skip" gives an image that cannot be decoded the weight 0 and lists it in `unreadable`; "fail" raises.
@@ -97,6 +99,7 @@ class Loader(Epochs):
         together: int | None = None,
         padding: Padding | None = None,
         seed: int = 0,
+        views: int | None = None,
         workers: int | None = None,
         prefetch: int | None = None,
         on_error: Literal["skip", "fail"] = "skip",
@@ -116,6 +119,7 @@ class Loader(Epochs):
             "together": together,
             "padding": padding,
             "seed": seed,
+            "views": views,
             "workers": workers,
             "prefetch": prefetch,
             "on_error": on_error,
@@ -236,7 +240,7 @@ class Loader(Epochs):
         slot.rerouted.clear()
         for field in job.decoder.fields:
             slot.arrays[field.name][decoded:] = field.blank
-        draws = job.decoder.draw(self.config.seed, plan.epoch, keyed(ids, plan.repeats(step)))[:decoded]
+        draws = job.decoder.draw(self.config.seed, plan.view, keyed(ids, plan.repeats(step)))[:decoded]
         pool.fill(slot, job, draws, plan.prefetch_ids(step))
 
 

@@ -122,6 +122,30 @@ def _teaches(config: Train) -> str | None:
     return None
 
 
+def _keeps_teacher(config: Train) -> bool:
+    return config.cache_teacher is not None
+
+
+def _kept_teacher(config: Train) -> str | None:
+    """Why a teacher's outputs cannot be kept: the student must see the same images again."""
+    if config.cache_teacher is None:
+        return None
+    operations = augmentation.effective(config, plain(config))
+    if operations["mixup"] or operations["cutmix"]:
+        return "images that --mixup or --cutmix mixes differ in every epoch; leave one out"
+    if operations["kornia"]:
+        return "Kornia's augmentation depends on the whole batch; leave one out"
+    if config.progressive is not None:
+        return "--progressive changes the images from epoch to epoch; leave one out"
+    if config.sampler is not None:
+        return "--sampler shows an image several times in an epoch, with other crops each time; leave one out"
+    if config.loader not in ("auto", "native", "torch"):
+        return f"--loader {config.loader} makes crops that cannot be made again; leave it out"
+    if plain(config) and config.cache_teacher > 1:
+        return "without augmentation all views are the same; give 1"
+    return None
+
+
 def _schedule_free(config: Train) -> bool:
     return config.opt in SCHEDULE_FREE
 
@@ -311,8 +335,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("head_init", tuned, "--pretrained or --weights"),
     Needs("head_hidden", lambda c: c.head == "mlp", "--head mlp"),
     Needs("cache_embeddings", _keeps, "--freeze backbone all the time"),
-    Needs("cache_dtype", _keeps, "--freeze backbone all the time"),
-    Needs("cache_dir", lambda c: _keeps(c) or reads_text(c) or _pairs(c), "--freeze backbone"),
+    Needs("cache_dtype", lambda c: _keeps(c) or _keeps_teacher(c), "--freeze backbone all the time"),
+    Needs("cache_dir", lambda c: _keeps(c) or reads_text(c) or _pairs(c) or _keeps_teacher(c), "--freeze backbone"),
     Needs("combiner", _pairs, "--text-arch"),
     Needs("patience_metric", lambda c: c.patience is not None, "--patience"),
     Idle("patience_metric", lambda c: c.metric is not None, "with --metric, which --patience watches then"),
@@ -332,6 +356,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Needs("teacher_weights", lambda c: c.teacher is not None, "--teacher"),
     Needs("kd_temperature", lambda c: c.teacher is not None, "--teacher"),
     Needs("kd_weight", lambda c: c.teacher is not None, "--teacher"),
+    Needs("cache_teacher", lambda c: c.teacher is not None, "--teacher"),
     Idle("teacher", reads_text, lambda c: f"on texts (--arch {c.arch})", "leave it out"),
     Check("teacher", _teaches),
     Idle("opt_eps", lambda c: c.opt == "sgd", lambda c: f"with --opt {c.opt}"),
@@ -357,7 +382,7 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("ghost_bn", _only_head, "with --freeze backbone and --head linear"),
     Idle("sync_bn", _only_head, "with --freeze backbone"),
     Idle("grad_compression", lambda c: c.strategy == "fsdp", "with --strategy fsdp, which reduces in float32"),
-    Idle("cache_dtype", lambda c: c.cache_embeddings == "off", "with --cache-embeddings off"),
+    Idle("cache_dtype", lambda c: c.cache_embeddings == "off" and not _keeps_teacher(c), "with --cache-embeddings off"),
     Idle("grad_checkpointing", head_alone, "with --freeze backbone"),
     Idle("progressive", plain, lambda c: f"with {'--no-aug' if c.no_aug else 'no augmentation'}"),
     Idle("tta", lambda c: _unvalidated(c) and not c.evaluate_training_set, "with --val-fraction 0"),
@@ -386,6 +411,7 @@ _VALUES: tuple[Rule, ...] = (
     Range("ghost_bn", _at_least(2), "2 or more"),
     Range("head_hidden", _at_least(1), "1 or more"),
     Range("max_length", _at_least(4), "4 or more"),
+    Range("cache_teacher", _at_least(1), "1 or more"),
     Range("cache_embeddings", _are_views, "a number of views, 1 or more, or off"),
     Range("lr_base_size", _at_least(1), "1 or more"),
     Range("layer_decay", _is_share_above_zero, "a share above 0 and up to 1"),
@@ -435,6 +461,7 @@ _VALUES: tuple[Rule, ...] = (
     Check("ghost_bn", _ghost_batch),
     Check("batch_size", _batch_search),
     Check("cache_embeddings", _views),
+    Check("cache_teacher", _kept_teacher),
     Check("fold", _fold),
     Check("max_time", _max_time),
     Check("warmup", _duration("warmup")),
@@ -467,6 +494,7 @@ _PAIRS: tuple[Rule, ...] = (
     _not_of_pairs("compile", _ONE_INPUT, lambda config: config.compile is not None),
     _not_of_pairs("strategy", _ONE_INPUT, lambda config: config.strategy == "fsdp"),
     _not_of_pairs("layer_decay", _ONE_INPUT, lambda config: config.layer_decay is not None),
+    _not_of_pairs("cache_teacher", "keeps what a teacher says of images alone", _keeps_teacher),
     _not_of_pairs("grad_checkpointing", _ONE_INPUT, lambda config: config.grad_checkpointing),
 )
 

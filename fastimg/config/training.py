@@ -59,10 +59,10 @@ class Inputs:  # more than 12 fields: a flag each
     K: keep this many augmented views of each image, and use one per epoch in turn. off: run the encoder in every epoch.
     Default: 1 without augmentation, off with it."""
     cache_dtype: Literal["fp16", "fp32"] | None = None
-    """Data type of cached embeddings. Default: fp16."""
+    """Data type of cached embeddings (default: fp16), or of a teacher's outputs that are kept (default: fp32)."""
     cache_dir: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Where to cache tokens and embeddings. Default: .fastimg in a converted dataset if it is writable, else the user's
-    cache directory."""
+    """Where to cache tokens, embeddings and a teacher's outputs. Default: .fastimg in a converted dataset if it is
+    writable, else the user's cache directory."""
     drop_path: float | None = None
     """Rate of stochastic depth, for models that support it. Default: the model's own, mostly 0."""
     ghost_bn: int | None = None
@@ -298,6 +298,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     """Temperature that softens the classes' probabilities of teacher and student. Default: 4."""
     kd_weight: float | None = None
     """Share of the teacher in the loss; the labels have the rest. Default: 0.5."""
+    cache_teacher: Annotated[int | None, arg(metavar="K")] = None
+    """Run the teacher once, over this many augmented views of each image, and keep its outputs; epochs show the views
+    in turn. Default: the teacher runs in every step."""
 
     epochs: int | None = None
     """Number of passes over the training split. Default: 10."""

@@ -5,10 +5,10 @@ digests of the samples' content -> ArrayCache -> ArrayDataset: the same samples,
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from fastimg.augment import Policy, draw
 from fastimg.data.datasets import DatasetPart
 from fastimg.data.digests import DIGEST, NONE, of, sample_digests, stamp_of
 from fastimg.data.model_input import model_input
-from fastimg.loaders import BatchSource, Dataset, ImageError, Loader, LoaderConfig
+from fastimg.loaders import Batch, BatchSource, Dataset, ImageError, Loader, LoaderConfig
 from fastimg.loaders.backends.settings import Backend
 from fastimg.loaders.containers.arrays import ArrayDataset, Views, npy_bytes
 from fastimg.loaders.containers.content import singular
@@ -95,23 +95,23 @@ class Keeper:
         sizes = cache.places(digests)["size"].astype(np.int64)
         return cache.dataset(dataset, digests, np.maximum(sizes - _HEADER, 0) // 4)
 
-    def embeddings(self, part: DatasetPart, encoding: "Encoding") -> tuple[ArrayDataset, Path, int]:
-        """The embeddings of a part's samples, the cache folder, and the number of embeddings computed now."""
+    def arrays(self, part: DatasetPart, making: "Making") -> tuple[ArrayDataset, Path, int]:
+        """The arrays of a part's samples, the cache folder, and the number of arrays computed now."""
         dataset = part.dataset
         ids = part.indices
         own = ids if ids is not None else np.arange(len(dataset))
         source = dataset.source if isinstance(dataset, ArrayDataset) else dataset
-        digests = _of_view(self.digests(source), encoding.view)
+        digests = _of_view(self.digests(source), making.view)
         lengths = dataset.lengths if isinstance(dataset, ArrayDataset) else None
-        cache = ArrayCache(self.root / "embeddings", encoding.about(), self.say)
+        cache = ArrayCache(self.root / making.folder, making.about(), self.say)
 
         def make(places: npt.NDArray[np.int64]) -> Generator[Made, None, None]:
             if not len(places):
                 return
-            self.say(f"encoding    {plural(len(places), singular(dataset.content))} with {encoding.model.arch}, once")
+            self.say(f"{making.verb:<12}{plural(len(places), singular(dataset.content))} with {making.arch}, once")
             with (
-                self.progress(f"encoding with {encoding.model.arch}", len(places)) as tick,
-                encoding.rows(replace(part, indices=own[places]), tick) as rows,
+                self.progress(f"{making.verb} with {making.arch}", len(places)) as tick,
+                making.rows(replace(part, indices=own[places]), tick) as rows,
             ):
                 yield from rows
 
@@ -133,6 +133,56 @@ class Keeper:
             yield lambda count: bar.advance(task, count)
 
 
+class Making(Protocol):
+    """How arrays are made of samples: `verb` says it, `arch` names the model, and `folder` is where they are kept."""
+
+    @property
+    def folder(self) -> str:
+        """Below the cache's root."""
+
+    @property
+    def verb(self) -> str:
+        """Such as encoding."""
+
+    @property
+    def arch(self) -> str:
+        """The model."""
+
+    @property
+    def view(self) -> int | None:
+        """The epoch whose augmentation is drawn; None: no augmentation."""
+
+    def about(self) -> dict[str, Any]:
+        """Everything that an array depends on, except the sample and the view."""
+
+    def rows(self, part: DatasetPart, tick: Callable[[int], object]) -> AbstractContextManager[Iterator[Made]]:
+        """The arrays of a part's samples, in order; a string gives the reason where there is none."""
+
+
+@contextmanager
+def viewed(
+    part: DatasetPart,
+    open_: Callable[[DatasetPart], BatchSource],
+    policy: Policy,
+    dtype: torch.dtype,
+    view: int | None,
+    seed: int,
+) -> Iterator[tuple[BatchSource, Callable[[Batch], torch.Tensor]]]:
+    """A loader of a view of samples, and what turns its batches into a model's input, as training sees them."""
+    loader = open_(part)
+    if view is not None:
+        loader.set_epoch(view)
+
+    def feed(batch: Batch) -> torch.Tensor:
+        plan = None if view is None else draw(policy, batch.ids, seed, view)
+        return model_input(plan, batch.inputs, policy, dtype)
+
+    try:
+        yield loader, feed
+    finally:
+        loader.close()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
     """How embeddings are computed. `open_` opens a loader that reads a part's samples in order."""
@@ -146,6 +196,13 @@ class Encoding:
     open_: Callable[[DatasetPart], BatchSource]
     view: int | None = None  # the epoch whose augmentation is drawn; None: no augmentation
     seed: int = 0
+    folder = "embeddings"
+    verb = "encoding"
+
+    @property
+    def arch(self) -> str:
+        """The model."""
+        return self.model.arch
 
     def about(self) -> dict[str, Any]:
         """Everything that an embedding depends on, except the sample."""
@@ -170,19 +227,9 @@ class Encoding:
     @contextmanager
     def rows(self, part: DatasetPart, tick: Callable[[int], object]) -> Iterator[Iterator[Made]]:
         """The embeddings of a part's samples, in order; a string gives the reason where there is none."""
-        loader = self.open_(part)
-        if self.view is not None:
-            loader.set_epoch(self.view)
-
-        def feed(batch: Any) -> torch.Tensor:
-            plan = None if self.view is None else draw(self.policy, batch.ids, self.seed, self.view)
-            return model_input(plan, batch.inputs, self.policy, self.precision.input_dtype)
-
-        encoder = Encoder(self.model, self.precision.autocast, feed, self.dtype)
-        try:
-            yield encoder.rows(loader, len(part), tick)
-        finally:
-            loader.close()
+        dtype = self.precision.input_dtype
+        with viewed(part, self.open_, self.policy, dtype, self.view, self.seed) as (loader, feed):
+            yield Encoder(self.model, self.precision.autocast, feed, self.dtype).rows(loader, len(part), tick)
 
 
 def pixels_of(

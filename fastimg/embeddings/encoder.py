@@ -6,7 +6,7 @@ evaluation mode, so the model is never split: a checkpoint holds the loaded mode
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from fastimg.models.registry import Model, train_mode
 from fastimg.wording import plural
 
 from .store import Made
+
+Computed = tuple[list[int], Sequence[torch.Tensor]]  # the ids of a batch; float32 [B, ...] and weights [B]
 
 FORMAT = 1  # of the cached arrays; a new number invalidates all caches
 
@@ -105,10 +107,14 @@ def why_not(model: Model, example: torch.Tensor, trains: bool = True) -> str:
 
 def backbone_digest(model: Model) -> str:
     """The SHA-256 of all tensors outside the classifier, buffers included, and of their names."""
+    return weights_digest(model.module, without=f"{model.classifier[0]}.")
+
+
+def weights_digest(module: nn.Module, without: str | None = None) -> str:
+    """The SHA-256 of a model's tensors, buffers included, and of their names; those that begin `without` are not."""
     digest = hashlib.sha256()
-    head = f"{model.classifier[0]}."
-    for name, tensor in sorted(model.module.state_dict().items()):
-        if not name.startswith(head):
+    for name, tensor in sorted(module.state_dict().items()):
+        if without is None or not name.startswith(without):
             content = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {content.dtype} {tuple(content.shape)}\n".encode())
             digest.update(content.reshape(-1).view(torch.uint8).numpy())
@@ -127,36 +133,51 @@ class Encoder:
     def rows(self, loader: BatchSource, samples: int, tick: Callable[[int], object]) -> Iterator[Made]:
         """For each sample of one epoch, in order, its embedding, or the reason why there is none."""
         module = self.model.module
-        remaining = samples
         was_training = module.training
         module.eval()
         try:
-            for ids, (found, weights) in read_back(self._embeddings(loader)):
-                with np.errstate(over="ignore"):  # reported below
-                    arrays = found.astype(self.dtype)
-                real = min(len(weights), remaining)  # the rest of the last batch is padding
-                remaining -= real
-                for row, index in enumerate(ids[:real]):
-                    if weights[row] == 0:
-                        yield loader.unreadable.get(index, "it cannot be read")
-                        continue
-                    if not np.isfinite(arrays[row]).all():
-                        raise UserError(
-                            f"{loader.dataset.sample_name(index)}: its embedding overflows {arrays.dtype.name}; "
-                            "use --cache-dtype fp32, or --cache-embeddings off"
-                        )
-                    yield arrays[row]
-                tick(real)
+            found = self._embeddings(loader)
+            yield from rows_of(found, loader, samples, self.dtype, tick, "its embedding", "--cache-embeddings off")
         finally:
             module.train(was_training)
 
-    def _embeddings(self, loader: BatchSource) -> Iterator[tuple[list[int], Sequence[torch.Tensor]]]:
+    def _embeddings(self, loader: BatchSource) -> Iterator[Computed]:
         """Ids, and on the device embeddings in float32 [B, ...] and weights [B]."""
         for batch in loader:
             with torch.inference_mode(), captured(self.model) as embeddings, self.autocast():
                 self.model.module(self.feed(batch))
                 found = embeddings[0].float()
             yield batch.ids.tolist(), (found, batch.weight)
+
+
+def rows_of(
+    computed: Iterable[Computed],
+    loader: BatchSource,
+    samples: int,
+    dtype: npt.DTypeLike,
+    tick: Callable[[int], object],
+    what: str,
+    otherwise: str,
+) -> Iterator[Made]:
+    """For each sample of one epoch, in order, its row of what was computed, or the reason why there is none.
+
+    Raises UserError for a row that overflows `dtype`: `what` it is, and what to do `otherwise`.
+    """
+    remaining = samples
+    for ids, (found, weights) in read_back(computed):
+        with np.errstate(over="ignore"):  # reported below
+            arrays = found.astype(dtype)
+        real = min(len(weights), remaining)  # the rest of the last batch is padding
+        remaining -= real
+        for row, index in enumerate(ids[:real]):
+            if weights[row] == 0:
+                yield loader.unreadable.get(index, "it cannot be read")
+                continue
+            if not np.isfinite(arrays[row]).all():
+                name = loader.dataset.sample_name(index)
+                raise UserError(f"{name}: {what} overflows {arrays.dtype.name}; use --cache-dtype fp32, or {otherwise}")
+            yield arrays[row]
+        tick(real)
 
 
 def shape_of(model: Model, example: torch.Tensor) -> tuple[int, ...]:

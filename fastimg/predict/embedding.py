@@ -82,7 +82,7 @@ def embed(config: Embed, out: Console, err: Console) -> None:
             part = DatasetPart(dataset, None, name)
             if model.text is not None:
                 part = replace(part, dataset=keeper.tokens(dataset, model.text.tokenizer))
-            arrays, _, made[name] = keeper.embeddings(part, encoding)
+            arrays, _, made[name] = keeper.arrays(part, encoding)
             stack.callback(arrays.close)
             if config.on_error == "fail" and (fault := arrays.first_fault()):
                 raise DataError(f"{fault[0]}: {fault[1]}; repair or remove it, or use --on-error skip")

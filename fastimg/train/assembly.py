@@ -25,6 +25,7 @@ from fastimg.models.registry import Model, Preprocessing
 from fastimg.models.sync_norm import share_statistics
 
 from .choices import resolution as effective
+from .distillation.loss import distillation
 from .opening import open_loader
 from .optimisers import catalogue
 from .optimisers.construction import build_optimizer
@@ -34,7 +35,6 @@ from .parts import Parts
 from .run import ModelInput, Optimisation, Run, Setup, TrainingData
 from .tasks.joint import Tasks
 from .tasks.selection import ChosenTargets
-from .teacher import teacher
 from .wrapping import compiled, wrapped
 
 
@@ -86,7 +86,9 @@ def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
         tasks=tasks,
         data=data,
         optimisation=optimisation,
-        teacher=teacher(config, tasks, blueprint.preprocessing, blueprint.precision, ranks),
+        distillation=distillation(
+            config, tasks, blueprint.preprocessing, blueprint.precision, ranks, blueprint.parts.taught
+        ),
     )
     return Run.start(setup, parallel, compiled(parallel, config))
 

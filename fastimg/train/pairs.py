@@ -116,7 +116,7 @@ def text_embeddings(
         open_=open_,
     )
     texts = replace(part, dataset=part.texts.tokens, texts=None)
-    dataset, folder, made = keeper.embeddings(texts, encoding)
+    dataset, folder, made = keeper.arrays(texts, encoding)
     stack.callback(dataset.close)
     rows = replace(part.texts, fetch=KeptEmbeddings(dataset, model.pair.text_width, dtype))
     return replace(part, texts=rows), folder, made

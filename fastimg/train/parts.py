@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from fastimg.config import intent
+from fastimg.config.augmentation import effective as augmenting
 from fastimg.config.commands import Train
 from fastimg.config.flag_types import parse_workers
 from fastimg.data import augmentation
@@ -30,7 +31,10 @@ from fastimg.wording import plural
 
 from . import pairs
 from .choices import resolution as effective
+from .distillation.kept_logits import KeptLogits, Labelling
+from .distillation.teacher import load
 from .opening import open_loader
+from .tasks.joint import Tasks
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Parts:
     words: str | None = None
     made: int = 0  # embeddings that were computed now, not found in the cache
     seconds: float = 0.0  # for computing and opening all embeddings
+    taught: KeptLogits | None = None  # what the teacher says of the training split
 
 
 def tokenised(
@@ -156,11 +161,7 @@ def embedded(
     model.module.to(ranks.device)
     if config.channels_last and model.convolutional:
         model.module.to(memory_format=torch.channels_last)
-    alone = replace(
-        config,
-        batch_size=intent.BATCH[ranks.device.type],
-        workers=config.workers if config.workers != "auto" else str(ranks.cpus),
-    )
+    alone = _before_training(config, ranks)
     policy = augmentation.policy_of(config, preprocessing.mean, preprocessing.std)
     folders: dict[Path, int] = {}
     scales = effective.scales(config)
@@ -187,7 +188,7 @@ def embedded(
             view=view,
             seed=config.seed,
         )
-        dataset, folder, made = keeper.embeddings(part, encoding)
+        dataset, folder, made = keeper.arrays(part, encoding)
         folders[folder] = folders.get(folder, 0) + made
         stack.callback(dataset.close)
         return dataset
@@ -205,3 +206,69 @@ def embedded(
     where = ", ".join(shown(folder) for folder in folders)
     words = f"{' x '.join(map(str, shape))} {config.cache_dtype or 'fp16'}, {seen}: {made:,} made now, kept in {where}"
     return Parts(train, val, evaluated, shape, words, made, time.perf_counter() - began)
+
+
+def labelled(
+    config: Train,
+    tasks: Tasks,
+    preprocessing: Preprocessing,
+    precision: Precision,
+    keeper: Keeper,
+    parts: Parts,
+    stack: ExitStack,
+) -> Parts:
+    """With what the teacher says of the views of --cache-teacher, computed if the cache lacks it; not in a dry run."""
+    began = time.perf_counter()
+    count = config.cache_teacher
+    if count is None or config.dry_run:
+        return parts
+    plain = intent.plain(config)
+    config = replace(config, **augmenting(config, plain))
+    teacher = load(config, tasks, preprocessing, precision, keeper.ranks)
+    assert teacher is not None
+    dtype = {"fp16": "float16", "fp32": "float32"}[config.cache_dtype or "fp32"]
+    crop: Crop = center_crop(preprocessing) if plain else train_crop(preprocessing, config)
+    reads = pixels_of(crop, preprocessing, chosen_backend(config.loader), config.decode, config.max_pixels)
+    reads["scaled"] = scales = effective.scales(config)
+    alone = _before_training(config, keeper.ranks)
+    if isinstance(config.batch_size, int):  # the bits of matrix products depend on the number of rows
+        alone = replace(alone, batch_size=config.batch_size)
+
+    def open_(missing: DatasetPart) -> BatchSource:
+        return open_loader(alone, None, missing, crop, "sequential", "zeros", teacher.model, scaling=scales)
+
+    kept = []
+    made = 0
+    for view in range(count):
+        labelling = Labelling(
+            teacher=teacher,
+            policy=augmentation.policy_of(config, preprocessing.mean, preprocessing.std),
+            dtype=dtype,
+            reads=reads,
+            open_=open_,
+            view=None if plain else view,
+            seed=config.seed,
+        )
+        dataset, folder, new = keeper.arrays(parts.train, labelling)
+        stack.callback(dataset.close)
+        kept.append(dataset)
+        made += new
+    taught = KeptLogits(
+        views=kept,
+        classes=len(tasks.classes),
+        dtype=dtype,
+        about=teacher.words,
+        where=shown(folder),
+        made=made,
+        seconds=time.perf_counter() - began,
+    )
+    return replace(parts, taught=taught)
+
+
+def _before_training(config: Train, ranks: Ranks) -> Train:
+    """How a pass over the data reads it while nothing trains: batches of one size, so that it is made alike."""
+    return replace(
+        config,
+        batch_size=intent.BATCH[ranks.device.type],
+        workers=config.workers if config.workers != "auto" else str(ranks.cpus),
+    )

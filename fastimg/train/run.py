@@ -22,6 +22,7 @@ from fastimg.config.values.progressive import Progressive
 from fastimg.data.kornia_pass import KorniaPass
 from fastimg.data.provenance import TrainedOn
 from fastimg.loaders import BatchSource
+from fastimg.loaders.epochs import view_of
 from fastimg.models.compilation import Compilation
 from fastimg.models.ema import Ema
 from fastimg.models.precision import Precision
@@ -32,6 +33,7 @@ from fastimg.train.reporting.accounting import Account
 
 from . import patience
 from .checkpoints import run_directory as rundir
+from .distillation.loss import Distillation
 from .metrics import Meter, Trace
 from .optimisers.lookahead import Lookahead
 from .optimisers.schedule_free import ScheduleFreeAverage
@@ -39,7 +41,6 @@ from .optimisers.schedules import Schedule
 from .patience import Best, Standing
 from .tasks.joint import Tasks
 from .tasks.lookup import TargetLookup
-from .teacher import Teacher
 from .trackers.fanout import Trackers
 
 _TRACED = 2000  # records of steps that a run writes; more only if it has more epochs than that
@@ -109,7 +110,7 @@ class Setup:
     tasks: Tasks
     data: TrainingData
     optimisation: Optimisation
-    teacher: Teacher | None = None
+    distillation: Distillation | None = None
 
     @property
     def batch_size(self) -> int:
@@ -141,6 +142,10 @@ class Setup:
     def epochs(self) -> int:
         """Epochs of the whole run; the last may end early."""
         return math.ceil(self.steps / self.optimisation.steps_per_epoch)
+
+    def view(self, epoch: int) -> int:
+        """The epoch whose crops and augmentation are shown in an epoch: with --cache-teacher, one of the first."""
+        return view_of(epoch, self.config.cache_teacher)
 
     @property
     def unit(self) -> str:

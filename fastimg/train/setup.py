@@ -44,7 +44,7 @@ from .choices import machine_profile as machine
 from .choices import refusals, step_rates
 from .choices import resolution as effective
 from .opening import build_model, check_content, open_data, whiten
-from .parts import Parts, embedded, resident, tokenised, with_text_embeddings
+from .parts import Parts, embedded, labelled, resident, tokenised, with_text_embeddings
 from .run import Run
 from .tasks.selection import ChosenTargets
 from .tasks.selection import choose as choose_targets
@@ -157,7 +157,7 @@ def _mention_rare_classes(config: Train, targets: ChosenTargets, console: Consol
 
 
 def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> Built:
-    """Build the model; make tokens and embeddings, and search for a batch size, if the run needs them."""
+    """Build the model; make tokens, embeddings and a teacher's logits, and search for a batch size, where needed."""
     config = opened.checked.config
     part = opened.part
     val_part = opened.val_part
@@ -183,6 +183,7 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         parts = embedded(config, own, preprocessing, precision, keeper, parts, stack)
     if effective.keeps_texts(config) and not config.dry_run:
         parts = with_text_embeddings(config, model, precision, keeper, parts, stack)
+    parts = labelled(config, opened.targets.tasks, preprocessing, precision, keeper, parts, stack)
     if config.resident:
         if effective.views(config):
             raise UsageError(
@@ -269,6 +270,9 @@ def begin(run: Run, opened: Opened, parts: Parts, console: Console, stack: ExitS
         run.accounting.log = log
         if parts.embedding is not None:
             log.add("cache", step=run.progress.step, made=parts.made, seconds=round(parts.seconds, 3))
+        if (taught := parts.taught) is not None:
+            seconds = round(taught.seconds, 3)
+            log.add("cache", step=run.progress.step, made=taught.made, seconds=seconds, bytes=taught.nbytes)
 
 
 def _open_trackers(run: Run, console: Console, stack: ExitStack) -> None:

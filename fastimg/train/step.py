@@ -6,7 +6,7 @@ update:         true batch size over ranks -> unscale -> clip -> optimiser -> sc
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -30,12 +30,16 @@ _KORNIA = 0x6B6F726E  # keeps Kornia's random numbers apart from dropout's
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass takes: images [B, ...], the targets of each task, weight [B]."""
+    """What one forward and backward pass takes: images [B, ...], the targets of each task, weight [B].
+
+    taught: the teacher's logits [B, C], where they are kept.
+    """
 
     images: torch.Tensor
     targets: tuple[Truth, ...]
     weight: torch.Tensor
     beside: tuple[torch.Tensor, ...] = ()  # what the model takes after the images: texts, and which inputs are there
+    taught: torch.Tensor | None = None
 
 
 def optimiser_step(
@@ -52,7 +56,7 @@ def optimiser_step(
     for number, batch in enumerate(islice(batches, count), start=1):
         micro = number % config.grad_accum_steps
         seed = seed_of(config.seed, run.progress.step, micro, ranks.rank)
-        micro_batch = augment(run, batch, stream, seed)
+        micro_batch = taught(run, batch, augment(run, batch, stream, seed))
         seed_generators(seed, ranks.device)
         # Sync point between ranks, inside the last backward pass: gradients are averaged.
         forward_backward(run, micro_batch, parallel.accumulate(run.progress.parallel, last=number == count))
@@ -67,7 +71,7 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
     weight = batch.weight
     config = setup.config
     policy = setup.input.policy
-    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, run.progress.epoch)
+    plan = None if config.no_aug else draw(policy, batch.keys, config.seed, setup.view(run.progress.epoch))
     with stream.step(batch):
         targets = setup.data.targets.truths(batch)
         dtype = setup.precision.input_dtype
@@ -77,7 +81,16 @@ def augment(run: Run, batch: Batch, stream: AugmentStream, seed: int) -> MicroBa
             images, mixture = mix_images(plan, images, weight)
             targets = setup.tasks.mixed(targets, mixture)
     stream.keep(batch, images, *(tensor for truth in targets for tensor in truth.tensors))
-    return MicroBatch(images, targets, weight, inputs_beside(batch, dtype))
+    return MicroBatch(images, targets, weight, beside=inputs_beside(batch, dtype))
+
+
+def taught(run: Run, batch: Batch, prepared: MicroBatch) -> MicroBatch:
+    """With the logits that the teacher gave once, if they are kept."""
+    setup = run.setup
+    if setup.distillation is None:
+        return prepared
+    logits = setup.distillation.looked_up(batch, run.progress.epoch, setup.data.loader.unreadable)
+    return replace(prepared, taught=logits)
 
 
 def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[object] | None = None) -> None:
@@ -92,8 +105,9 @@ def forward_backward(run: Run, batch: MicroBatch, sync: AbstractContextManager[o
         with setup.precision.autocast(), _enough_for_norms(run):
             logits = progress.parallel(batch.images, *batch.beside)
         losses = setup.tasks.losses(logits, batch.targets)
-        if setup.teacher is not None:
-            losses = setup.teacher.blended(losses, logits, batch.images)
+        if setup.distillation is not None:
+            theirs = setup.distillation.logits(batch.images) if batch.taught is None else batch.taught
+            losses = setup.distillation.blended(losses, logits, theirs)
         total = (losses.total * batch.weight).sum() / setup.nominal_batch
         setup.optimisation.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
     progress.note_loss(total.detach())

@@ -201,9 +201,7 @@ class DaliLoader(LoaderAdapter):
         rows = plan.rows(step)
         for ids in plan.prefetch_ids(step):
             self.dataset.will_need(ids)
-        read = _Read(
-            rows, self._images.draw(self.config.seed, plan.epoch, keyed(rows.ids, plan.repeats(step))).tolist()
-        )
+        read = _Read(rows, self._images.draw(self.config.seed, plan.view, keyed(rows.ids, plan.repeats(step))).tolist())
         scratch = Scratch()
         for row, index in enumerate(rows.ids[: rows.decoded].tolist()):
             try:

@@ -37,7 +37,7 @@ _FILTERS = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode
 
 
 class _Request(NamedTuple):
-    epoch: int
+    view: int  # the epoch whose crops are drawn
     size: Size  # of the output
     ids: npt.NDArray[np.int64]  # [B]
     keys: npt.NDArray[np.int64]  # [B], what random numbers are drawn for
@@ -139,7 +139,7 @@ class _Requests:
             for ids in plan.prefetch_ids(step):
                 self._dataset.will_need(ids)
             ids, _, decoded = plan.rows(step)
-            yield _Request(plan.epoch, self.size, ids, keyed(ids, plan.repeats(step)), decoded)
+            yield _Request(plan.view, self.size, ids, keyed(ids, plan.repeats(step)), decoded)
 
     def __len__(self) -> int:
         return 0 if self.plan is None else self.plan.steps
@@ -154,12 +154,12 @@ class _Rows(TorchDataset[_Answer]):
         self._seed = seed
 
     def __getitem__(self, request: _Request) -> _Answer:
-        epoch, size, ids, keys, decoded = request
+        view, size, ids, keys, decoded = request
         scratch = Scratch()
         decoder = self._images.sized(size)
         images = torch.zeros((len(ids), *shape_of(decoder.crop), 3), dtype=torch.uint8)
         failed: dict[int, str] = {}
-        draws = decoder.draw(self._seed, epoch, keys).tolist()
+        draws = decoder.draw(self._seed, view, keys).tolist()
         for row, index in enumerate(ids[:decoded].tolist()):
             try:
                 images[row] = _image(decoder, self._dataset.read(index, scratch), draws[row])

@@ -44,7 +44,7 @@ class ArrayDecoder(Decoder):
         dataset = reader.dataset
         if not isinstance(dataset, ArrayDataset | Views):
             return super().fill(reader, ids, draws, rows, scratch)
-        places = reader.timed(dataset.read_rows, ids, self._head, rows["inputs"])
+        places = reader.timed(dataset.read_rows, ids, self.head, rows["inputs"])
         if not places:
             return []
         others = {name: array[places] for name, array in rows.items()}
@@ -55,7 +55,7 @@ class ArrayDecoder(Decoder):
 
     def fill_row(self, data: memoryview, draws: Sequence[float], row: Row, scratch: Scratch) -> None:
         """See `Decoder`. Raises ShardError for another array: the store was written and checked by us."""
-        head = self._head
+        head = self.head
         out = row["inputs"]
         if len(data) != len(head) + out.nbytes or data[: len(head)] != head:
             expected = f"{self.dtype.name} {list(self.shape)}"
@@ -63,7 +63,7 @@ class ArrayDecoder(Decoder):
         out[...] = np.frombuffer(data[len(head) :], self.dtype).reshape(self.shape)
 
     @cached_property
-    def _head(self) -> bytes:
+    def head(self) -> bytes:
         """The header of the .npy files."""
         whole = npy_bytes(np.zeros(self.shape, self.dtype))
         return whole[: len(whole) - math.prod(self.shape) * self.dtype.itemsize]

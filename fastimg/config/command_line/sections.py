@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, Sections] = {
             *("smoothing", "loss", "bce_loss", "focal_gamma", "class_weights", "logit_adjust", "sampler"),
         ),
         "targets": ("targets", "target_weights", "bce_pos_weight", "metric"),
-        "distillation": ("teacher", "teacher_weights", "kd_temperature", "kd_weight"),
+        "distillation": ("teacher", "teacher_weights", "kd_temperature", "kd_weight", "cache_teacher"),
         "schedule": (
             *("epochs", "duration", "max_time", "sched", "warmup", "warmup_epochs", "warmup_fraction", "min_lr"),
             *("decay", "decay_epochs", "decay_rate"),

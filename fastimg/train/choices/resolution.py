@@ -6,7 +6,7 @@ The result is a `Train` without open choices: it is printed, written to config.y
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastimg.config.augmentation import effective
 from fastimg.config.commands import Train
@@ -23,9 +23,9 @@ from fastimg.loaders.order import WINDOW
 from fastimg.models.ema import DECAY
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing
+from fastimg.train.distillation.loss import TEMPERATURE, WEIGHT
 from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
-from fastimg.train.teacher import TEMPERATURE, WEIGHT
 from fastimg.wording import plural
 
 _BASE = 256  # the batch that a learning rate is for, as timm has it
@@ -142,7 +142,7 @@ def resolve(
         dry_run=False,
         device=ranks.device.type,
         head_hidden=model.head_hidden or None,
-        cache_dtype=(config.cache_dtype or "fp16") if views(config) or keeps_texts(config) else None,
+        cache_dtype=_kept_as(config),
         cache_dir=config.cache_dir.resolve() if config.cache_dir else None,
         max_length=reader.tokenizer.length if reader else None,
         combiner=model.pair.combiner if model.pair else None,
@@ -159,6 +159,12 @@ def views(config: Train) -> int:
 def keeps_texts(config: Train) -> bool:
     """Whether embeddings are kept of the texts beside images, by a choice that was made."""
     return reads_frozen(config) and config.cache_embeddings != "off"
+
+
+def _kept_as(config: Train) -> Literal["fp16", "fp32"] | None:
+    if config.cache_teacher is not None:
+        return config.cache_dtype or "fp32"
+    return (config.cache_dtype or "fp16") if views(config) or keeps_texts(config) else None
 
 
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:

@@ -69,7 +69,7 @@ def print_effective(
         "input": f"{reading}{words}",
         "progressive": _progressive(setup),
         "loss": printable(setup.tasks.describe()),
-        "teacher": setup.teacher.words if setup.teacher is not None else None,
+        "teacher": setup.distillation.words if setup.distillation is not None else None,
         "optimiser": _optimiser(config, implementation(setup.optimisation.optimizer), rate),
         "schedule": _schedule(setup),
         "patience": _patience(setup),

@@ -1,5 +1,7 @@
 """Sizes by epoch, invalid sizes, and a run whose loader and model use them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from fastimg.config.values.progressive import Progressive, parse
@@ -94,7 +96,7 @@ def test_kernels_of_every_size_are_compiled_before_the_first_step(flags, trained
     update = step.update
     monkeypatch.setattr(step, "update", lambda *args: began.append(1) or update(*args))
     monkeypatch.setattr(backends, "backend_of", lambda device: "fused")
-    monkeypatch.setattr(backends, "_fused", lambda: counting)
+    monkeypatch.setattr(backends, "_fused", lambda: SimpleNamespace(fused=counting))
     rest = [*fast[: fast.index("--epochs")], "--epochs", "4", "--progressive", "32:64", "--progressive-epochs", "1:2"]
     ran = cli("train", trained.shards, *rest, *flags, "--val-crop-size", "48", "-o", tmp_path / "runs")
     assert ran.code == 0, ran.err

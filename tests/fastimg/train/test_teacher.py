@@ -18,9 +18,10 @@ from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Preprocessing
 from fastimg.train.checkpoints.format import load_model, read_card
 from fastimg.train.choices import refusals
+from fastimg.train.distillation.loss import Distillation
+from fastimg.train.distillation.teacher import Teacher, load
 from fastimg.train.tasks.classification import ClassTask
 from fastimg.train.tasks.joint import Losses, Tasks
-from fastimg.train.teacher import Teacher, teacher
 
 CLASSES = ("blue", "green", "red")
 CPU = torch.device("cpu")
@@ -39,25 +40,26 @@ def one_class(classes: tuple[str, ...]) -> Tasks:
 
 def built(config: Train, classes: tuple[str, ...] = CLASSES, student: Preprocessing | None = None) -> Teacher:
     alone = Ranks(0, 1, 1, CPU, None)
-    made = teacher(config, one_class(classes), student or own(), choose(CPU, False, "auto"), alone)
+    made = load(config, one_class(classes), student or own(), choose(CPU, False, "auto"), alone)
     assert made is not None
     return made
 
 
 def test_the_loss_is_the_papers(trained: Any) -> None:
-    made = built(Train(teacher=str(trained.run), kd_temperature=3.0, kd_weight=0.3))
-    made = replace(made, model=replace(made.model, module=nn.Sequential(nn.Flatten(), nn.Linear(12, 3))))
-    made = replace(made, preprocessing=own(2), renormalisation=None, order=None)
+    teacher = built(Train(teacher=str(trained.run)))
+    teacher = replace(teacher, model=replace(teacher.model, module=nn.Sequential(nn.Flatten(), nn.Linear(12, 3))))
+    teacher = replace(teacher, preprocessing=own(2), renormalisation=None, order=None)
+    made = Distillation(source=teacher, temperature=3.0, weight=0.3)
     torch.manual_seed(0)
     images, logits, loss = torch.randn(5, 3, 2, 2), torch.randn(5, 3, requires_grad=True), torch.rand(5)
-    given = made.blended(Losses(loss, (loss,)), logits, images).total
-    theirs = made.model.module(images).detach()
+    given = made.blended(Losses(loss, (loss,)), logits, made.logits(images)).total
+    theirs = teacher.model.module(images).detach()
     p, q = (theirs / 3).softmax(1), (logits / 3).softmax(1)
     expected = 0.7 * loss + 0.3 * 9 * (p * (p.log() - q.log())).sum(1)
     torch.testing.assert_close(given, expected)
     (slope,) = torch.autograd.grad(given.sum(), logits)
     torch.testing.assert_close(slope, 0.3 * 3 * (q - p).detach())  # T^2 times the slope of softmax at T
-    assert all(weight.grad is None for weight in made.model.module.parameters())
+    assert all(weight.grad is None for weight in teacher.model.module.parameters())
 
 
 def test_a_teacher_sees_the_crop_as_it_was_trained(trained: Any) -> None:
@@ -73,7 +75,7 @@ def test_a_teacher_sees_the_crop_as_it_was_trained(trained: Any) -> None:
     with torch.no_grad():
         expected = model.module(resized)[:, [card.classes.index(name) for name in order]]
     torch.testing.assert_close(made.logits((levels - 0.4) / 0.3), expected, rtol=1e-4, atol=1e-4)
-    assert f"on crops resized to {size}" in made.words
+    assert f"on crops resized to {size}" in made.words[0]
 
 
 def test_a_run_with_a_teacher_goes_on_to_the_bit(
@@ -99,7 +101,7 @@ def test_teachers_that_cannot_teach(trained: Any, tmp_path: Path) -> None:
         built(Train(teacher=run), ("blue", "cat", "green"))
     several = replace(one_class(CLASSES), all=one_class(CLASSES).all * 2)
     with pytest.raises(UsageError, match="speaks of the classes of one target alone"):
-        teacher(Train(teacher=run), several, own(), choose(CPU, False, "auto"), Ranks(0, 1, 1, CPU, None))
+        load(Train(teacher=run), several, own(), choose(CPU, False, "auto"), Ranks(0, 1, 1, CPU, None))
     with pytest.raises(UsageError, match="there is no such checkpoint; give a run"):
         built(Train(teacher="test_resnet"))
     with pytest.raises(UsageError, match="--teacher-weights has no effect with a checkpoint"):

@@ -1,4 +1,4 @@
-"""Distillation (Hinton et al., 2015): a trained model, the teacher, says how probable each class is."""
+"""The teacher: a trained model that sees the student's crops as it was trained to see images."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +11,9 @@ from fastimg.errors import UsageError, UserError, printable
 from fastimg.models.precision import Precision
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import Model, Preprocessing, build, load_weights, read_weights
+from fastimg.train.checkpoints.format import load_model
+from fastimg.train.tasks.joint import Tasks
 from fastimg.wording import plural
-
-from .checkpoints.format import load_model
-from .tasks.joint import Losses, Tasks
-
-TEMPERATURE = 4.0
-WEIGHT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,8 +30,6 @@ class Teacher:
     order: torch.Tensor | None  # [C] its outputs in the order of the dataset's classes; None: they are
     renormalisation: tuple[torch.Tensor, torch.Tensor] | None  # x * [1, 3, 1, 1] + [1, 3, 1, 1]; None: the same
     precision: Precision
-    temperature: float
-    weight: float
 
     @torch.no_grad()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -50,27 +44,15 @@ class Teacher:
             logits: torch.Tensor = self.model.module(images)
         return logits if self.order is None else logits[:, self.order]
 
-    def blended(self, losses: Losses, logits: torch.Tensor, images: torch.Tensor) -> Losses:
-        """(1 - weight) loss + weight T^2 KL(teacher, student) of each sample [B], both softened by the temperature T.
-
-        T^2 keeps the gradients' size whatever T is.
-        """
-        t = self.temperature
-        theirs = F.log_softmax(self.logits(images).float() / t, dim=1)
-        ours = F.log_softmax(logits.float() / t, dim=1)
-        divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
-        total = losses.total * (1.0 - self.weight) + divergence * (self.weight * t * t)
-        return Losses(total, (total,))
-
     @property
-    def words(self) -> str:
+    def words(self) -> tuple[str, ...]:
         """For the effective configuration."""
         size = self.preprocessing.val_size
         resized = "" if size == self.student.train_size else f", on crops resized to {size}"
-        return f"{self.model.arch}{resized}, temperature {self.temperature:g}, weight {self.weight:g}"
+        return (f"{self.model.arch}{resized}",)
 
 
-def teacher(config: Train, tasks: Tasks, student: Preprocessing, precision: Precision, ranks: Ranks) -> Teacher | None:
+def load(config: Train, tasks: Tasks, student: Preprocessing, precision: Precision, ranks: Ranks) -> Teacher | None:
     """The teacher of --teacher on the device. Raises UsageError and UserError for one that cannot teach."""
     if config.teacher is None:
         return None
@@ -105,8 +87,6 @@ def teacher(config: Train, tasks: Tasks, student: Preprocessing, precision: Prec
         order=order,
         renormalisation=_renormalisation(student, preprocessing, ranks.device),
         precision=precision,
-        temperature=config.kd_temperature or TEMPERATURE,
-        weight=WEIGHT if config.kd_weight is None else config.kd_weight,
     )
 
 
