@@ -343,7 +343,7 @@ _SMALL = 2**25  # multiplications of a forward pass: about a millisecond on one 
 
 def _is_small(run: Run) -> bool:
     """Whether a step of the classifier takes less time than synchronising threads."""
-    weights = sum(parameter.numel() for parameter in run.setup.trained.parameters())
+    weights = sum(parameter.numel() for parameter in run.setup.trained.parameters() if parameter.requires_grad)
     return weights * run.setup.batch_size < _SMALL
 
 

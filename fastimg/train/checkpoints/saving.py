@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
+from fastimg.config import intent
 from fastimg.errors import UsageError
 from fastimg.loaders import DataError
 from fastimg.models.ema import Ema
 from fastimg.models.ranks import agreed_buffers, take_buffers
 from fastimg.models.registry import Pair, read_weights
 from fastimg.train.patience import Standing
-from fastimg.train.run import Run
+from fastimg.train.run import Run, Setup
 
 from . import changed_data
 from . import format as checkpoint
@@ -82,7 +83,8 @@ def _snapshot(
     beside = [*module.parameters(), *setup.tasks.parameters]
     moments = [value for values in state["state"].values() for value in values.values()]
     addresses = {tensor.data_ptr() for tensor in (*beside, *averaged, *moments) if isinstance(tensor, torch.Tensor)}
-    moving = {name: value for name, value in weights.items() if name in learning}
+    still = _frozen_sides(setup)
+    moving = {name: value for name, value in weights.items() if name in learning and not name.startswith(still)}
     room = run.progress.writer.room()
     copied = room.take(
         {"weights": moving, "averages": averages, "training": training, "optimizer": state}, beside=addresses
@@ -95,6 +97,14 @@ def _snapshot(
         files=files,
         room=room,
     )
+
+
+def _frozen_sides(setup: Setup) -> tuple[str, ...]:
+    """How the names of what never changes begin: of encoders of images and texts that are frozen all the time."""
+    if setup.model.pair is None:
+        return ()
+    config = setup.config
+    return ("image.",) * intent.sees_frozen(config) + ("text.",) * intent.reads_frozen(config)
 
 
 def _on_host(training: dict[str, Any]) -> dict[str, Any]:
