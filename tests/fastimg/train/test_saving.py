@@ -358,7 +358,7 @@ import os, signal, sys, threading, time
 from fastimg import cli
 from fastimg.train.checkpoints import format as checkpoint
 
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one thread computes, as in the tests: the bits may depend on it
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one thread computes, as in the tests
 place, count = sys.argv[1], int(sys.argv[2])
 done = []
 
