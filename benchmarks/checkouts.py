@@ -4,7 +4,7 @@
 
 BEFORE and AFTER are folders, each with an environment in .venv. Every command runs once to warm up before it is
 measured. The results are wall time, CPU time (less affected by other work on the machine), and what the commands
-report: validation accuracies, shard sizes, and whether the shards of both checkouts are identical.
+report: validation accuracies, shard sizes, and whether the shards and the trained weights of both are identical.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,11 @@ def once(checkout: Path, folder: Path, args: argparse.Namespace) -> list[tuple[s
         convert = ["convert", str(images), str(shards), "--val-fraction", "0.2", "--overwrite"]
         found.append((f"convert {images.name}", _timed(checkout, convert, partial(_shards, shards))))
         found.append((f"verify {images.name}", _timed(checkout, ["verify", str(shards), "--deep"])))
+        train = ["train", str(shards), "--arch", "resnet18", "--img-size", "96", "-b", "32", "--epochs", "2", "--aa"]
+        train += ["trivial", "--output", f"{folder}/runs", "--name", "images"]
+        result = _timed(checkout, train, partial(_trained, folder / "runs" / "images"))
+        found.append((f"train resnet18, {images.name}", result))
+        shutil.rmtree(folder / "runs")
         if args.weights is None:
             continue
         train = ["train", str(shards), "--arch", "mobilenetv2_100", "--model-kwargs", "pad_type=same"]
@@ -98,6 +104,14 @@ def _accuracy(folder: Path) -> Found:
     logs = sorted(folder.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
     records = [json.loads(line) for line in logs[-1].read_text().splitlines()]
     return {"accuracy": max(record["top1"] for record in records if record["kind"] == "val")}
+
+
+def _trained(folder: Path) -> Found:
+    """The accuracy, and a digest of the best weights: of the tensors' bytes, not of the header of the file."""
+    (weights,) = folder.glob("best/model.safetensors")
+    content = weights.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    return _accuracy(folder) | {"sha256": hashlib.sha256(content[header:]).hexdigest()[:16]}
 
 
 def _shards(folder: Path) -> Found:
