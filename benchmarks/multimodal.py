@@ -16,6 +16,7 @@ import csv
 import io
 import os
 import random
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--img-size", type=int, default=160)
+    parser.add_argument("--cache", type=Path, help="keep embeddings here; default: in a temporary folder")
     parser.add_argument("--out", type=Path, default=measure.RESULTS / "multimodal.jsonl")
     args = parser.parse_args()
     environment = measure.environment()
@@ -111,10 +113,11 @@ def trained(head: Head, folder: Path, name: str, seed: int, args: argparse.Names
     model = image if "image" in head.inputs else ("--arch", args.encoder)
     if len(head.inputs) == 2:
         model += ("--text-arch", args.encoder)
-    places = ("--output", folder / "runs", "--name", name, "--cache-dir", folder / "cache")
+    places = ("--output", folder / "runs", "--name", name, "--cache-dir", args.cache or folder / "cache")
     flags = ("--freeze", "backbone", "--epochs", args.epochs, "--seed", seed, "--val-interval", args.epochs)
     fastimg("train", folder / head.data, *model, *head.flags, *flags, *places)
     (score,) = (record["top1"] for record in rundir.read_log(folder / "runs" / name) if record["kind"] == "val")
+    shutil.rmtree(folder / "runs" / name)  # a checkpoint holds both encoders
     return round(score, 4)
 
 
