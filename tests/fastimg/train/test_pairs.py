@@ -180,6 +180,8 @@ def test_the_checkpoint_rebuilds_both_encoders(train, tmp_path, cli, posts, bert
         pair = json.loads(file.metadata()["fastimg"])["pair"]
     assert pair["arch"] == f"hf:{bert}" and pair["combiner"] == "concat" and pair["text"]["length"] == 16
     train("more", "--weights", tmp_path / "runs/run", text=())  # both encoders, from the checkpoint
+    ran = cli("eval", tmp_path / "runs/run", tmp_path / "runs/more", posts, "--json", "--no-amp")
+    assert json.loads(ran.out)["ensemble"]["images"] == 24
     ran = cli("export", tmp_path / "runs/run", "--output", tmp_path / "x.onnx")
     assert ran.code == 2 and "a model of images and texts" in ran.err
     ran = cli("embed", posts, tmp_path / "out", "--weights", tmp_path / "runs/run")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,43 @@ def test_eval_tells_what_the_last_validation_told(learned: Path, trained: Any, d
     declared(lambda dataset: columns(dataset)[1:])
     ran = cli("eval", learned, trained.images, "--split", "val")
     assert ran.code == 1 and "has no target colour, which" in ran.err
+
+
+def test_runs_over_folds_are_scored_by_target(
+    train: Any, trained: Any, cli: Any, tmp_path: Path, learned: Path
+) -> None:
+    runs = [tmp_path / name for name in ("one", "two")]
+    for number, each in enumerate(runs):
+        train("--fold", f"{number}/2", "--stratify", "--seed", number, name=each.name)
+    ran = cli("eval", *runs, trained.images, "--json", "--no-amp", "-j", "1")
+    told = json.loads(ran.out)
+    one, two = told["runs"]
+    assert told["out_of_fold"]["images"] == 24 and told["ensemble"] is None
+    assert told["out_of_fold"]["present"] == {"colour": 20, "tags": 20, "wave": 20}
+    for name in ("colour.top1", "colour.loss", "tags.loss", "wave.mae"):
+        of = name.partition(".")[0]
+        values, counts = [run[name] for run in (one, two)], [run["present"][of] for run in (one, two)]
+        assert told["out_of_fold"][name] == pytest.approx(np.average(values, weights=counts), rel=1e-5), name
+        assert told["mean"][name] == pytest.approx(np.mean(values))
+        assert told["deviation"][name] == pytest.approx(np.std(values, ddof=1))
+    ran = cli("eval", *runs, trained.images, "--no-amp", "-j", "1")
+    assert "(train), colour" in ran.out and "out of fold  colour.loss" in ran.out and "mae" in ran.out
+    train("--targets", "colour", name="colour")
+    ran = cli("eval", learned, tmp_path / "colour", trained.images)
+    assert ran.code == 1 and "predicts 3 classes, and the first run 3 targets: colour (3 classes), tags (3" in ran.err
+
+
+def test_equal_runs_score_as_each_of_them(learned: Path, trained: Any, declared: Any, cli: Any, tmp_path: Path) -> None:
+    declared(columns)
+    copy = shutil.copytree(learned, tmp_path / "copy", symlinks=True)
+    flags = (trained.images, "--split", "val", "--json", "--no-amp", "-j", "1")
+    alone = json.loads(cli("eval", learned, *flags).out)
+    both = json.loads(cli("eval", learned, copy, *flags).out)
+    for name, scores in alone["targets"].items():
+        for metric, value in scores.items():
+            for told in (*both["runs"], both["ensemble"], both["mean"]):
+                assert told[f"{name}.{metric}"] == pytest.approx(value, rel=1e-5), (name, metric)
+    assert both["ensemble"]["present"] == alone["present"] and set(both["deviation"].values()) == {0}
 
 
 def test_predict_answers_for_each_target(learned: Path, trained: Any, cli: Any, tmp_path: Path) -> None:
