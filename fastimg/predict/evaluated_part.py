@@ -1,6 +1,6 @@
 """What `fastimg eval` evaluates: the part of a dataset, its loader, and what every result states about them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastimg.loaders import BatchSource, Dataset
 from fastimg.loaders.containers.content import singular
 from fastimg.models.ranks import Ranks
 from fastimg.system.terminal import say
+from fastimg.train.tasks.classification import ClassTask
 from fastimg.train.tasks.joint import Tasks
 from fastimg.train.tasks.restored import restored
 from fastimg.wording import plural
@@ -87,10 +88,13 @@ def report_unreadable(config: Eval, dataset: Dataset, loader: BatchSource, image
 
 def _tasks(engine: Inference, dataset: Dataset) -> Tasks | None:
     """The targets to score, where they are not one class that all samples have, and batches with it."""
-    if not engine.card.targets:
-        return None
-    tasks = restored(engine.card.targets)
     first = next((column for column in dataset.targets if column.target.kind == "class"), None)
+    if not engine.card.targets:
+        if first is None or not first.declared or first.present.all():
+            return None
+        target = replace(first.target, classes=engine.card.classes)
+        return Tasks.one_class(ClassTask(target=target, outputs=len(target.classes)))
+    tasks = restored(engine.card.targets)
     alone = tasks.single is not None and first is not None and first.target.name == tasks.single.target.name
     return None if alone and first is not None and first.present.all() else tasks
 

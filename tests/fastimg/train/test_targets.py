@@ -147,6 +147,25 @@ def test_a_class_that_is_missing_for_some_samples(train: Any, tmp_path: Path) ->
     assert validations(tmp_path / "run")[0]["samples"] == 10  # two of twelve have no colour
 
 
+def test_a_declared_label_alone_may_be_missing(trained: Any, fast: Any, cli: Any, tmp_path: Path) -> None:
+    """`--target label` is a target that samples may lack."""
+    rows = ["path,split,label"]
+    for path in sorted(trained.images.glob("*/*/*")):
+        rows.append(f"{path},{path.parts[-3]},{'' if path.stem == '1' else path.parts[-2]}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    assert cli("convert", tmp_path / "t.csv", tmp_path / "D", "--target", "label").code == 0
+    flags = (*fast, "--no-aug", "-o", tmp_path, "--log-interval", "1")
+    for name in ("one", "two"):
+        assert cli("train", tmp_path / "D", *flags, "--name", name).code == 0
+    assert validations(tmp_path / "one")[0]["samples"] == 9
+    told = json.loads(cli("eval", tmp_path / "one", tmp_path / "D", "--json", "--no-amp", "-j", "1").out)
+    assert told["present"] == {"label": 9} and told["targets"]["label"]["loss"] == pytest.approx(
+        validations(tmp_path / "one")[0]["loss"], rel=1e-4
+    )
+    both = json.loads(cli("eval", tmp_path / "one", tmp_path / "two", tmp_path / "D", "--json", "-j", "1").out)
+    assert both["ensemble"]["images"] == 9
+
+
 def test_classes_and_labels_are_mixed(declared: Any, tmp_path: Path, cli: Any, trained: Any, fast: Any) -> None:
     declared(columns)
     flags = ("--targets", "tags,colour", "--cutmix", "1", "--mixup", "1", "--log-interval", "9", "-o", tmp_path)
