@@ -89,11 +89,12 @@ def evaluate_checkpoint(config: Eval, out: Console, err: Console) -> Evaluation 
             found = _predictions(engine, loader, err)
             report_unreadable(config, dataset, loader, len(found.truth), err)
             plot = config.plot or file.parent / f"confusion-{selection.split}.png"
-            matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(engine.card.classes)))
-            remarks = _draw(matrix, engine.card.classes, selection.origin, plot)
-            mistakes = write_mistakes(found, dataset, engine.card.classes, selection.origin, plot.parent)
+            names = engine.card.classes
+            matrix = confusion_matrix(found.truth, found.predicted, labels=np.arange(len(names)))
+            remarks = _draw(matrix, names, selection.origin, plot)
+            mistakes = write_mistakes(found, dataset, names, selection.split, selection.origin, plot.parent)
     part = stated(config, file, selection, loader, len(found.truth))
-    result = _result(part, engine.card.classes, found, matrix, plot, mistakes)
+    result = _result(part, names, found, matrix, plot, mistakes)
     for remark in remarks or filter(None, [mistakes.note]):  # once: both are about the same names
         say(err, f"{result.plot}: {remark}")
     if mistakes.undecodable:
