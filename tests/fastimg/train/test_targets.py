@@ -142,6 +142,15 @@ def test_one_class_of_several_targets_trains_as_a_class_does(train: Any, tmp_pat
     assert [each["name"] for each in own["targets"]] == ["colour"] and "targets" not in alone
 
 
+def test_resident_images_keep_their_targets(train: Any, tmp_path: Path) -> None:
+    """Of a held-out part too, whose images are kept under other numbers than their ids."""
+    flags = ("--fold", "1/3", "--stratify", "--log-interval", "1", "--metric", "wave.mae")
+    for name, more in (("disk", ()), ("kept", ("--resident",))):
+        train(*flags, *more, name=name)
+    assert_same(tmp_path / "disk", tmp_path / "kept")
+    assert validations(tmp_path / "disk") == validations(tmp_path / "kept")
+
+
 def test_a_class_that_is_missing_for_some_samples(train: Any, tmp_path: Path) -> None:
     train("--targets", "colour", "--metric", "colour.top1")
     assert validations(tmp_path / "run")[0]["samples"] == 10  # two of twelve have no colour
