@@ -372,7 +372,8 @@ def test_weights_of_other_targets_lend_their_trunk(learned: Path, train: Any) ->
 
 @pytest.mark.slow
 def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Path) -> None:
-    """Of converted data, with learned variances: the same validation, thresholds and weights, up to rounding."""
+    """Of converted data, with learned variances and samples that are drawn several times: the same draws, validation,
+    thresholds and weights, up to rounding."""
     rows = ["path,split,colour,tags,wave"]
     for i in range(24):
         name = ("blue", "green", "red")[i % 3]
@@ -384,7 +385,8 @@ def test_two_ranks_are_one(trained: Any, two_ranks: Any, cli: Any, tmp_path: Pat
     targets = ("--target", "colour", "--target", "tags:multilabel", "--target", "wave:number")
     assert cli("convert", tmp_path / "t.csv", tmp_path / "D", *targets).code == 0
     flags = ("--arch", "test_vit", "--img-size", "32", "--workers", "1", "--no-amp", "--lr", "1e-3", "-o", tmp_path)
-    steps = ("--epochs", "2", "--log-interval", "1", "--target-weights", "uncertainty", "--clip-grad", "1")
+    steps = ("--epochs", "2", "--log-interval", "1", "--target-weights", "uncertainty", "--sampler", "sqrt")
+    steps += ("--clip-grad", "1")
     command = ("train", tmp_path / "D", *flags, *steps)
     assert cli(*command, "-b", "6", "--name", "one").code == 0
     two_ranks((*command, "-b", "3", "--name", "two"))
