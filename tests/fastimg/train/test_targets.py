@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from fastimg.cli import run
+from fastimg.config.recipes import RECIPES
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.train.checkpoints import run_directory as rundir
@@ -149,6 +150,21 @@ def test_resident_images_keep_their_targets(train: Any, tmp_path: Path) -> None:
         train(*flags, *more, name=name)
     assert_same(tmp_path / "disk", tmp_path / "kept")
     assert validations(tmp_path / "disk") == validations(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_recipe_takes_several_targets(recipe: str, declared: Any, trained: Any, cli: Any, tmp_path: Path) -> None:
+    """With a smaller model that begins with random weights, and smaller crops."""
+    declared(columns)
+    arch = {"finetune-vit": "test_vit", "cifar-fast": "fastimg/airnet"}.get(recipe, "test_resnet")
+    small = ("--arch", arch, "--img-size", "32", "-b", "8", "--epochs", "1", "--workers", "1", "--no-amp")
+    if recipe.startswith("finetune"):
+        small += ("--no-pretrained",)
+    if arch == "fastimg/airnet":
+        small += ("--model-kwargs", "width=4")
+    ran = cli("train", trained.images, "--recipe", recipe, *small, "-o", tmp_path, "--name", "run")
+    assert ran.code == 0, ran.err
+    assert "colour.top1" in validations(tmp_path / "run")[-1]
 
 
 def test_a_class_that_is_missing_for_some_samples(train: Any, tmp_path: Path) -> None:
