@@ -36,7 +36,7 @@ class Predictions:
     losses: npt.NDArray[np.float64]  # nats
 
     def mistakes(self) -> npt.NDArray[np.int64]:
-        """The places of the mistakes, the most confident first; of equal confidence in the dataset's order, NaN last."""
+        """The places of the mistakes, the most confident first; of equal confidence in the data's order, NaN last."""
         wrong = np.flatnonzero(self.truth != self.predicted)
         return wrong[np.lexsort((self.ids[wrong], -self.confidence[wrong]))]
 
