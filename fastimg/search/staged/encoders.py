@@ -20,13 +20,13 @@ from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Dataset, list_splits
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
+from fastimg.search.speed import model_speed
 from fastimg.train.choices.resolution import usual_rate
 from fastimg.train.choices.stated_weights import adopted
+from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
 from fastimg.train.reporting.report import shown
 
 from .rungs import small_side
-from .speed import model_speed
-from .weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
 
 _PROBES = 64  # images whose sizes are looked at
 _SMALL_IMAGES = 48  # pixels; up to that, networks for images of 32 pixels are the ones to train

@@ -7,9 +7,10 @@ best of those for longer still.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 StageName = Literal["heads", "fine-tuning", "final"]
+_Each = TypeVar("_Each")
 KEEP = 3  # one arm in so many is kept
 FIRST_HEADS = 4  # trials of each encoder's classifier before the worse half of the encoders is left out
 MOST_HEADS = 32  # of the best encoder's
@@ -97,8 +98,8 @@ def variations(tuned: bool, text: bool, rate: float) -> list[dict[str, Any]]:
     return [usual, rates[0], {**usual, "hflip": 0.0}, {**usual, "aa": "trivial"}, rates[1]]
 
 
-def interleaved(ranked: Sequence[Sequence[Arm]]) -> list[Arm]:
-    """The arms of encoders, best encoder first, in the order of their promise.
+def interleaved(ranked: Sequence[Sequence[_Each]]) -> list[_Each]:
+    """The arms of encoders, given best encoder first, in the order of their promise.
 
     The second variation of an encoder comes before the first one of the encoder after the next.
     """

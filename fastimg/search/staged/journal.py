@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .pool import Job, Report, Runner
-from .records import TrialRecord
+from fastimg.search.pool import Job, Report, Runner
+from fastimg.search.records import TrialRecord
 
 JOURNAL = "trials.jsonl"
 _OF_A_START = ("output", "name", "resume", "max_time")  # settings that do not tell one trial from another
