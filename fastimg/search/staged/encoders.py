@@ -15,7 +15,7 @@ from fastimg.config.commands import Train
 from fastimg.config.training import HF_PREFIX
 from fastimg.config.values.folds import parse as parse_fold
 from fastimg.config.yaml_file import fitted
-from fastimg.data.datasets import names_targets, open_parts
+from fastimg.data.datasets import open_parts
 from fastimg.errors import UsageError, UserError
 from fastimg.loaders import Dataset, list_splits
 from fastimg.loaders.runtime.scratch import Scratch
@@ -36,8 +36,9 @@ _SMALL_IMAGES = 48  # pixels; up to that, networks for images of 32 pixels are t
 class DataFacts:
     """What a search needs to know of its data.
 
-    side: the median of the shorter sides of some images; 0 of texts. validation: the settings of Train that choose what
-    validates, and what it is in words. metric: what a run goes by without --metric.
+    train, val: numbers of samples. side: the median of the shorter sides of some images; 0 of texts. settings: those of
+    Train that choose what validates; validation: what that is in words; val_split: the split that it is of. untouched:
+    the test split; empty where there is none.
     """
 
     content: Literal["images", "text"]
@@ -47,8 +48,7 @@ class DataFacts:
     settings: Mapping[str, Any]
     validation: str
     val_split: str
-    untouched: str  # the test split; empty where there is none
-    metric: str
+    untouched: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,6 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
                 validation=val.origin,
                 val_split=used,
                 untouched="test" if "test" in splits and used != "test" else "",
-                metric="loss" if names_targets(train.dataset) else "top1",
             )
 
 

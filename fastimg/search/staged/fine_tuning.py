@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastimg.search.pool import Job
@@ -131,7 +132,7 @@ def _job(each: Entrant, rung: Rung, trials: Trials) -> Job:
     size = None if not arm.side else arm.side if rung.full or arm.small is None else arm.small
     settings = {**each.settings, **_LENGTHLESS, "img_size": size, "epochs": rung.epochs}
     if each.last is not None and _goes_on(each, rung):
-        settings |= {"epochs": each.epochs + rung.epochs, "resume": trials.run_of(each.last)}
+        settings |= {"epochs": each.epochs + rung.epochs, "name": Path(trials.run_of(each.last)).name}
     elif each.last is not None:
         settings["weights"] = trials.run_of(each.last)
     return trials.job("fine-tuning", {"encoder": arm.encoder, **arm.parameters}, settings)
@@ -147,12 +148,12 @@ def train_winner(best: Entrant, trials: Trials) -> TrialRecord | None:
             f"final       left out: an epoch takes about {duration(epoch)}, and {duration(max(seconds, 0))} are left"
         )
         return None
-    starts = (
-        ("its best classifier" if best.settings.get("weights") else "its weights") if best.tuned else "random weights"
-    )
+    starts = "from random weights"
+    if best.tuned:
+        starts = "from its best classifier" if best.settings.get("weights") else "from its weights"
     trials.say(
-        f"final       up to {duration(seconds)}: {best.arm.encoder} from {starts}, for {plural(epochs, 'epoch')}, as many "
-        "as there is time for; the learning rate falls to 0"
+        f"final       up to {duration(seconds)}: {best.arm.encoder} {starts}, {plural(epochs, 'epoch')}, as many as "
+        "there is time for, with a learning rate that falls to 0"
     )
     settings = {**best.settings, "img_size": best.arm.side or None, "epochs": epochs}
     job = trials.job("final", {"encoder": best.arm.encoder, **best.arm.parameters}, settings)

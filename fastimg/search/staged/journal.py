@@ -7,6 +7,7 @@ have ended are read here, at the time at which they ended, and the first one tha
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,13 +18,24 @@ from fastimg.search.pool import Job, Report, Runner
 from fastimg.search.records import TrialRecord
 
 JOURNAL = "trials.jsonl"
-_OF_A_START = ("output", "name", "resume", "max_time")  # settings that do not tell one trial from another
+_OF_A_START = ("output", "name", "resume")  # settings that do not tell one trial from another
 
 
 class Journal:
-    """The journal of a folder. `run` is a Runner over another one, `now` its clock, in seconds of searching."""
+    """The journal of a folder. `run` is a Runner over another one, `now` its clock, in seconds of searching.
 
-    def __init__(self, folder: Path, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+    until: when running trials are to end, by that clock; `limit` is told in how many seconds that is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        limit: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.until = math.inf
+        self._limit = limit
         self._path = folder / JOURNAL
         self._runner = runner
         self._clock = clock
@@ -68,6 +80,7 @@ class Journal:
 
         A job is asked for after the records of the known ones before it have been taken: it may be drawn from them.
         """
+        self._limit(self.until - self.now())
         asked = iter(jobs)
         known: list[TrialRecord] = []
         keys: dict[int, str] = {}
@@ -106,13 +119,14 @@ class Journal:
         return found[1]
 
     def _begun(self, job: Job) -> Job:
-        """A job that is about to run, with its number, in the directory of that number: it may have begun before."""
+        """A job that is about to run, with its number; in a directory of that number, unless it makes a run longer."""
         self._begin()
+        self._limit(self.until - self.now())
         key = key_of(job)
         number = self._numbers.get(key) or max(self._numbers.values(), default=0) + 1
         self._numbers[key] = number
         self._add({"kind": "begun", "key": key, "number": number})
-        settings = {**job.settings, "name": f"{number:04d}", "resume": job.settings.get("resume", "auto")}
+        settings = {"name": f"{number:04d}", **job.settings, "resume": "auto"}  # it may have been interrupted
         return replace(job, number=number, settings=settings)
 
     def _read(self, at: float) -> None:
@@ -147,10 +161,9 @@ class Journal:
 
 
 def key_of(job: Job) -> str:
-    """What tells a trial from others: its stage, and its settings but for where it is written."""
+    """What tells a trial from others: its stage, its settings, and which run it makes longer, if it does."""
     settings = {name: value for name, value in job.settings.items() if name not in _OF_A_START}
-    longer = job.settings.get("resume") not in (None, "auto")
-    text = json.dumps([job.stage, settings, longer], sort_keys=True, default=str)
+    text = json.dumps([job.stage, settings, job.settings.get("name")], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

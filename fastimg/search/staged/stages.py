@@ -5,20 +5,20 @@ knows, and goes on where it was.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from fastimg.errors import UsageError
 from fastimg.search.leaderboard import TOP, Contender, Leaderboard, contenders, described, ordered, reasons, write
-from fastimg.search.pool import Runner
+from fastimg.search.pool import Job, Report
 from fastimg.search.records import TrialRecord
 from fastimg.search.speed import prediction_speed
 from fastimg.system.progress import duration
 from fastimg.wording import plural
 
 from . import encoders as candidates
-from .encoders import DataFacts, Measured
+from .encoders import Candidate, DataFacts, Measured
 from .fine_tuning import Entrant, announced, entrants, halve, train_winner
 from .heads import chosen as embeddable
 from .heads import embedding_seconds, search_heads
@@ -31,20 +31,40 @@ _LOOKING = 0.1  # of the time may go into measuring encoders
 _TRIAL = 3.0  # seconds that a trial takes at least, before one was timed
 
 
+class Workers(Protocol):
+    """What runs trials, as `TrialPool` does. deadline: when those that run are to end, by the monotonic clock."""
+
+    deadline: float | None
+
+    def probe(self, settings: Mapping[str, Any]) -> str:
+        """The metric of trials with these settings, by which it compares from here on."""
+        ...
+
+    def run(self, jobs: Iterable[Job], report: Report) -> Iterator[TrialRecord]:
+        """The records of jobs as they end."""
+        ...
+
+
 def search_by_stages(
-    asked: StagedSearch, runner: Runner, say: Say, clock: Callable[[], float] = time.monotonic
+    asked: StagedSearch, workers: Workers, say: Say, clock: Callable[[], float] = time.monotonic
 ) -> Leaderboard:
     """Find the best model within a time. Writes the leaderboard, and FOLDER/best, also where it is interrupted.
 
     Raises UsageError for a time that is too short for one trial, with what is needed, and where no trial ends well.
     """
     asked.folder.mkdir(parents=True, exist_ok=True)
-    journal = Journal(asked.folder, runner, clock)
+
+    def limit(seconds: float) -> None:
+        workers.deadline = clock() + seconds
+
+    journal = Journal(asked.folder, workers.run, clock, limit)
     data = candidates.facts(asked.data, asked.shared, asked.seed)
     trials = Trials(asked, data, journal, say)
     say(_data_told(data))
     try:
-        measured = _look(trials)
+        found = _found(trials)
+        trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))
+        measured = _measure(found, trials)
         _refuse_short(measured, trials)
         _stages(measured, trials)
     except KeyboardInterrupt:
@@ -98,20 +118,26 @@ def _fine_tune(
     return halve(fitting, trials, trials.journal.now() + budget)
 
 
-def _look(trials: Trials) -> list[Measured]:
-    """Find the encoders, and measure each of them, the first in any case; as many as there is time for."""
+def _found(trials: Trials) -> list[Candidate]:
+    """The encoders to compare; those that are left out are named."""
     asked = trials.asked
     found = candidates.find(asked.archs, asked.weights, trials.data, asked.shared, asked.gpu)
     trials.say(f"encoders    {plural(len(found.candidates), 'candidate')}: {found.words}")
     for skipped in found.skipped:
         trials.say(f"skipped     {skipped.name}: {skipped.reason}")
+    return found.candidates
+
+
+def _measure(found: Sequence[Candidate], trials: Trials) -> list[Measured]:
+    """Measure each encoder, the first in any case, and as many as there is time for."""
+    asked = trials.asked
     measured: list[Measured] = []
-    for candidate in found.candidates:
+    for candidate in found:
         if measured and trials.journal.now() > asked.seconds * _LOOKING:
             trials.say(f"skipped     {candidate.name}: there is no time to measure it")
             continue
 
-        def plain(each: candidates.Candidate = candidate) -> Any:
+        def plain(each: Candidate = candidate) -> Any:
             return candidates.as_json(candidates.measure(each, asked.shared, asked.device))
 
         measured.append(candidates.from_json(trials.journal.fact(f"measured {candidate.name}", plain)))

@@ -47,15 +47,17 @@ class Trials:
         self.data = data
         self.journal = journal
         self.say = say
-        self.metric = asked.metric or data.metric
+        self.metric = asked.metric or ""  # the stages know it: see `compared_by`
         self.best: TrialRecord | None = None
-        self._lower = lower_is_better(self.metric)
-        self._validated: dict[int, float] = {}  # when each trial was last heard of
 
     @property
     def end(self) -> float:
         """When the last trial ends, by the journal's clock."""
         return self.asked.seconds * (1 - RESERVE)
+
+    def compared_by(self, metric: str) -> None:
+        """The metric of trials, as it was found out."""
+        self.metric = metric
 
     def left(self) -> float:
         """Seconds until then."""
@@ -65,7 +67,7 @@ class Trials:
         """Its first objective, turned so that more is better; the lowest of all where it has none."""
         if not record.values or math.isnan(record.values[0]):
             return -math.inf
-        return -record.values[0] if self._lower else record.values[0]
+        return -record.values[0] if lower_is_better(self.metric) else record.values[0]
 
     def place(self, record: TrialRecord) -> tuple[float, float]:
         """What trials of a stage are compared by: the objective, then the loss."""
@@ -73,29 +75,25 @@ class Trials:
 
     def job(self, stage: StageName, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Job:
         """A trial; the journal gives it its number and its directory."""
+        return Job(number=0, stage=stage, parameters=drawn, settings=self.settings(settings))
+
+    def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a trial: its own, and those of all trials. None leaves a flag at its default."""
         own = {name: value for name, value in settings.items() if value is not None}
-        whole = {
+        return {
             **self.asked.shared,
             **self.data.settings,
             **own,
             "data": str(self.asked.data.resolve()),
             "output": str(self.asked.folder.resolve() / "runs"),
             "seed": self.asked.seed,
-            "max_time": f"{max(1, math.ceil(self.left()))}s",
             **({} if self.asked.metric is None else {"metric": self.asked.metric}),
         }
-        return Job(number=0, stage=stage, parameters=drawn, settings=whole)
 
     def run(self, jobs: Iterable[Job], until: float) -> Iterator[TrialRecord]:
-        """The records of trials as they end, by `until` at the latest: one that cannot validate again by then stops."""
-
-        def overdue(number: int, _epoch: int, _value: float) -> bool:
-            now = self.journal.now()
-            between = now - self._validated.get(number, now)
-            self._validated[number] = now
-            return now + between > until
-
-        for record in self.journal.run(jobs, overdue):
+        """The records of trials as they end, by `until` at the latest."""
+        self.journal.until = until
+        for record in self.journal.run(jobs, _never):
             if self.height(record) > -math.inf and (self.best is None or self.place(record) > self.place(self.best)):
                 self.best = record
                 words = "  ".join(f"{name} {_short(value)}" for name, value in record.parameters.items())
@@ -107,6 +105,11 @@ class Trials:
         """The directory of its run, in full."""
         assert record.run is not None
         return str(self.asked.folder.resolve() / record.run)
+
+
+def _never(_number: int, _epoch: int, _value: float) -> bool:
+    """Whether a trial is to stop after an epoch: rungs end by their number of epochs, and all trials by the clock."""
+    return False
 
 
 def _short(value: Any) -> str:
