@@ -108,6 +108,9 @@ def _bind(cores: str) -> None:
 
 def serve(line: Line, ending: _Ending) -> None:
     """Answer one message after the other."""
+    from fastimg.models.input_size import remember
+
+    remember()
     while True:
         message = line.asked()
         if isinstance(message, Probe):
