@@ -21,8 +21,8 @@ from fastimg.system.measurement import synchronise
 
 Clock = Callable[[], float]
 _TOKENS = 128  # of a text, where a model is measured alone
-_ALONE = 16  # samples in a batch then
-_PASSES = 3  # batches at least
+_ALONE = 32  # samples in a batch then
+_PASSES = 2  # batches at least
 
 
 def prediction_speed(
