@@ -6,6 +6,8 @@ from typing import Any
 
 from .records import TrialRecord
 
+TIME_OVER = "the time was over"  # how such a reason begins
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -39,10 +41,14 @@ class Probed:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """To a process: run this trial, whose first objective is the metric."""
+    """To a process: run this trial, whose first objective is the metric.
+
+    speed_split: the split whose samples per second at prediction are the second objective; None where there is one.
+    """
 
     job: Job
     metric: str
+    speed_split: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

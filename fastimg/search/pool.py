@@ -41,12 +41,14 @@ class TrialPool:
 
     devices: one per process: cpu, or cuda:N, where N is what CUDA_VISIBLE_DEVICES names a GPU by. metric: of the first
     objective; None for the one that `probe` finds. deadline: when running trials are asked to end, by the monotonic
-    clock. inherited: handles that the processes keep open, as the lock of the search's folder.
+    clock. speed_split: of the data, where speed is the second objective. inherited: handles that the processes keep
+    open, as the lock of the search's folder.
     """
 
     def __init__(self, devices: Sequence[str], metric: str | None, say: Say, inherited: Sequence[int] = ()) -> None:
         self.metric = metric
         self.deadline: float | None = None
+        self.speed_split: str | None = None
         self._devices = list(devices)
         self._say = say
         self._inherited = tuple(inherited)
@@ -127,6 +129,7 @@ class TrialPool:
             Work(
                 job=Job(number=job.number, stage=job.stage, parameters=job.parameters, settings=settings),
                 metric=self.metric,
+                speed_split=self.speed_split,
             )
         )
 

@@ -107,6 +107,11 @@ class SearchStudy:
         return sum(_counts(trial) for trial in self._study.get_trials(deepcopy=False))
 
     @property
+    def combinations(self) -> int:
+        """How many a grid has; otherwise 0."""
+        return len(self._grid)
+
+    @property
     def exhausted(self) -> bool:
         """Whether every combination of a grid has been drawn."""
         return self._plan.sampler == "grid" and self.begun >= len(self._grid) and not self.waiting

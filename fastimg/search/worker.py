@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from fastimg.config import yaml_file
 from fastimg.config.commands import Train
 
-from .messages import Ended, Job, Message, Probe, Probed, Reported, Verdict, Work
+from .messages import TIME_OVER, Ended, Job, Message, Probe, Probed, Reported, Verdict, Work
 from .records import TrialRecord
 
 if TYPE_CHECKING:
@@ -111,12 +111,16 @@ def serve(line: Line, ending: _Ending) -> None:
     from fastimg.models.input_size import remember
 
     remember()
+    speeds: dict[Any, float] = {}  # by what they depend on
     while True:
         message = line.asked()
         if isinstance(message, Probe):
             line.send(_probed(message))
         elif isinstance(message, Work):
-            line.send(Ended(record=run_trial(message.job, message.metric, line.judged, _train, ending)))
+            record = run_trial(message.job, message.metric, line.judged, _train, ending)
+            if message.speed_split is not None and record.state == "complete":
+                record = _with_speed(record, message.job, message.speed_split, speeds)
+            line.send(Ended(record=record))
 
 
 def _probed(probe: Probe) -> Probed:
@@ -169,7 +173,7 @@ def run_trial(
     try:
         result = train(_config(settings), watch)
     except TimeOver:
-        reason = "the time was over before its first step"
+        reason = f"{TIME_OVER} before its first step"
     except Exception as error:  # noqa: BLE001 - told as the reason
         reason = _reason(error)
     finally:
@@ -178,7 +182,7 @@ def run_trial(
         validations = dict(_validations(folder / name)) or validations
         epochs = f"{result.epochs} epoch{'' if result.epochs == 1 else 's'}"
         if result.signal:
-            reason = f"the time was over after {epochs}"
+            reason = f"{TIME_OVER} after {epochs}"
         elif unpromising:
             reason = f"not promising after {epochs}"
     best = best_of(validations, metric)
@@ -198,6 +202,20 @@ def run_trial(
         epochs=max(validations, default=0) if result is None else result.epochs,
         run=Path(folder.name) / name if (folder / name).exists() else None,
     )
+
+
+def _with_speed(record: TrialRecord, job: Job, split: str, speeds: dict[Any, float]) -> TrialRecord:
+    """With samples per second at prediction as the second objective; models of one kind are measured once."""
+    from fastimg.train.checkpoints.format import MODEL, read_card
+
+    from .speed import prediction_speed
+
+    run = Path(job.settings["output"]) / job.settings["name"]
+    card = read_card(run / "best" / MODEL)
+    kind = (card.arch, repr(card.kwargs), card.preprocessing.val_size)
+    if kind not in speeds:
+        speeds[kind] = round(prediction_speed(run, Path(job.settings["data"]), split, job.settings["device"]), 1)
+    return replace(record, values=(*record.values, speeds[kind]))
 
 
 def best_of(validations: Mapping[int, Mapping[str, float]], metric: str) -> Mapping[str, float] | None:
