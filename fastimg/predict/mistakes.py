@@ -96,7 +96,13 @@ def _draw(
     used = sorted({*found.truth[shown].tolist(), *found.predicted[shown].tolist()})
     names = {number: printable(classes[number]) for number in used}
     count = plural(len(places), "mistake") if len(places) else "no mistakes"
-    order = f", the {SHOWN} most confident of them" if len(places) > SHOWN else ", the most confident first" if len(places) > 1 else ""
+    order = (
+        f", the {SHOWN} most confident of them"
+        if len(places) > SHOWN
+        else ", the most confident first"
+        if len(places) > 1
+        else ""
+    )
     colours = "; red: what was predicted" if len(places) else ""
     title = f"{part}: {count} among {plural(len(found.ids), 'image')}{order}{colours}"
     letters = lettering([*names.values(), *keys, title])

@@ -12,21 +12,21 @@ from fastimg.wording import plural
 
 from .folder import RUNS, run_name
 from .leaderboard import TOP, Contender, Leaderboard, contenders, described, ordered, reasons, write
-from .messages import TIME_OVER
+from .messages import TIME_OVER, TrialJob
 from .parameters import trial_config
-from .pool import Job, Say, TrialPool
+from .pool import Say, TrialPool
 from .records import TrialRecord
 from .request import SearchRequest, as_yaml, pruner_of
 from .speed import prediction_speed
 from .staged.encoders import DataFacts, facts
-from .study import Plan, SearchStudy
+from .study import SearchStudy, StudyPlan
 
 STAGE = "trials"
 _KINDS = 3  # of models whose speed is measured for the table
 _SECONDS = 0.5  # of such a measurement
 
 
-class Live(Protocol):
+class LiveLine(Protocol):
     """A line that says how far the search is."""
 
     def __call__(self, text: str) -> None:
@@ -34,7 +34,7 @@ class Live(Protocol):
         ...
 
 
-def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress: Live) -> Leaderboard:
+def search_parameters(asked: SearchRequest, pool: TrialPool, say: Say, progress: LiveLine) -> Leaderboard:
     """Search the values of flags. Writes the leaderboard, and FOLDER/best, also where it is interrupted.
 
     Raises UsageError where the time was too short for one trial, or all trials were refused.
@@ -72,7 +72,7 @@ class _ParamSearch:
         self._began = time.monotonic()
         self.records = study.records
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[TrialJob]:
         """Trials, as long as some are wanted: those that were interrupted first."""
         asked, study = self._asked, self._study
         while study.waiting or (not study.exhausted and (asked.trials is None or study.begun < asked.trials)):
@@ -84,14 +84,14 @@ class _ParamSearch:
                 "resume": "auto",
             }
             own = as_yaml(trial_config(draw.parameters, asked.base))
-            yield Job(
+            yield TrialJob(
                 number=draw.number,
                 stage=STAGE,
                 parameters=draw.parameters,
                 settings={**own, **self._data.settings, **places},
             )
 
-    def ended(self, record: TrialRecord, say: Say, progress: Live) -> None:
+    def ended(self, record: TrialRecord, say: Say, progress: LiveLine) -> None:
         """A trial has ended: tell the study, and the user where it is the best so far."""
         self._study.tell(record)
         self.records = [*self.records, record]
@@ -134,8 +134,8 @@ class _ParamSearch:
         return max(complete, key=place, default=None)
 
 
-def _plan(asked: SearchRequest, metric: str) -> Plan:
-    return Plan(
+def _plan(asked: SearchRequest, metric: str) -> StudyPlan:
+    return StudyPlan(
         parameters=asked.parameters,
         sampler=asked.asked.sampler,
         pruner=pruner_of(asked),
