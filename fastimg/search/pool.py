@@ -1,5 +1,6 @@
 """Processes that stay, one per device, and run one trial after the other."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from fastimg.errors import UsageError, UserError
 
-from .messages import Ended, Reported, TrialJob, TrialProbe, TrialProbed, TrialVerdict, TrialWork
+from .messages import TIME_OVER, Ended, Reported, TrialJob, TrialProbe, TrialProbed, TrialVerdict, TrialWork
 from .records import TrialRecord
 
 Job = TrialJob
@@ -35,6 +36,7 @@ class _Process:
     job: TrialJob | None = None
     began: float = 0.0
     asked_to_end: float | None = None
+    awaits: bool = False  # a verdict
 
 
 class TrialPool:
@@ -68,8 +70,11 @@ class TrialPool:
         for each in self._processes:
             if each.job is None:
                 each.connection.close()
-            else:
-                each.process.terminate()
+                continue
+            each.process.terminate()
+            if each.awaits:  # what judges was interrupted
+                with contextlib.suppress(OSError):
+                    each.connection.send(TrialVerdict(stop=True))
         try:
             self._drain(time.monotonic() + _GRACE)
         finally:
@@ -124,7 +129,7 @@ class TrialPool:
 
     def _send(self, each: _Process, job: TrialJob) -> None:
         assert self.metric is not None
-        each.job = job
+        each.job, each.awaits = job, False
         each.began = time.monotonic()
         each.asked_to_end = None
         settings = {**job.settings, "device": "cpu" if self._devices[each.place] == "cpu" else "cuda"}
@@ -147,7 +152,9 @@ class TrialPool:
             try:
                 message = connection.recv()
                 if isinstance(message, Reported):
+                    each.awaits = True
                     connection.send(TrialVerdict(stop=report(job.number, message.epoch, message.value)))
+                    each.awaits = False
                     continue
             except (EOFError, ConnectionError):
                 yield self._buried(each, job)
@@ -160,7 +167,10 @@ class TrialPool:
     def _buried(self, each: _Process, job: TrialJob) -> TrialRecord:
         """The record of a trial whose process has died, which is replaced."""
         reason = _death(each.process)
-        self._say(f"trial {job.number}: {reason}; another process goes on with the next trial")
+        if each.asked_to_end is not None:
+            reason = f"{TIME_OVER}, and its process ended before it could tell more"
+        else:
+            self._say(f"trial {job.number}: {reason}; another process goes on with the next trial")
         each.connection.close()
         fresh = self._start(each.place)
         each.process, each.connection, each.job = fresh.process, fresh.connection, None
