@@ -182,13 +182,18 @@ def announced(chosen: Sequence[Entrant], budget: float) -> str:
     """The line that announces the second stage."""
     arms = len(chosen)
     names = list(dict.fromkeys(each.arm.encoder for each in chosen))
+    if arms == 1:
+        return (
+            f"fine-tuning up to {duration(budget)}: {names[0]} with the usual settings, for an epoch; there is no time "
+            "to compare others"
+        )
     steps: list[str] = []
     for rung in rungs(arms):
         kept = f"{rung.arms} for {plural(rung.epochs, 'epoch')}"
         steps.append(kept if not steps else f"the best {kept} more")
     small = sorted({each.arm.small for each in chosen if each.arm.small is not None})
     sizes = ""
-    if small and arms > 1:
+    if small:
         sizes = f"; first with images of {', '.join(map(str, small))} pixels, since those train faster"
     return (
         f"fine-tuning up to {duration(budget)}: {plural(arms, 'setting')} of {', '.join(names)} by successive halving: "

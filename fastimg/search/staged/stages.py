@@ -28,6 +28,7 @@ from .rungs import Arm, affordable, epoch_guess, shares
 from .trials import Say, StagedSearch, Trials
 
 _LOOKING = 0.1  # of the time may go into measuring encoders
+_WORTH = 0.1  # of the time: what is left unused is then for more classifiers
 _TRIAL = 3.0  # seconds that a trial takes at least, before one was timed
 
 
@@ -101,16 +102,23 @@ def _stages(measured: Sequence[Measured], trials: Trials) -> None:
         frozen = embeddable(frozen, trials, budget) or [min(frozen, key=lambda each: embedding_seconds(each, trials))]
         trials.say(heads_told(frozen, trials, budget))
         heads = search_heads(frozen, trials, trials.journal.now() + budget)
-    if "fine-tuning" not in parts:
-        return
-    budget = trials.left() * parts["fine-tuning"] / (parts["fine-tuning"] + parts["final"])
+    if "fine-tuning" in parts:
+        _tuned(measured, heads, trials, parts["fine-tuning"] / (parts["fine-tuning"] + parts["final"]))
+        if heads and trials.left() > whole * _WORTH:
+            trials.say(f"heads       goes on: nothing else fits in the {duration(trials.left())} that are left")
+            search_heads(frozen, trials, trials.end)
+
+
+def _tuned(measured: Sequence[Measured], heads: Mapping[str, TrialRecord], trials: Trials, share: float) -> None:
+    """The second stage, with a share of the time that is left, and the third."""
+    budget = trials.left() * share
     best = _fine_tune(measured, heads, trials, budget)
     if best is not None:
         train_winner(best, trials)
 
 
 def _fine_tune(
-    measured: Sequence[Measured], heads: dict[str, TrialRecord], trials: Trials, budget: float
+    measured: Sequence[Measured], heads: Mapping[str, TrialRecord], trials: Trials, budget: float
 ) -> Entrant | None:
     """The arm that did best; None where there is no time for any."""
     entered = entrants(measured, heads, trials)

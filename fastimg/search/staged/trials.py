@@ -107,8 +107,8 @@ class Trials:
             if self.height(record) > -math.inf and (self.best is None or self.place(record) > self.place(self.best)):
                 self.best = record
                 words = "  ".join(f"{name} {_short(value)}" for name, value in record.parameters.items())
-                arch = record.settings.get("arch", "")
-                self.say(f"best        trial {record.number}: {shown(self.metric, record.values[0])}  {arch}  {words}")
+                best = shown(self.metric, record.values[0])
+                self.say(f"best        trial {record.number}: {best}  {words.removeprefix('encoder ')}")
             yield record
 
     def run_of(self, record: TrialRecord) -> str:
