@@ -15,9 +15,9 @@ from fastimg.config.commands import Train
 from fastimg.config.training import HF_PREFIX
 from fastimg.config.values.folds import parse as parse_fold
 from fastimg.config.yaml_file import fitted
-from fastimg.data.datasets import open_parts
+from fastimg.data.datasets import names_targets, open_parts
 from fastimg.errors import UsageError, UserError
-from fastimg.loaders import Dataset, list_splits
+from fastimg.loaders import Dataset, list_splits, open_dataset
 from fastimg.loaders.runtime.scratch import Scratch
 from fastimg.models.registry import Model, build, parse_kwargs, read_metadata, weights_file
 from fastimg.search.speed import model_speed
@@ -105,7 +105,8 @@ def facts(data: Path, shared: Mapping[str, Any], seed: int) -> DataFacts:
     settings: dict[str, Any] = {}
     asked = config.val_split is not None or config.val_fraction is not None or config.fold is not None
     if not asked and "test" in splits and "val" not in splits:
-        settings = {"fold": "0/10"}
+        with closing(open_dataset(data, config.train_split, config.classes)) as dataset:
+            settings = {"fold": "0/10", "stratify": not names_targets(dataset)}
     config = replace(config, **settings)
     fold = None if config.fold is None else parse_fold(config.fold, config.group, config.stratify)
     parts = open_parts(data, config.train_split, config.val_split, config.val_fraction, seed, config.classes, fold)
