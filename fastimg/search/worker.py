@@ -7,6 +7,7 @@ It ends when the pool does, however that ends: a thread waits for the pool's end
 """
 
 import contextlib
+import gc
 import math
 import os
 import queue
@@ -116,6 +117,7 @@ def serve(line: PoolLine, ending: _Ending) -> None:
         message = line.asked()
         if isinstance(message, TrialProbe):
             line.send(_probed(message))
+            gc.freeze()  # what was imported and found out stays: `release` after each trial does not look at it again
         elif isinstance(message, TrialWork):
             record = run_trial(message.job, message.metric, line.judged, _train, ending)
             if message.speed_split is not None and record.state == "complete":
