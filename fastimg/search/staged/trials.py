@@ -12,7 +12,7 @@ from fastimg.search.records import TrialRecord
 from fastimg.train.tasks.score import lower_is_better, shown
 
 from .encoders import DataFacts
-from .journal import Journal
+from .journal import TrialJournal
 from .rungs import StageName
 
 Say = Callable[[str], None]
@@ -48,7 +48,7 @@ class StagedSearch:
 class Trials:
     """Trials of one search: made, run and compared."""
 
-    def __init__(self, asked: StagedSearch, data: DataFacts, journal: Journal, say: Say) -> None:
+    def __init__(self, asked: StagedSearch, data: DataFacts, journal: TrialJournal, say: Say) -> None:
         for name in CHOSEN:
             if name in asked.shared:
                 flag = f"--{name.replace('_', '-')}"
