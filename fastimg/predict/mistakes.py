@@ -1,4 +1,4 @@
-"""The mistakes of an evaluation: a table of all of them, and a sheet of those that the model is surest of."""
+"""The mistakes of an evaluation: a table of all of them, and a sheet of the most confident ones."""
 
 import csv
 import io
@@ -19,7 +19,6 @@ from fastimg.train.reporting.lettering import LEFT_TO_RIGHT, Lettering, letterin
 from fastimg.train.reporting.tiles import Pixels, Tile, line_length, save_sheet
 from fastimg.wording import plural
 
-TABLE, SHEET = "mistakes.csv", "mistakes.png"
 SHOWN = 24  # mistakes on the sheet
 _COLUMNS = 6
 _SIDE = 192  # pixels
@@ -37,7 +36,7 @@ class Predictions:
     losses: npt.NDArray[np.float64]  # nats
 
     def mistakes(self) -> npt.NDArray[np.int64]:
-        """The places of the mistakes, the surest first; of equal confidence in the dataset's order, NaN last."""
+        """The places of the mistakes, the most confident first; ties are in the dataset's order, NaN last."""
         wrong = np.flatnonzero(self.truth != self.predicted)
         return wrong[np.lexsort((self.ids[wrong], -self.confidence[wrong]))]
 
@@ -53,12 +52,15 @@ class MistakeFiles:
 
 
 def write_mistakes(
-    found: Predictions, dataset: Dataset, classes: Sequence[str], part: str, folder: Path
+    found: Predictions, dataset: Dataset, classes: Sequence[str], split: str, part: str, folder: Path
 ) -> MistakeFiles:
-    """Write mistakes.csv and, of images, mistakes.png to `folder`. Raises UserError if they cannot be written."""
+    """Write mistakes-SPLIT.csv and, of images, mistakes-SPLIT.png to `folder`.
+
+    `part` says in words what of the split was evaluated. Raises UserError if they cannot be written.
+    """
     places = found.mistakes()
     texts = dataset.content == "text"
-    table, sheet = folder / TABLE, None if texts else folder / SHEET
+    table, sheet = folder / f"mistakes-{split}.csv", None if texts else folder / f"mistakes-{split}.png"
     try:
         replace_file(table, _table(found, places, dataset, classes, texts).encode())
         if sheet is None:
@@ -90,15 +92,17 @@ def _table(found: Predictions, places: Iterable[int], dataset: Dataset, classes:
 def _draw(
     found: Predictions, places: npt.NDArray[np.int64], dataset: Dataset, classes: Sequence[str], part: str, file: Path
 ) -> tuple[int, str | None]:
-    """Draw the surest mistakes. Returns how many could not be decoded, and a note on names that no font has."""
+    """Draw the most confident mistakes. Returns how many could not be decoded, and a note on names that no font has."""
     shown = places[:SHOWN]
     keys = [printable(dataset.sample_key(int(found.ids[place]))) for place in shown]
     used = sorted({*found.truth[shown].tolist(), *found.predicted[shown].tolist()})
     names = {number: printable(classes[number]) for number in used}
     count = plural(len(places), "mistake") if len(places) else "no mistakes"
-    surest = f", the {SHOWN} surest of them" if len(places) > SHOWN else ", the surest first" if len(places) > 1 else ""
+    order = ", the most confident first" if len(places) > 1 else ""
+    if len(places) > SHOWN:
+        order = f", the {SHOWN} most confident of them"
     colours = "; red: what was predicted" if len(places) else ""
-    title = f"{part}: {count} among {plural(len(found.ids), 'image')}{surest}{colours}"
+    title = f"{part}: {count} among {plural(len(found.ids), 'image')}{order}{colours}"
     letters = lettering([*names.values(), *keys, title])
     tiles, broken = list[Tile](), 0
     for place, key in zip(shown, keys, strict=True):
