@@ -29,6 +29,7 @@ from fastimg.train.optimisers.schedules import RisingRate
 from fastimg.train.reporting.plots import plot_range_test
 from fastimg.train.run import Run
 from fastimg.train.step import optimiser_step
+from fastimg.wording import plural
 
 FIRST = 1e-6  # the first rate
 LAST = 100.0  # the last, where the loss has not diverged before
@@ -66,7 +67,7 @@ class RangeTest:
         until = "it diverged" if self.diverged else "the test ended"
         return (
             f"a tenth of {self.lowest:.3g}, where the loss was lowest ({self.smoothed[0]:.3g} -> "
-            f"{min(self.smoothed):.3g}); {until} at {self.rates[-1]:.3g}; {len(self.rates)} steps in "
+            f"{min(self.smoothed):.3g}); {until} at {self.rates[-1]:.3g}; {plural(len(self.rates), 'step')} in "
             f"{self.seconds:.1f} s, undone"
         )
 
