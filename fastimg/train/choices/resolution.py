@@ -98,7 +98,7 @@ def resolve(
         weights=config.weights.resolve() if config.weights else None,
         output=config.output.resolve(),
         val_split=validation.split if validation else None,
-        val_fraction=validation.held_out if validation else 0.0,
+        val_fraction=_held_out(config, validation),
         order_window=config.order_window or WINDOW,
         decode="gpu" if config.decode == "gpu" else "cpu",
         train_crop_size=None if config.progressive else pre.train_size,
@@ -150,6 +150,13 @@ def resolve(
         patience_metric=config.patience_metric or "loss",
     )
     return replace(chosen, **without_effect(chosen, TRAIN))
+
+
+def _held_out(config: Train, validation: DatasetPart | None) -> float | None:
+    """The share of the training split that validates; None where a split or a fold does."""
+    if validation is None:
+        return 0.0
+    return validation.held_out if config.fold is None else None
 
 
 def views(config: Train) -> int:
@@ -250,7 +257,7 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     if config.lr == "find":
         return STAND_IN, ""
     if config.lr == "auto":
-        rate, base = _shown_to_work(config, model)
+        rate, base = usual_rate(config, model)
     else:
         rate, base = config.lr, config.lr_base_size or _BASE
     rule = config.lr_scale
@@ -278,7 +285,7 @@ def _lowest_rate(config: Train, rate: float) -> float:
     return float(f"{lowest * rate / config.lr:.3g}")
 
 
-def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
+def usual_rate(config: Train, model: Model) -> tuple[float, int]:
     """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
 
     A new head on a frozen trunk: 1e-3 (benchmarks/heads.py), but 1e-2 for a linear one on sentence embeddings, which
