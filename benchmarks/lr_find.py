@@ -2,10 +2,9 @@
 
     python benchmarks/lr_find.py --flowers SHARDS --weights mobilenetv2.safetensors [--only SETTING ...] [--seeds 3]
 
-SHARDS have a train and a val split. The range test runs once for each seed; the rules that could choose from its curve
-are a tenth of the rate where the loss is lowest, which is what `--lr find` takes (find), and the rate where it falls
-fastest (steepest). A row is one training: the top-1 and the loss of its last validation, so that no rate gains by
-choosing among epochs.
+SHARDS have a train and a val split. The range test runs once for each seed. Its curve gives the rate at which the loss
+is lowest, and the one at which it falls fastest (steepest), which is what `--lr find` takes. A row is one training: the
+top-1 and the loss of its last validation, so that no rate gains by choosing among epochs.
 """
 
 import argparse
@@ -57,22 +56,25 @@ def main() -> None:
 
 
 def compared(setting: str, settings: Mapping[str, Any], out: Path) -> list[dict[str, Any]]:
-    """A row for each rate; rates that are equal are trained once for all rules that give them."""
+    """A row for each rate."""
     found, (test,) = trained(settings, "find")
+    steepest, lowest = test["steepest"], test["lowest"]
     rates = {
         "auto": "auto",
-        "find / 10": float(f"{found['lr'] / 10:.3g}"),
-        "find": found["lr"],
-        "steepest": float(f"{test['steepest']:.3g}"),
-        "find x 10": float(f"{found['lr'] * 10:.3g}"),
+        "steepest / 10": steepest / 10,
+        "steepest": steepest,
+        "steepest x 10": steepest * 10,
+        "lowest / 100": lowest / 100,
+        "lowest / 10": lowest / 10,
+        "lowest": lowest,
     }
     told = {name: test[name] for name in ("lowest", "steepest", "seconds", "rates", "losses")}
     rows = []
     for rule, rate in rates.items():
-        row = found if rule == "find" else trained(settings, rate)[0]
+        row = found if rule == "steepest" else trained(settings, three_digits(rate))[0]
         row = {"benchmark": "lr_find", "setting": setting, "seed": settings["seed"], "rule": rule, **row}
         rows.append(row)
-        curve = {"range_test": told} if rule == "find" else {}
+        curve = {"range_test": told} if rule == "steepest" else {}
         measure.append(out, {**row, **curve, "environment": measure.environment()})
     return rows
 
@@ -86,6 +88,11 @@ def trained(settings: Mapping[str, Any], rate: float | str) -> tuple[dict[str, A
     last = [record for record in records if record["kind"] == "val"][-1]
     scores = {name: last[name] for name in ("top1", "loss")}
     return {"lr": config["lr"], **scores}, [record for record in records if record["kind"] == "lr_find"]
+
+
+def three_digits(rate: float | str) -> float | str:
+    """As `--lr find` rounds."""
+    return rate if isinstance(rate, str) else float(f"{rate:.3g}")
 
 
 def fastimg_config(run: Path) -> dict[str, Any]:

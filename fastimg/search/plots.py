@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastimg.train.reporting.lettering import Lettering, lettering
 from fastimg.train.reporting.plots import blank, save
-from fastimg.train.tasks.score import LOWER
+from fastimg.train.tasks.score import lower_is_better
 from fastimg.wording import plural
 
 from .records import TrialRecord
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
+
+    from .leaderboard import Leaderboard
 
 HISTORY = "history.png"
 IMPORTANCE = "importance.png"
@@ -44,21 +46,24 @@ class FrontPoint:
     value: float
 
 
-def draw(records: Sequence[TrialRecord], objectives: Sequence[str], folder: Path) -> list[str]:
-    """Write the pictures of a search whose `objectives` are called so, metrics by the names of --metric.
+def draw(board: "Leaderboard", folder: Path) -> list[str]:
+    """Write the pictures of a search: history.png, and where there is something to show the others.
 
-    history.png always, slices.png and importance.png where trials differ in parameters, front.png of two objectives.
     Returns remarks for the user.
     """
-    objective = objectives[0]
-    plot_history(records, objective, folder / HISTORY)
-    remarks = plot_slices(records, objective, folder / SLICES)
-    remarks += plot_importance(records, objective, folder / IMPORTANCE)
-    if len(objectives) == 2:
-        points = [
-            FrontPoint(name=f"trial {r.number}", speed=r.values[1], value=r.values[0]) for r in _scored(records, 2)
-        ]
-        remarks += plot_front(points, objective, folder / FRONT)
+    metric, records = board.metric, board.records
+    plot_history(records, metric, folder / HISTORY)
+    remarks = plot_slices(records, metric, folder / SLICES)
+    remarks += plot_importance(records, metric, folder / IMPORTANCE)
+    points = [
+        FrontPoint(name=f"trial {r.number}", speed=r.values[1], value=r.values[0]) for r in _scored(records, 2)
+    ] or [
+        FrontPoint(name=" ".join(filter(None, (row.arch, str(row.size or "")))), speed=speed, value=row.value)
+        for row in {row.kind: row for row in reversed(board.rows)}.values()  # the best of each kind
+        if (speed := row.images_per_second) is not None
+    ]
+    if len(points) > 1:
+        remarks += plot_front(points, metric, folder / FRONT)
     return remarks
 
 
@@ -180,7 +185,7 @@ def plot_slices(records: Sequence[TrialRecord], objective: str, file: Path) -> l
     figure = blank(max(5.0, 3.1 * columns + 0.8), 2.9 * rows)
     letters = lettering([*names, *(_written(record.parameters.get(name)) for record in scored for name in shown)])
     axes = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
-    best = (min if _falls(objective) else max)(scored, key=lambda record: record.values[0])
+    best = (min if lower_is_better(objective) else max)(scored, key=lambda record: record.values[0])
     scale = Normalize(min(r.number for r in scored), max(r.number for r in scored) or 1)
     for place, (axis, name) in enumerate(zip(axes, shown, strict=False)):
         own = [record for record in scored if name in record.parameters]
@@ -215,7 +220,9 @@ def plot_front(points: Sequence[FrontPoint], objective: str, file: Path) -> list
     figure = blank(8, 5)
     axis = figure.subplots()
     on_front = front(points, objective)
-    others = sorted((p for p in points if p not in on_front), key=lambda p: p.value, reverse=not _falls(objective))
+    others = sorted(
+        (p for p in points if p not in on_front), key=lambda p: p.value, reverse=not lower_is_better(objective)
+    )
     if others:
         x, y = [point.speed for point in others], [point.value for point in others]
         axis.plot(x, y, "o", markersize=5, color="tab:gray", alpha=0.6)
@@ -242,7 +249,7 @@ def plot_front(points: Sequence[FrontPoint], objective: str, file: Path) -> list
 
 def front(points: Sequence[FrontPoint], objective: str) -> list[FrontPoint]:
     """The points that no other one beats in speed and value, the slowest first; of equal ones the first."""
-    sign = -1.0 if _falls(objective) else 1.0
+    sign = -1.0 if lower_is_better(objective) else 1.0
     kept: list[FrontPoint] = []
     for point in sorted(points, key=lambda point: (-point.speed, -sign * point.value)):
         if not kept or sign * point.value > sign * kept[-1].value:
@@ -312,11 +319,6 @@ def _nearest(box: "Bbox", dot: Sequence[float]) -> tuple[float, float]:
     return min(max(dot[0], box.x0), box.x1), min(max(dot[1], box.y0), box.y1)
 
 
-def _falls(objective: str) -> bool:
-    """Whether less of it is better."""
-    return objective.rpartition(".")[2] in LOWER
-
-
 def _scored(records: Sequence[TrialRecord], objectives: int = 1) -> list[TrialRecord]:
     """The complete trials that have finite values."""
     return [
@@ -328,7 +330,7 @@ def _scored(records: Sequence[TrialRecord], objectives: int = 1) -> list[TrialRe
 
 def _best_so_far(scored: Sequence[TrialRecord], objective: str) -> list[tuple[int, float]]:
     """(number, value) of each trial that was the best when it ended."""
-    sign = -1.0 if _falls(objective) else 1.0
+    sign = -1.0 if lower_is_better(objective) else 1.0
     found: list[tuple[int, float]] = []
     for record in scored:
         if not found or sign * record.values[0] > sign * found[-1][1]:

@@ -5,6 +5,7 @@ import pytest
 from matplotlib.collections import PathCollection
 
 from fastimg.search import plots
+from fastimg.search.leaderboard import Contender, Leaderboard
 from fastimg.search.plots import FrontPoint, front, importances, plot_front, plot_history, plot_importance, plot_slices
 from fastimg.search.records import TrialRecord
 
@@ -175,16 +176,49 @@ def test_names_that_find_no_place_are_said(drawn):
     assert lost > 5 and remark.endswith(f" and {lost - 5} more") and remark.count(LONG) == 5
 
 
+def board(*rows, records=()):
+    contenders = [
+        Contender(
+            trial=n, stage="trials", run=f"runs/{n}", value=value, loss=0.0, seconds=1.0, epochs=1, arch=arch, size=64,
+            images_per_second=speed,
+        )
+        for n, (arch, value, speed) in enumerate(rows)
+    ]  # fmt: skip
+    return Leaderboard(metric="top1", rows=contenders, records=records)
+
+
+@pytest.fixture
+def fronts(monkeypatch):
+    """The points that `draw` gives to the picture of the front; the other pictures are not drawn."""
+    given = []
+    for name in ("plot_history", "plot_slices", "plot_importance"):
+        monkeypatch.setattr(plots, name, lambda *_: [])
+    monkeypatch.setattr(plots, "plot_front", lambda points, *_: given.append(points) or ["said"])
+    return given
+
+
+def test_the_front_has_the_best_of_each_kind_that_was_measured(fronts, tmp_path):
+    rows = (("resnet18", 0.9, 50.0), ("resnet18", 0.8, 50.0), ("vit", 0.7, 90.0), ("swin", 0.6, None))
+    assert plots.draw(board(*rows), tmp_path) == ["said"]
+    assert {(point.name, point.speed, point.value) for point in fronts[0]} == {
+        ("resnet18 64", 50.0, 0.9),
+        ("vit 64", 90.0, 0.7),
+    }
+    assert plots.draw(board(*rows[:2]), tmp_path) == []  # one kind is no front
+
+
+def test_with_two_objectives_the_front_has_every_trial(fronts, tmp_path):
+    records = [
+        TrialRecord(number=n, stage="trials", state="complete", values=(0.5 + n, 10.0 * n), parameters={})
+        for n in (1, 2)
+    ]
+    plots.draw(board(("a", 1, 1), ("b", 2, 2), records=records), tmp_path)
+    assert [(p.name, p.speed, p.value) for p in fronts[0]] == [("trial 1", 10.0, 1.5), ("trial 2", 20.0, 2.5)]
+
+
 def test_all_pictures_of_a_search_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "_TREES", 2)
-    records = [
-        TrialRecord(number=r.number, stage=r.stage, state=r.state, parameters=r.parameters, values=(*r.values, speed))
-        for speed, r in enumerate(quadratic(10), start=10)
-    ]
-    assert plots.draw(records, ("top1", "speed"), tmp_path) == []
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "front.png",
-        "history.png",
-        "importance.png",
-        "slices.png",
-    ]
+    rows = (("resnet18", 0.9, 50.0), ("vit", 0.7, 90.0))
+    assert plots.draw(board(*rows, records=[*quadratic(10)]), tmp_path) == []
+    written = {file.name for file in tmp_path.iterdir()}
+    assert written == {"front.png", "history.png", "importance.png", "slices.png"}
