@@ -238,7 +238,8 @@ def _refuse(parameters: Sequence[Parameter], base: Train) -> None:
                     break
                 faults.append(fault)
             else:
-                raise UsageError(f"--param {parameter}: with {parameter.flag} {value}, train refuses it: {faults[0]}")
+                told = f"{value:g}" if isinstance(value, float) else value
+                raise UsageError(f"--param {parameter}: with {parameter.flag} {told}, train refuses it: {faults[0]}")
 
 
 def _corners(parameters: Sequence[Parameter]) -> Iterator[dict[str, Any]]:

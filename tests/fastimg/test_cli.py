@@ -15,7 +15,7 @@ from fastimg import __version__
 from fastimg import cli as command_line
 from fastimg.config import benchmarking as benchconfig
 from fastimg.config import commands as config
-from fastimg.config import flags
+from fastimg.config import flags, searching
 from fastimg.config.command_line import sections
 from fastimg.config.flag_types import command_flags
 
@@ -29,11 +29,12 @@ COMMANDS = {
     "embed": config.Embed,
     "predict": config.Predict,
     "export": config.Export,
+    "search": searching.Search,
     "bench": benchconfig.Bench,
     "doctor": benchconfig.Doctor,
     "recipe": config.Recipe,
 }
-IN_YAML = {"augmentation", "kornia"}
+IN_YAML = {"augmentation", "kornia", "shared"}
 POSITIONAL = {"folder", "src", "dst", "more", "data", "checkpoint", "sources", "action"}
 
 

@@ -106,6 +106,9 @@ FIRST: Mapping[str, frozenset[str]] = {
         )
     ),
     "inspect": frozenset(("split", "no_pictures", "samples", "config", "output", "workers", "json", "aa")),
+    "search": frozenset(
+        ("param", "arch", "weights", "metric", "objective", "trials", "time", "sampler", "device", "output", "json")
+    ),
     "bench": frozenset(
         (
             *("quick", "full", "arch", "stages", "loaders", "threads", "tune", "batch_size", "img_size", "loader"),
@@ -126,7 +129,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "search": (
         ("fastimg search shards/ --time 20m", "the best model that is found in twenty minutes"),
-        ("fastimg search shards/ -p lr=log:1e-4:1e-1 smoothing=0:0.2 --trials 20 -- --epochs 5", "values of flags"),
+        ("fastimg search shards/ -p lr=log:1e-4:1e-1 aa=none,trivial --trials 20", "values of flags"),
     ),
     "eval": (("fastimg eval runs/NAME shards/", "the best checkpoint of a run"),),
     "predict": (("fastimg predict runs/NAME photos/ --csv classes.csv", "classify every image below a folder"),),
