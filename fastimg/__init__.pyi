@@ -155,7 +155,7 @@ def train(
     opt_eps: float | None = None,
     opt_betas: Sequence[str] | None = None,
     opt_impl: Literal["auto", "fused", "foreach"] = "auto",
-    lr: float | Literal["auto"] = "auto",
+    lr: float | Literal["auto", "find"] = "auto",
     lr_scale: Literal["linear", "sqrt", "none"] | None = None,
     lr_base_size: int | None = None,
     layer_decay: float | None = None,

@@ -186,6 +186,20 @@ def _batch_search(config: Train) -> str | None:
     return "is found by one process for itself, and --strategy fsdp shares the model; give a number"
 
 
+def _finds_rate(config: Train) -> bool:
+    return config.lr == "find"
+
+
+def _rate_search(config: Train) -> str | None:
+    if not _finds_rate(config):
+        return None
+    if config.strategy == "fsdp":
+        return "takes steps that are undone, and --strategy fsdp shares the weights; give a number, or auto"
+    if config.freeze_epochs is not None:
+        return "measures with what is frozen at first, and --freeze-epochs ends that; give a number, or auto"
+    return None
+
+
 def _cuda_graphs(config: Train) -> str | None:
     """What does not go with memory that a graph writes to again whenever it is replayed."""
     if config.compile not in CUDA_GRAPH_MODES:
@@ -375,6 +389,8 @@ _EFFECTS: tuple[Rule, ...] = (
     Idle("dct_scaling", lambda c: c.no_aug, "with --no-aug"),
     Excludes("pretrained", "weights"),
     Idle("lr_base_size", lambda c: c.lr == "auto", "with --lr auto"),
+    Idle("lr_base_size", _finds_rate, "with --lr find, which measures with the run's own batch"),
+    Idle("lr_scale", _finds_rate, "with --lr find, which measures with the run's own batch"),
     Idle("lr_base_size", lambda c: c.lr_scale == "none", "with --lr-scale none"),
     Idle("layer_decay", head_alone, "with --freeze backbone"),
     Idle("ghost_bn", _one_ghost, lambda c: f"with --batch-size {c.batch_size}"),
@@ -432,7 +448,8 @@ _VALUES: tuple[Rule, ...] = (
     Range("val_interval", _at_least(1), "1 or more"),
     Range("checkpoint_hist", _at_least(0), "0 or more"),
     Range("patience", _at_least(1), "1 or more"),
-    Range("lr", lambda rate: rate == "auto" or _is_above_zero(rate), "a number above 0, or auto"),
+    Range("lr", lambda rate: rate in ("auto", "find") or _is_above_zero(rate), "a number above 0, auto or find"),
+    Check("lr", _rate_search),
     Range("kd_temperature", _is_above_zero, "a number above 0"),
     Range("kd_weight", _is_share_above_zero, "a share above 0 and up to 1"),
     Range("opt_eps", _at_least(0), "0 or more"),

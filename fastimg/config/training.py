@@ -240,8 +240,9 @@ class Train(Augmenting, Inputs):  # more than 12 fields: a flag each
     opt_impl: Literal["auto", "fused", "foreach"] = "auto"
     """Implementation of the optimiser: one kernel for the whole update (fused), or one per operation (foreach). auto:
     fused if torch supports it."""
-    lr: float | Literal["auto"] = "auto"
-    """Peak learning rate. auto: chosen by optimiser, model, starting weights and batch, and printed."""
+    lr: float | Literal["auto", "find"] = "auto"
+    """Peak learning rate. auto: chosen by optimiser, model, starting weights and batch, and printed. find: measured on
+    this data before the first step, by steps with a rising rate that are undone (the learning-rate range test)."""
     lr_scale: Literal["linear", "sqrt", "none"] | None = None
     """How the learning rate scales with the batch over all devices. Default: with --lr auto or --batch-size auto,
     linear for SGD and sqrt for AdamW; otherwise none."""

@@ -18,11 +18,11 @@ from .ranks import Ranks
 
 
 def share_statistics(module: nn.Module, ranks: Ranks) -> int:
-    """Make batch norms, in training, use the statistics over all ranks, in place. Returns the number that changed.
+    """Make batch norms, in training, use the statistics over all ranks, in place. Returns how many there are.
 
     Evaluation, parameters and the state dict stay the same. Raises UsageError for a batch norm with a forward pass of
     its own, which the exchange would replace. Afterwards a training pass needs all ranks: what runs on one rank alone,
-    such as the search for a batch size, comes first.
+    such as the search for a batch size, comes first. Norms that share their statistics already are left as they are.
     """
     shared = {
         nn.BatchNorm1d: _SharedNorm1d,
@@ -31,6 +31,8 @@ def share_statistics(module: nn.Module, ranks: Ranks) -> int:
         BatchNormAct2d: _SharedNormAct2d,
     }
     norms = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+    if norms and all(isinstance(norm, nn.SyncBatchNorm | _SharedNorm) for _, norm in norms):
+        return len(norms)  # by an assembly before this one
     for name, norm in norms:
         if type(norm) not in shared:
             raise UsageError(

@@ -37,6 +37,7 @@ def search(settings: Search, console: Console, errors: Console) -> None:
     say(f"starting    fastimg search in {asked.folder}; importing torch takes a few seconds")
     began = time.monotonic()
     from .leaderboard import print_board
+    from .plots import draw
 
     devices = devices_of(settings.device, settings.jobs)
     with _terminated(), ExitStack() as stack:
@@ -46,6 +47,8 @@ def search(settings: Search, console: Console, errors: Console) -> None:
         if asked.seconds is not None:
             pool.deadline = began + asked.seconds
         board = _searched(asked, pool, say, lines, devices)
+    for remark in draw(board, asked.folder):
+        say(remark)
     pruned = sum(board.pruned.values())
     if settings.json:
         print(json.dumps(board.as_json()))

@@ -59,11 +59,12 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaderboard:
-    """The models in order, best first; the trials that ended early, and why."""
+    """The models in order, best first; the trials that ended early, and why; and all trials, for pictures."""
 
     metric: str
     rows: list[Contender]
     pruned: dict[str, int] = field(default_factory=dict)  # reason -> trials
+    records: Sequence[TrialRecord] = ()
 
     @property
     def winner(self) -> Contender | None:

@@ -114,9 +114,8 @@ class _ParamSearch:
             if row.kind not in measured and len(measured) < _KINDS:
                 measured[row.kind] = self._speed(row)
         top = [replace(row, images_per_second=measured.get(row.kind)) for row in top]
-        return Leaderboard(
-            metric=self._metric, rows=[*ordered(top, self._metric), *rows[TOP:]], pruned=reasons(self.records)
-        )
+        rows = [*ordered(top, self._metric), *rows[TOP:]]
+        return Leaderboard(metric=self._metric, rows=rows, pruned=reasons(self.records), records=self.records)
 
     def _speed(self, row: Contender) -> float:
         run = self._asked.folder / row.run

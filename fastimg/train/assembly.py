@@ -52,6 +52,62 @@ class Blueprint:
     trained_on: tuple[TrainedOn, ...] = ()  # for checkpoints; only rank 0 has it
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A run whose batch size and learning rate may still be open: what is searched for is tried with runs made of it.
+
+    part, val_part: images, texts or tokens; `parts` may hold their embeddings.
+    """
+
+    config: Train
+    data: Path
+    directory: Path
+    model: Model
+    preprocessing: Preprocessing
+    precision: Precision
+    part: DatasetPart
+    val_part: DatasetPart | None
+    parts: Parts
+    targets: ChosenTargets
+    trained_on: tuple[TrainedOn, ...]
+    ranks: Ranks
+
+    def blueprint(self, batch_size: int, lr: float | None = None) -> Blueprint:
+        """With every choice made. A rate that was found is for this batch: it is not scaled."""
+        config = replace(self.config, batch_size=batch_size)
+        if lr is not None:
+            config = replace(config, lr=lr, lr_scale="none")
+        searched = self.config.batch_size == "auto"
+        resolved = effective.resolve(
+            config, self.data, self.model, self.preprocessing, self.val_part, self.ranks, searched, len(self.part)
+        )
+        return Blueprint(
+            config=resolved,
+            directory=self.directory,
+            model=self.model,
+            preprocessing=self.preprocessing,
+            precision=self.precision,
+            parts=self.parts,
+            targets=self.targets,
+            trained_on=self.trained_on,
+        )
+
+    def alone(self, batch_size: int) -> Run:
+        """A run to time a batch size with: each rank steps by itself, and nothing is compiled or validated."""
+        whole = self.blueprint(batch_size)
+        config = replace(whole.config, strategy="auto", compile=None, val_fraction=0.0)
+        return assemble(replace(whole, config=config, parts=self._training_alone()), self.ranks, alone=True)
+
+    def together(self, batch_size: int) -> Run:
+        """A run to try learning rates with: all ranks step together, and nothing is compiled, validated or averaged."""
+        whole = self.blueprint(batch_size, effective.STAND_IN)
+        config = replace(whole.config, compile=None, val_fraction=0.0, model_ema=False, lookahead=None)
+        return assemble(replace(whole, config=config, parts=self._training_alone()), self.ranks)
+
+    def _training_alone(self) -> Parts:
+        return replace(self.parts, val=None, evaluated=None)
+
+
 def assemble(blueprint: Blueprint, ranks: Ranks, *, alone: bool = False) -> Run:
     """A run on the device, before its first step. Raises UsageError for a flag that has no effect on this model.
 
@@ -142,7 +198,7 @@ def _optimisation(
 ) -> Optimisation:
     """Made after wrapping, since FSDP replaces the parameters; `batches` is how many an epoch has."""
     config = blueprint.config
-    assert config.lr != "auto" and config.weight_decay is not None
+    assert not isinstance(config.lr, str) and config.weight_decay is not None
     optimizer = build_optimizer(
         trained,
         config.opt,

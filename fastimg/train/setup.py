@@ -6,6 +6,7 @@ Each step returns a frozen value that the next one takes. Until `begin`, nothing
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +33,14 @@ from fastimg.system.terminal import say
 from fastimg.train.checkpoints.format import trained_before
 from fastimg.train.checkpoints.saving import restore
 from fastimg.train.choices.batch_size import find_batch_size
+from fastimg.train.choices.learning_rate import RangeTest, find_learning_rate, record
+from fastimg.train.choices.resumption import with_batch, with_rate
 from fastimg.train.choices.stated_weights import Stated, adopted
 from fastimg.train.reporting.report import print_effective
 from fastimg.wording import plural
 
 from . import pairs, patience
-from .assembly import Blueprint, assemble
+from .assembly import Blueprint, Draft, assemble
 from .checkpoints import changed_data, extension
 from .checkpoints import run_directory as rundir
 from .choices import machine_profile as machine
@@ -81,6 +84,7 @@ class Built:
     blueprint: Blueprint
     requested: Train  # as it was before open choices were resolved
     searched: bool  # for a batch size
+    range_test: RangeTest | None  # that found the learning rate
     batch_left_out: bool  # it is the default of the device
     part: DatasetPart  # images, texts or tokens; `blueprint.parts` may hold their embeddings
     val_part: DatasetPart | None
@@ -102,6 +106,8 @@ def prepare(config: Train, ranks: Ranks, console: Console, stack: ExitStack) -> 
     if config.dry_run:
         return None
     begin(run, opened, built.blueprint.parts, console, stack)
+    if built.range_test is not None:
+        record(run, built.range_test)
     return run
 
 
@@ -171,8 +177,8 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
         part = pairs.with_texts(model, keeper, part, opened.path, stack, config.dry_run)
         val_part = val_part and pairs.with_texts(model, keeper, val_part, opened.path, stack, config.dry_run)
     own = model.pair.image if model.pair else model  # what sees the images, or reads the texts
-    searched = config.batch_size == "auto"
-    config, left_out = with_batch(config, opened.directory if opened.resuming else None, ranks, console)
+    resumed = opened.directory if opened.resuming else None
+    config, left_out = with_batch(with_rate(config, resumed, console), resumed, ranks, console)
     choice, why_not = caching.choose(config, own, preprocessing)
     config = replace(config, cache_embeddings=choice)
     words = f"not cached, the encoder runs in every epoch: {why_not}" if why_not else None
@@ -193,45 +199,57 @@ def build(opened: Opened, ranks: Ranks, console: Console, stack: ExitStack) -> B
     if config.weights is None and not config.dry_run:  # a run that is resumed may have no checkpoint yet
         whiten(config, model, preprocessing, ranks, parts.train, console)
 
-    def blueprint(batch_size: int) -> Blueprint:
-        chosen = replace(config, batch_size=batch_size)
-        return Blueprint(
-            config=effective.resolve(chosen, opened.path, model, preprocessing, val_part, ranks, searched, len(part)),
-            directory=opened.directory,
-            model=model,
-            preprocessing=preprocessing,
-            precision=precision,
-            parts=parts,
-            targets=opened.targets,
-            trained_on=trained_on,
-        )
-
-    def trial(batch_size: int) -> Run:
-        whole = blueprint(batch_size)
-        alone = replace(whole.config, strategy="auto", compile=None, val_fraction=0.0)
-        return assemble(replace(whole, config=alone, parts=replace(parts, val=None, evaluated=None)), ranks, alone=True)
-
-    batch_size = config.batch_size
-    assert batch_size is not None
-    if batch_size == "auto":
-        tuned = machine.batch_size(config, preprocessing.train_size, len(part), ranks)
-        if tuned is not None:
-            say(console, tuned[1])
-        batch_size = tuned[0] if tuned else find_batch_size(trial, len(part), config.ghost_bn, ranks, console)
+    draft = Draft(
+        config=config,
+        data=opened.path,
+        directory=opened.directory,
+        model=model,
+        preprocessing=preprocessing,
+        precision=precision,
+        part=part,
+        val_part=val_part,
+        parts=parts,
+        targets=opened.targets,
+        trained_on=trained_on,
+        ranks=ranks,
+    )
+    batch_size = _batch_size(draft, console)
+    test = None
+    if config.lr == "find" and not config.dry_run:
+        test = find_learning_rate(partial(draft.together, batch_size), console)
     return Built(
-        blueprint=blueprint(batch_size),
+        blueprint=draft.blueprint(batch_size, test.lr if test else None),
         requested=replace(config, batch_size=batch_size),
-        searched=searched,
+        searched=config.batch_size == "auto",
+        range_test=test,
         batch_left_out=left_out,
         part=part,
         val_part=val_part,
     )
 
 
+def _batch_size(draft: Draft, console: Console) -> int:
+    """The batch that was given, or for `auto` the profile's, or what a search finds."""
+    config = draft.config
+    assert config.batch_size is not None
+    if config.batch_size != "auto":
+        return config.batch_size
+    samples = len(draft.part)
+    tuned = machine.batch_size(config, draft.preprocessing.train_size, samples, draft.ranks)
+    if tuned is not None:
+        say(console, tuned[1])
+        return tuned[0]
+    return find_batch_size(draft.alone, samples, config.ghost_bn, draft.ranks, console)
+
+
 def announce(run: Run, built: Built, console: Console) -> None:
     """Print the effective configuration. A dry run ends here."""
     requested = built.requested
-    rate = effective.rate_words(requested, run.setup.model, run.setup.true_batch, built.searched)
+    rate = "measured when the run begins"  # in a dry run
+    if built.range_test is not None or requested.lr != "find":
+        words = effective.rate_words(requested, run.setup.model, run.setup.true_batch, built.searched)
+        words = words if built.range_test is None else "found by --lr find"
+        rate = f"{run.setup.config.lr:g}{f' ({words})' if words else ''}"
     print_effective(console, run, built.part, built.val_part, rate, batch_left_out=built.batch_left_out)
     if note := augmentation.order_note(requested):
         say(console, note, style="yellow")
@@ -311,31 +329,6 @@ def _provenance(config: Train, opened: Opened) -> tuple[provenance.TrainedOn, ..
     """What the run's checkpoints are trained on: the run's own data, and that of the weights that it starts from."""
     own = provenance.record(opened.path, opened.part, opened.val_part, config.train_split, config.seed)
     return (own, *trained_before(config.weights))
-
-
-def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Console) -> tuple[Train, bool]:
-    """`config` with a batch size, which may be `auto`, and whether it is the default of the device.
-
-    A run that is `resumed` keeps its batch where no flag gives another one.
-    """
-    if resumed is not None:
-        config = _resumed_batch(config, resumed, ranks, console)
-        refusals.check_resumed(config)
-    default = intent.BATCH[ranks.device.type]
-    return replace(config, batch_size=config.batch_size or default), config.batch_size is None
-
-
-def _resumed_batch(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:
-    """The batch of the run that is resumed, divided among the ranks that there are now."""
-    batch_size, accumulated = rundir.batch_of_before(directory, config, ranks.world_size)
-    asked = config.batch_size or intent.BATCH[ranks.device.type]
-    if (batch_size, accumulated) != (asked, config.grad_accum_steps):
-        say(
-            console,
-            f"--resume: {plural(batch_size, 'image')} x {accumulated} accumulated on each of "
-            f"{plural(ranks.world_size, 'rank')}, which keeps the number of images per step",
-        )
-    return replace(config, batch_size=batch_size, grad_accum_steps=accumulated)
 
 
 _SMALL = 2**25  # multiplications of a forward pass: about a millisecond on one core

@@ -196,7 +196,8 @@ def _board(trials: Trials) -> Leaderboard:
             speeds[row.kind] = _speed(row, trials)
             took = max(took, trials.journal.now() - before)
     top = [replace(row, images_per_second=speeds.get(row.kind)) for row in top]
-    return Leaderboard(metric=trials.metric, rows=[*ordered(top, trials.metric), *rows[TOP:]], pruned=reasons(records))
+    rows = [*ordered(top, trials.metric), *rows[TOP:]]
+    return Leaderboard(metric=trials.metric, rows=rows, pruned=reasons(records), records=records)
 
 
 def _speed(row: Contender, trials: Trials) -> float:

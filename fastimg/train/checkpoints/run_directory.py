@@ -20,6 +20,7 @@ from . import format as checkpoint
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 CURVES = "curves.png"
+RANGE_TEST = "lr_find.png"  # of --lr find
 TRACKED = ("trackers.json", "samples.png", "augmented.png")  # files that runs with --log have
 _TRACKED_FOLDERS = ("tensorboard", "wandb")
 
@@ -100,7 +101,7 @@ def withdraw(run: Path, made: list[Path]) -> None:
     """Delete what `begin` and the log wrote, unless a checkpoint was saved: there would be nothing to resume."""
     if (run / "last").exists():
         return
-    for name in (CONFIG, METRICS, *TRACKED):
+    for name in (CONFIG, METRICS, RANGE_TEST, *TRACKED):
         with contextlib.suppress(OSError):
             (run / name).unlink()
     for name in ("checkpoints", *_TRACKED_FOLDERS):
@@ -180,7 +181,8 @@ def _setting(config: Train, name: str) -> Any:
     return value == "fsdp" if name == "strategy" else value
 
 
-Listener = Callable[[str, Sequence[Mapping[str, float | str]]], None]  # of kinds and records
+Value = float | str | Sequence[float]  # of a record
+Listener = Callable[[str, Sequence[Mapping[str, Value]]], None]  # of kinds and records
 
 
 class Log:
@@ -195,11 +197,11 @@ class Log:
         kept = [record for record in read_log(run) if record["step"] <= step]
         replace_file(self._path, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
-    def add(self, kind: str, **values: float | str) -> None:
+    def add(self, kind: str, **values: Value) -> None:
         """Append a record."""
         self.add_all(kind, [values])
 
-    def add_all(self, kind: str, records: Sequence[Mapping[str, float | str]]) -> None:
+    def add_all(self, kind: str, records: Sequence[Mapping[str, Value]]) -> None:
         """Append records of one kind."""
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"kind": kind, **values}) + "\n" for values in records)

@@ -28,6 +28,7 @@ from fastimg.train.optimisers import catalogue
 from fastimg.train.optimisers.schedules import Schedule
 from fastimg.wording import plural
 
+STAND_IN = 1.0  # the learning rate as long as --lr find has not found one
 _BASE = 256  # the batch that a learning rate is for, as timm has it
 
 
@@ -176,7 +177,7 @@ def _kept_as(config: Train) -> Literal["fp16", "fp32"] | None:
 
 def schedule(config: Train, steps_per_epoch: int, ranks: Ranks, samples: int | None = None) -> Schedule:
     """The schedule of a resolved configuration, and with it the length of the run."""
-    assert config.lr != "auto" and config.sched is not None and config.warmup is not None
+    assert not isinstance(config.lr, str) and config.sched is not None and config.warmup is not None
     batch = true_batch(config, ranks, samples)
     whole = config.duration or f"{config.epochs}ep"
     steps = max(1, math.ceil(durations.parse(whole, "--duration", whole=True).steps(steps_per_epoch, batch)))
@@ -253,6 +254,8 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     A rate that was given is taken as it is, unless the batch was searched for or --lr-scale asks for more. `auto` is
     what was shown to work, at a batch that goes with it.
     """
+    if config.lr == "find":
+        return STAND_IN, ""
     if config.lr == "auto":
         rate, base = usual_rate(config, model)
     else:
@@ -277,7 +280,7 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
 def _lowest_rate(config: Train, rate: float) -> float:
     """--min-lr, scaled as the given learning rate was (to `rate`): the schedule keeps its shape with any batch."""
     lowest = config.min_lr or 0.0
-    if config.lr == "auto" or rate == config.lr:
+    if isinstance(config.lr, str) or rate == config.lr:
         return lowest
     return float(f"{lowest * rate / config.lr:.3g}")
 

@@ -60,7 +60,9 @@ def check(config: Train) -> None:
     name = config.opt
     _check_name(name)
     if config.lr == "auto" and relative(name) is None:
-        raise UsageError(f"--opt {name}: no learning rate is known to serve it; give --lr, and --weight-decay")
+        raise UsageError(
+            f"--opt {name}: no learning rate is known to serve it; give --lr, a number or find, and --weight-decay"
+        )
     if config.strategy == "fsdp" and name not in ELEMENTWISE:
         raise UsageError(
             f"--opt {name}: looks at whole weights or counts steps for all of them, and --strategy fsdp shares them; "

@@ -30,3 +30,14 @@ class Schedule:
             "constant": lambda: self.lr,
         }
         return decays[self.kind]()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RisingRate(Schedule):
+    """A rate that begins at `lr` and is multiplied by `factor` after every step: of the range test (`--lr find`)."""
+
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        """Learning rate of step `step`, counted from 0."""
+        return self.lr * self.factor**step

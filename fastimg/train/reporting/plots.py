@@ -105,6 +105,31 @@ def _line(axis: "Axes", points: Sequence[tuple[float, float]], label: str, **sty
         axis.plot(x, y, label=label, **{"color": "tab:blue", "linewidth": 1.2, **marks, **style})
 
 
+def plot_range_test(
+    rates: Sequence[float],
+    losses: Sequence[float],
+    smoothed: Sequence[float],
+    chosen: float,
+    lowest: float,
+    file: Path,
+) -> None:
+    """The loss over rising learning rates: each step and the smoothed curve, with the lowest point and the choice."""
+    figure = blank(7, 4.5)
+    axis = figure.subplots()
+    axis.plot(rates, losses, ".", color="tab:gray", markersize=4, alpha=0.6, label="each step")
+    axis.plot(rates, smoothed, color="tab:blue", linewidth=1.5, label="smoothed")
+    axis.plot([lowest], [min(smoothed)], "o", color="tab:orange", label=f"lowest at {lowest:.3g}")
+    axis.axvline(chosen, color="tab:red", linewidth=1.2, linestyle="--", label=f"chosen: {chosen:g}")
+    low, high = min(*smoothed, *losses[: len(losses) // 2]), smoothed[0]
+    margin = max(high - low, 1e-9)
+    axis.set_ylim(low - 0.1 * margin, high + 0.5 * margin)  # where it diverges, it leaves the picture
+    axis.set_xscale("log")
+    axis.set(xlabel="learning rate", ylabel="training loss", title="learning-rate range test")
+    axis.grid(alpha=0.3)
+    axis.legend(framealpha=0.8, edgecolor="none", fontsize=8)
+    save(figure, file)
+
+
 def plot_predictions(
     images: Sequence[npt.NDArray[np.uint8]], captions: Sequence[str], right: Sequence[bool], file: Path
 ) -> list[str]:

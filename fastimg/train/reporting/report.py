@@ -32,7 +32,7 @@ def print_effective(
     *,
     batch_left_out: bool = False,
 ) -> None:
-    """Print the effective configuration, with every choice made. `rate` says where the learning rate comes from."""
+    """Print the effective configuration, with every choice made. `rate`: the learning rate, and where it is from."""
     setup = run.setup
     config = setup.config
     ranks = setup.ranks
@@ -161,9 +161,8 @@ def _progressive(setup: Setup) -> str | None:
 
 
 def _optimiser(config: Train, implementation: str, rate: str) -> str:
-    origin = f" ({rate})" if rate else ""
     norms = f" ({config.norm_weight_decay:g} on norms and biases)" if config.norm_weight_decay else ""
-    words = [f"{config.opt} ({implementation})", f"lr {config.lr:g}{origin}"]
+    words = [f"{config.opt} ({implementation})", f"lr {rate}"]
     words += [f"layer decay {config.layer_decay:g}"] if config.layer_decay is not None else []
     words += [f"weight decay {config.weight_decay:g}{norms}"]
     words += [f"norms at {config.norm_lr_scale:g}x the rate"] if config.norm_lr_scale not in (None, 1.0) else []

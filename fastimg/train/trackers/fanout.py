@@ -18,7 +18,7 @@ KEYS = "trackers.json"  # in the run's directory: what each tracker calls this r
 _MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 _POSITION = ("epoch", "step")  # in a record: where it belongs, and not what was measured
 
-Records = Sequence[Mapping[str, float | str]]
+Records = Sequence[Mapping[str, float | str | Sequence[float]]]
 
 
 def check(config: Train) -> None:
@@ -77,7 +77,7 @@ class Trackers:
                 for name, value in record.items()
                 if name not in _POSITION and isinstance(value, int | float)
             }
-            step = int(record["step"])
+            step = int(record["step"])  # type: ignore[arg-type]  # a number in every record
             self._each(lambda tracker, step=step, values=values: tracker.scalars(step, values))  # type: ignore[misc]
 
     def picture(self, file: Path, names: Sequence[str] | None = None) -> None:

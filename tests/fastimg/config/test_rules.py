@@ -16,7 +16,7 @@ from fastimg.loaders.backends.settings import IGNORED_SETTINGS
 # Fields of Train without a rule, and the reason.
 WITHOUT_RULES = {
     "any text": ("data", "output", "name", "train_split", "val_split", "weights"),
-    "only certain values parse": ("classes", "opt_impl", "order", "lr_scale", "head", "device"),
+    "only certain values parse": ("classes", "opt_impl", "order", "head", "device"),
     "judged with the model": ("num_classes", "freeze", "model_kwargs"),
     "judged by the optimiser": ("opt", "opt_kwargs"),
     "judged with the data": ("targets", "target_weights"),

@@ -17,9 +17,9 @@ from fastimg.predict.inference import Inference
 from fastimg.train import setup
 from fastimg.train.checkpoints import run_directory as rundir
 from fastimg.train.choices import machine_profile, step_rates
+from fastimg.train.choices.resumption import with_batch
 from fastimg.train.choices.step_rates import Gain
 from fastimg.train.reporting import report, summary
-from fastimg.train.setup import with_batch
 from fastimg.train.wrapping import changing_graph
 
 CPU, CUDA = (Ranks(0, 1, 1, torch.device(name), None) for name in ("cpu", "cuda"))

@@ -13,10 +13,14 @@ import torch
 from safetensors import safe_open
 
 from fastimg.cli import run
+from fastimg.config import yaml_file as configfile
+from fastimg.config.commands import Train
 from fastimg.config.recipes import RECIPES
 from fastimg.loaders.containers.targets import TargetColumn
 from fastimg.loaders.folders.folder import FilesDataset
 from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.train.checkpoints.format import load_training
+from fastimg.train.choices import learning_rate
 
 from .test_resume import Killed, assert_same, at_step, kill, outcome
 
@@ -127,6 +131,20 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         assert (one["log_variances"] != 0).all()
     own, other = card(tmp_path / "whole"), card(tmp_path / "half")
     assert own["targets"] == other["targets"]
+
+
+def test_the_search_for_a_rate_is_undone(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run equals one with the rate that was found, learned weights of targets included."""
+    monkeypatch.setattr(learning_rate, "PER_DECADE", 4)
+    monkeypatch.setattr(learning_rate, "plot_range_test", lambda *_: None)
+    flags = ("--bce-pos-weight", "balanced", "--target-weights", "uncertainty")
+    train(*flags, "--lr", "find", name="found")
+    train(*flags, "--lr", str(configfile.load(tmp_path / "found/config.yaml", Train).lr), name="given")
+    (one, _, found), (two, _, given) = (outcome(tmp_path / name) for name in ("found", "given"))
+    assert found[1:] == given and found[0]["kind"] == "lr_find"
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    variances = [load_training((tmp_path / name / "last").resolve())["log_variances"] for name in ("found", "given")]
+    assert torch.equal(*variances)
 
 
 def test_one_class_of_several_targets_trains_as_a_class_does(train: Any, tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""What a resumed run keeps where no flag says otherwise: its batch, and a learning rate that was found."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from fastimg.config import intent
+from fastimg.config.commands import Train
+from fastimg.config.yaml_file import load
+from fastimg.models.ranks import Ranks
+from fastimg.system.terminal import say
+from fastimg.train.checkpoints import run_directory as rundir
+from fastimg.wording import plural
+
+from . import refusals
+
+
+def with_rate(config: Train, resumed: Path | None, console: Console) -> Train:
+    """`config`, where --lr find on a run that is `resumed` is that run's own rate: it is not searched for again."""
+    if config.lr != "find" or resumed is None:
+        return config
+    kept = load(resumed / rundir.CONFIG, Train).lr
+    say(console, f"--resume: the run's own learning rate, {kept:g}, is kept, not searched for again")
+    return replace(config, lr=kept, lr_scale="none")
+
+
+def with_batch(config: Train, resumed: Path | None, ranks: Ranks, console: Console) -> tuple[Train, bool]:
+    """`config` with a batch size, which may be `auto`, and whether it is the default of the device.
+
+    A run that is `resumed` keeps its batch where no flag gives another one.
+    """
+    if resumed is not None:
+        config = _resumed_batch(config, resumed, ranks, console)
+        refusals.check_resumed(config)
+    default = intent.BATCH[ranks.device.type]
+    return replace(config, batch_size=config.batch_size or default), config.batch_size is None
+
+
+def _resumed_batch(config: Train, directory: Path, ranks: Ranks, console: Console) -> Train:
+    """The batch of the run that is resumed, divided among the ranks that there are now."""
+    batch_size, accumulated = rundir.batch_of_before(directory, config, ranks.world_size)
+    asked = config.batch_size or intent.BATCH[ranks.device.type]
+    if (batch_size, accumulated) != (asked, config.grad_accum_steps):
+        say(
+            console,
+            f"--resume: {plural(batch_size, 'image')} x {accumulated} accumulated on each of "
+            f"{plural(ranks.world_size, 'rank')}, which keeps the number of images per step",
+        )
+    return replace(config, batch_size=batch_size, grad_accum_steps=accumulated)
