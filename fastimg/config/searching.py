@@ -1,10 +1,10 @@
-"""What `search` takes. Nothing here imports torch."""
+"""What `search` and `suggest` take. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .flag_types import Positional, YamlOnly, arg
+from .flag_types import Positional, Switch, YamlOnly, arg
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("hyperband", "median", "none")
@@ -56,3 +56,33 @@ class Search:  # more than 12 fields: a flag each
     json: bool = False
     """Print the leaderboard as JSON."""
     shared: YamlOnly[tuple[str, ...]] = ()  # flags of `train`, those behind `--`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggest:
+    """Look at a dataset and this machine, and write a configuration for `train` with a reason for every choice."""
+
+    data: Positional[Path]
+    """Shards made by `fastimg convert`, or a folder of images or texts."""
+    time: Annotated[str | None, arg(metavar="TIME")] = None
+    """How long training may take: 90s, 20m or 2h. Default: a usual number of epochs, and the file says how long they
+    take."""
+    arch: Annotated[str | None, arg(aliases=("-a", "--model"), metavar="NAME")] = None
+    """The model, named as for `train`. Default: the one that --weights states; else the largest whose published weights
+    are at hand and that is fast enough here; else a small one from random weights."""
+    weights: Path | None = None
+    """Start from these weights: a file, a run, or one of its checkpoints."""
+    model_kwargs: tuple[str, ...] = ()
+    """Additional arguments of the model, as name=value."""
+    classes: Literal["top", "leaf"] | None = None
+    """For a folder of class folders, which folder names the class of a file, as for `train`."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    workers: Annotated[str, arg(aliases=("-j",))] = "auto"
+    """Number of threads that look at the data, or auto for one per core."""
+    output: Annotated[Path, arg(aliases=("-o",), metavar="FILE")] = Path("suggested.yaml")
+    """The file to write."""
+    overwrite: Switch[bool] = False
+    """Replace the file if it exists."""
+    json: bool = False
+    """Print what was found, measured and chosen as JSON."""
