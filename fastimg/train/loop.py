@@ -5,6 +5,7 @@ and dropout are functions of the step.
 """
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -67,10 +68,17 @@ class Result:
         return None if self.run is None else self.run / "best" / MODEL
 
 
-def train(config: Train, console: Console, signals: bool = True) -> Result:
+Watch = Callable[[int, Mapping[str, float]], bool]  # (epochs done, the validation's values) -> whether to stop
+
+
+def train(
+    config: Train, console: Console, signals: bool = True, watch: Watch | None = None, summary: bool = True
+) -> Result:
     """Train as `config` says. Raises UsageError, UserError and DataError, each with a sentence for the user.
 
-    With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint.
+    With `signals`, Ctrl-C and SIGTERM stop the run after a step, with a checkpoint. `watch` is called after each
+    validation, on rank 0, and may end the run there, as --patience does. Without `summary`, the curves are not drawn:
+    they are when the finished run is resumed.
     """
     time_limit = TimeLimit(None if config.max_time is None else limit(config.max_time, "--max-time"))
     with ExitStack() as stack:
@@ -82,7 +90,7 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
             say = partial(console.print, highlight=False) if ranks.first else _silent
             compile_ahead(run, say)
             warm_augmentation(run, say)
-            signal = _all_epochs(run, console, Interrupt(signals), time_limit)
+            signal = _all_epochs(run, console, Interrupt(signals), time_limit, watch)
         except Exception as error:
             if ran_out(error):
                 raise _out_of_memory(run) from error
@@ -90,7 +98,7 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
         run.accounting.out_of_time = signal == TIME_UP
         signal = 0 if run.accounting.out_of_time else signal
         unreadable = [_total(len(loader.unreadable), ranks) for loader in run.setup.data.loaders]
-        if ranks.first:
+        if ranks.first and summary:
             print_summary(run, console, unreadable, signal, None if signal else verdict(run))
         return Result(
             run=run.setup.directory,
@@ -103,7 +111,7 @@ def train(config: Train, console: Console, signals: bool = True) -> Result:
         )
 
 
-def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit) -> int:
+def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: TimeLimit, watch: Watch | None) -> int:
     """Train until the last epoch, a signal, or the end of time or patience. Returns the signal or TIME_UP, else 0."""
     setup = run.setup
     progress = run.progress
@@ -117,7 +125,9 @@ def _all_epochs(run: Run, console: Console, listening: Interrupt, time_limit: Ti
                 signal = _epoch(run, interrupt, time_limit, display)
                 if signal:
                     return signal
-            _end_of_epoch(run, display)
+            score = _end_of_epoch(run, display)
+            if watch is not None and score is not None and _ends(run, watch, score):
+                break
         if run.stopped_early and display is not None:
             display.say(f"stopped: {stopped(progress.standing, setup.patience_metric, progress.epoch, setup.metric)}")
     return 0
@@ -194,8 +204,16 @@ def _out_of_memory(run: Run) -> UserError:
     )
 
 
-def _end_of_epoch(run: Run, display: Display | None) -> None:
-    """Validate, save, and move on to the next epoch."""
+def _ends(run: Run, watch: Watch, score: AnyScore) -> bool:
+    """Whether the one who watches ends the run; ranks agree on rank 0's answer."""
+    ranks = run.setup.ranks
+    return (
+        ranks.broadcast("1" if ranks.first and watch(run.progress.epoch, run.setup.tasks.record(score)) else "") == "1"
+    )
+
+
+def _end_of_epoch(run: Run, display: Display | None) -> AnyScore | None:
+    """Validate, save, and move on to the next epoch. Returns the validation, if there was one."""
     setup = run.setup
     progress = run.progress
     accounting = run.accounting
@@ -205,6 +223,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
     progress.epoch += 1
     progress.meter = Meter(setup.tasks, setup.ranks.device)
     agree_on_buffers(setup.model.module, setup.ranks)
+    score: AnyScore | None = None
     is_best = setup.data.val_loader is None
     due = progress.epoch % setup.config.val_interval == 0 or progress.epoch == setup.epochs
     if setup.data.val_loader is not None and due:
@@ -218,8 +237,8 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
         is_best = run.best is not None and run.best.epoch == progress.epoch
         _report_evaluation(run, display, "val", "validation", score, "  (best)" if is_best else "")
     if setup.data.train_eval_loader is not None and due:
-        score = _evaluate(run, setup.data.train_eval_loader, setup.data.targets, "training")
-        _report_evaluation(run, display, "train_eval", "training split", score)
+        own = _evaluate(run, setup.data.train_eval_loader, setup.data.targets, "training")
+        _report_evaluation(run, display, "train_eval", "training split", own)
     evaluated = time.perf_counter()
     save(run, best=is_best, may_wait=progress.epoch < setup.epochs and not run.out_of_patience)
     if accounting.log is not None:
@@ -227,6 +246,7 @@ def _end_of_epoch(run: Run, display: Display | None) -> None:
         seconds = {f"{name}_seconds": round(value, 4) for name, value in spent.items()}
         accounting.log.add("epoch", epoch=progress.epoch, step=progress.step, **seconds)
     accounting.epoch_seconds = 0.0
+    return score
 
 
 def _evaluate(run: Run, loader: BatchSource, lookup: TargetLookup, name: str) -> AnyScore:

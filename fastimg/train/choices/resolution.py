@@ -247,7 +247,7 @@ def _learning_rate(config: Train, model: Model, batch: int, searched: bool) -> t
     what was shown to work, at a batch that goes with it.
     """
     if config.lr == "auto":
-        rate, base = _shown_to_work(config, model)
+        rate, base = usual_rate(config, model)
     else:
         rate, base = config.lr, config.lr_base_size or _BASE
     rule = config.lr_scale
@@ -275,7 +275,7 @@ def _lowest_rate(config: Train, rate: float) -> float:
     return float(f"{lowest * rate / config.lr:.3g}")
 
 
-def _shown_to_work(config: Train, model: Model) -> tuple[float, int]:
+def usual_rate(config: Train, model: Model) -> tuple[float, int]:
     """(peak learning rate, the batch that it is for), by optimiser, starting weights and kind of model.
 
     A new head on a frozen trunk: 1e-3 (benchmarks/heads.py), but 1e-2 for a linear one on sentence embeddings, which

@@ -1,0 +1,99 @@
+"""The folder of a search: what was asked, the study, a run per trial; and a lock: one search at a time."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastimg.errors import UsageError, UserError
+from fastimg.loaders.containers.atomic import replace_file
+
+ASKED = "search.json"
+RUNS = "runs"
+BEST = "best"
+_LOCK = "lock"
+_PATIENCE = 10.0  # seconds: the processes of a search that was killed end in a moment
+
+
+def run_name(number: int) -> str:
+    """The name of a trial's run directory."""
+    return f"{number:04d}"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Hold the folder; the handle of its lock, which the processes of the search inherit, and which dies with the last.
+
+    Raises UserError where another search has it, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}; give another --output") from error
+    try:
+        _take(handle, folder)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int, folder: Path) -> None:
+    """Lock it. Where the search that had it is dead, its processes are ending: wait for them."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError:
+            owner = os.pread(handle, 20, 0).decode()
+            if _lives(owner) or time.monotonic() > end:
+                words = f"the process {owner}" if owner else "another process"
+                raise UserError(f"{folder}: {words} is searching here; wait for it, or give another --output") from None
+            time.sleep(0.02)
+
+
+def _lives(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def remember(folder: Path, asked: Mapping[str, Any]) -> None:
+    """Write down what was asked. Raises UsageError where the folder's search was asked for something else."""
+    file = folder / ASKED
+    if not file.exists():
+        replace_file(file, (json.dumps(asked, indent=2) + "\n").encode())
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    for name in (*asked, *before):
+        if before.get(name) != asked.get(name):
+            raise UsageError(
+                f"{folder}: its search began with {name} {_told(before.get(name))}, and this one has "
+                f"{_told(asked.get(name))}; give the same again, or another --output"
+            )
+
+
+def _told(value: Any) -> str:
+    return "none" if value in (None, [], {}) else json.dumps(value).replace('"', "")
+
+
+def point(folder: Path, run: Path | None) -> None:
+    """Point FOLDER/best at a run directory, which is relative to the folder."""
+    link = folder / BEST
+    if run is None:
+        return
+    new = folder / f".{BEST}"
+    new.unlink(missing_ok=True)
+    new.symlink_to(run)
+    os.replace(new, link)

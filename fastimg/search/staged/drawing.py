@@ -1,0 +1,74 @@
+"""What the next classifier is tried with: drawn by Optuna's TPE from the trials of its encoder."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from fastimg.errors import UserError
+
+_RATES = 30.0  # learning rates are drawn from so many times below the usual one to as many above it
+_LABELLED = ("top1", "top5", "balanced_accuracy")  # metrics of data whose only target is a class
+
+
+class HeadDraws:
+    """Settings of a classifier, drawn near those that did well. The first are those that `train` chooses itself.
+
+    In memory: a search that goes on tells it the same trials again.
+    """
+
+    def __init__(self, rate: float, seed: int, metric: str) -> None:
+        self._optuna: Any = _library()
+        kinds = self._optuna.distributions
+        self._space = {
+            "lr": kinds.FloatDistribution(rate / _RATES, rate * _RATES, log=True),
+            "weight_decay": kinds.FloatDistribution(1e-4, 1.0, log=True),
+            "smoothing": kinds.FloatDistribution(0.0, 0.2),
+            "head": kinds.CategoricalDistribution(["linear", "mlp"]),
+        }
+        usual = {"lr": rate, "weight_decay": 0.05, "smoothing": 0.1, "head": "linear"}
+        if metric not in _LABELLED:  # smoothing has no effect on numbers, and changes the loss of the rest
+            del self._space["smoothing"], usual["smoothing"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna's, of what it calls experimental
+            sampler = self._optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=6, multivariate=True, constant_liar=True
+            )
+            self._study = self._optuna.create_study(direction="maximize", sampler=sampler)
+        self._study.enqueue_trial(usual)
+        self._open: dict[str, Any] = {}  # by what was drawn
+
+    def ask(self) -> dict[str, Any]:
+        """The settings of the next trial."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trial = self._study.ask(self._space)
+        drawn = {name: _rounded(value) for name, value in trial.params.items()}
+        self._open[_identity(drawn)] = trial
+        return drawn
+
+    def tell(self, drawn: Mapping[str, Any], height: float) -> None:
+        """What a trial came to; more is better, and minus infinity stands for one that failed."""
+        trial = self._open.pop(_identity(drawn))
+        if math.isfinite(height):
+            self._study.tell(trial, height)
+        else:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _identity(drawn: Mapping[str, Any]) -> str:
+    return repr(sorted(drawn.items()))
+
+
+def _library() -> Any:
+    """Optuna. Raises UserError that says how to install it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError('search: Optuna is not installed; install it with pip install "fastimg[tune]"') from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

@@ -1,0 +1,186 @@
+"""What a search has done, line by line: an interrupted one reads it, and goes on where it was.
+
+A search by stages is a function of its records and its clock. Started anew, it asks for the same trials; those that
+have ended are read here, at the time at which they ended, and the first one that is not here runs.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastimg.search.pool import Job, Report, Runner
+from fastimg.search.records import TrialRecord
+
+JOURNAL = "trials.jsonl"
+_OF_A_START = ("output", "name", "resume")  # settings that do not tell one trial from another
+
+
+class Journal:
+    """The journal of a folder. `run` is a Runner over another one, `now` its clock, in seconds of searching.
+
+    until: when running trials are to end, by that clock; `limit` is told in how many seconds that is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        limit: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.until = math.inf
+        self._limit = limit
+        self._path = folder / JOURNAL
+        self._runner = runner
+        self._clock = clock
+        self._since = clock()
+        self._spent = 0.0  # seconds of the earlier searches, as far as they have been read again
+        self._ended: dict[str, tuple[float, TrialRecord]] = {}
+        self._numbers: dict[str, int] = {}
+        self._facts: dict[str, tuple[float, Any]] = {}
+        for line in self._lines():
+            match line["kind"]:
+                case "begun":
+                    self._numbers[line["key"]] = line["number"]
+                case "ended":
+                    self._ended[line["key"]] = (line["at"], _record(line["record"]))
+                case "fact":
+                    self._facts[line["name"]] = (line["at"], line["value"])
+        self._replayed = not (self._ended or self._facts)
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """Of all trials that have ended, in the order in which they did."""
+        return [record for _, record in self._ended.values()]
+
+    def now(self) -> float:
+        """Seconds of searching so far: those of earlier searches, and those since this one goes on where they ended."""
+        return self._spent + (self._clock() - self._since if self._replayed else 0.0)
+
+    def fact(self, name: str, measure: Callable[[], Any]) -> Any:
+        """What was measured once, as JSON has it."""
+        if name in self._facts:
+            at, value = self._facts[name]
+            self._read(at)
+            return value
+        self._begin()
+        value = measure()
+        self._add({"kind": "fact", "name": name, "value": value})
+        self._facts[name] = (self.now(), value)
+        return value
+
+    def run(self, jobs: Iterable[Job], report: Report) -> Iterator[TrialRecord]:
+        """The records of jobs, as a Runner gives them; those that are known come without being run.
+
+        A job is asked for after the records of the known ones before it have been taken: it may be drawn from them.
+        """
+        self._limit(self.until - self.now())
+        asked = iter(jobs)
+        known: list[TrialRecord] = []
+        keys: dict[int, str] = {}
+        for job in asked:
+            found = self._known(job)
+            if found is None:
+                break
+            yield found
+        else:
+            return
+
+        def unknown() -> Iterator[Job]:
+            for each in itertools.chain([job], asked):
+                found = self._known(each)
+                if found is not None:
+                    known.append(found)
+                    continue
+                begun = self._begun(each)
+                keys[begun.number] = key_of(each)
+                yield begun
+
+        for record in self._runner(unknown(), report):
+            yield from _taken(known)
+            key = keys[record.number]
+            self._add({"kind": "ended", "key": key, "record": _plain(record)})
+            self._ended[key] = (self.now(), record)
+            yield record
+        yield from _taken(known)
+
+    def _known(self, job: Job) -> TrialRecord | None:
+        """The record of a job that has ended before."""
+        found = self._ended.get(key_of(job))
+        if found is None:
+            return None
+        self._read(found[0])
+        return found[1]
+
+    def _begun(self, job: Job) -> Job:
+        """A job that is about to run, with its number; in a directory of that number, unless it makes a run longer."""
+        self._begin()
+        self._limit(self.until - self.now())
+        key = key_of(job)
+        number = self._numbers.get(key) or max(self._numbers.values(), default=0) + 1
+        self._numbers[key] = number
+        self._add({"kind": "begun", "key": key, "number": number})
+        settings = {"name": f"{number:04d}", **job.settings, "resume": "auto"}  # it may have been interrupted
+        return replace(job, number=number, settings=settings)
+
+    def _read(self, at: float) -> None:
+        """Something that is known has been read: it is the time at which it was written, or later."""
+        if not self._replayed:
+            self._spent = max(self._spent, at)
+
+    def _begin(self) -> None:
+        """From here on time passes: all that was known has been read."""
+        if self._replayed:
+            return
+        self._spent = max(
+            [self._spent, *(at for at, _ in self._ended.values()), *(at for at, _ in self._facts.values())]
+        )
+        self._since = self._clock()
+        self._replayed = True
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """The journal, without a last line that a kill cut off, which is removed."""
+        if not self._path.exists():
+            return []
+        text = self._path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            with self._path.open("r+", encoding="utf-8") as file:
+                file.truncate(len(whole.encode()))
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "at": round(self.now(), 3)}) + "\n")
+
+
+def key_of(job: Job) -> str:
+    """What tells a trial from others: its stage, its settings, and which run it makes longer, if it does."""
+    settings = {name: value for name, value in job.settings.items() if name not in _OF_A_START}
+    text = json.dumps([job.stage, settings, job.settings.get("name")], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _taken(records: list[TrialRecord]) -> Iterator[TrialRecord]:
+    while records:
+        yield records.pop(0)
+
+
+def _plain(record: TrialRecord) -> dict[str, Any]:
+    """As JSON has it."""
+    run = None if record.run is None else str(record.run)
+    reported = {str(epoch): value for epoch, value in record.reported.items()}
+    return {**vars(record), "run": run, "reported": reported, "values": list(record.values)}
+
+
+def _record(plain: Mapping[str, Any]) -> TrialRecord:
+    """The inverse of `_plain`."""
+    reported = {int(epoch): value for epoch, value in plain["reported"].items()}
+    run = None if plain["run"] is None else Path(plain["run"])
+    return TrialRecord(**{**plain, "values": tuple(plain["values"]), "reported": reported, "run": run})

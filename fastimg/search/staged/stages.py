@@ -1,0 +1,200 @@
+"""A search within a time: what to compare, the three stages, the leaderboard. Each of them is told in a line.
+
+A function of its records and its clock: interrupted and started again, it asks for the same trials, which the journal
+knows, and goes on where it was.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from fastimg.errors import UsageError
+from fastimg.search.leaderboard import TOP, Contender, Leaderboard, contenders, described, ordered, reasons, write
+from fastimg.search.pool import Job, Report
+from fastimg.search.records import TrialRecord
+from fastimg.search.speed import prediction_speed
+from fastimg.system.progress import duration
+from fastimg.wording import plural
+
+from . import encoders as candidates
+from .encoders import Candidate, DataFacts, Measured
+from .fine_tuning import Entrant, announced, entrants, halve, train_winner
+from .heads import chosen as embeddable
+from .heads import embedding_seconds, search_heads
+from .heads import told as heads_told
+from .journal import Journal
+from .rungs import Arm, affordable, epoch_guess, shares
+from .trials import Say, StagedSearch, Trials
+
+_LOOKING = 0.1  # of the time may go into measuring encoders
+_TRIAL = 3.0  # seconds that a trial takes at least, before one was timed
+
+
+class Workers(Protocol):
+    """What runs trials, as `TrialPool` does. deadline: when those that run are to end, by the monotonic clock."""
+
+    deadline: float | None
+
+    def probe(self, settings: Mapping[str, Any]) -> str:
+        """The metric of trials with these settings, by which it compares from here on."""
+        ...
+
+    def run(self, jobs: Iterable[Job], report: Report) -> Iterator[TrialRecord]:
+        """The records of jobs as they end."""
+        ...
+
+
+def search_by_stages(
+    asked: StagedSearch, workers: Workers, say: Say, clock: Callable[[], float] = time.monotonic
+) -> Leaderboard:
+    """Find the best model within a time. Writes the leaderboard, and FOLDER/best, also where it is interrupted.
+
+    Raises UsageError for a time that is too short for one trial, with what is needed, and where no trial ends well.
+    """
+    asked.folder.mkdir(parents=True, exist_ok=True)
+
+    def limit(seconds: float) -> None:
+        workers.deadline = clock() + seconds
+
+    journal = Journal(asked.folder, workers.run, clock, limit)
+    data = candidates.facts(asked.data, asked.shared, asked.seed)
+    trials = Trials(asked, data, journal, say)
+    say(_data_told(data))
+    try:
+        found = _found(trials)
+        trials.compared_by(workers.probe(trials.settings({**found[0].settings, "name": "probe"})))
+        measured = _measure(found, trials)
+        _refuse_short(measured, trials)
+        _stages(measured, trials)
+    except KeyboardInterrupt:
+        write(_board(trials), asked.folder)
+        raise
+    board = _board(trials)
+    if board.winner is None:
+        raise UsageError(f"search: no trial ended well: {next(iter(board.pruned), 'none was begun')}")
+    write(board, asked.folder)
+    return board
+
+
+def _stages(measured: Sequence[Measured], trials: Trials) -> None:
+    """The three stages, each with its share of the time; what one leaves over is the next one's."""
+    frozen = [each for each in measured if each.candidate.tuned]
+    cheapest = min(epoch_guess(each.rate, trials.data.train, trials.data.val) for each in measured)
+    tuning = shares(bool(frozen), affords_tuning=True)["fine-tuning"] * trials.left()
+    parts = shares(bool(frozen), bool(affordable([Arm(encoder="", seconds=cheapest)], tuning)))
+    whole = trials.left()
+    heads: dict[str, TrialRecord] = {}
+    if "heads" in parts:
+        budget = whole * parts["heads"]
+        frozen = embeddable(frozen, trials, budget) or [min(frozen, key=lambda each: embedding_seconds(each, trials))]
+        trials.say(heads_told(frozen, trials, budget))
+        heads = search_heads(frozen, trials, trials.journal.now() + budget)
+    if "fine-tuning" not in parts:
+        trials.say(
+            f"fine-tuning left out: an epoch takes about {duration(cheapest)} here, which leaves no time to compare; "
+            "all of the time is for classifiers"
+        )
+        return
+    budget = trials.left() * parts["fine-tuning"] / (parts["fine-tuning"] + parts["final"])
+    best = _fine_tune(measured, heads, trials, budget)
+    if best is not None:
+        train_winner(best, trials)
+
+
+def _fine_tune(
+    measured: Sequence[Measured], heads: dict[str, TrialRecord], trials: Trials, budget: float
+) -> Entrant | None:
+    """The arm that did best; None where there is no time for any."""
+    entered = entrants(measured, heads, trials)
+    arms = affordable([each.arm for each in entered], budget)
+    fitting = [each for each in entered if each.arm in arms]
+    if not fitting:
+        cheapest = min(each.arm.seconds for each in entered)
+        words = f"an epoch takes about {duration(cheapest)}, and this stage has {duration(budget)}"
+        trials.say(f"fine-tuning left out: {words}")
+        return None
+    trials.say(announced(fitting, budget))
+    return halve(fitting, trials, trials.journal.now() + budget)
+
+
+def _found(trials: Trials) -> list[Candidate]:
+    """The encoders to compare; those that are left out are named."""
+    asked = trials.asked
+    found = candidates.find(asked.archs, asked.weights, trials.data, asked.shared, asked.gpu)
+    trials.say(f"encoders    {plural(len(found.candidates), 'candidate')}: {found.words}")
+    for skipped in found.skipped:
+        trials.say(f"skipped     {skipped.name}: {skipped.reason}")
+    return found.candidates
+
+
+def _measure(found: Sequence[Candidate], trials: Trials) -> list[Measured]:
+    """Measure each encoder, the first in any case, and as many as there is time for."""
+    asked = trials.asked
+    measured: list[Measured] = []
+    for candidate in found:
+        if measured and trials.journal.now() > asked.seconds * _LOOKING:
+            trials.say(f"skipped     {candidate.name}: there is no time to measure it")
+            continue
+
+        def plain(each: Candidate = candidate) -> Any:
+            return candidates.as_json(candidates.measure(each, asked.shared, asked.device))
+
+        measured.append(candidates.from_json(trials.journal.fact(f"measured {candidate.name}", plain)))
+    return measured
+
+
+def _refuse_short(measured: Sequence[Measured], trials: Trials) -> None:
+    """Raises UsageError where no encoder could finish one trial."""
+    needs = {each.candidate.name: _least(each, trials) for each in measured}
+    name = min(needs, key=lambda each: needs[each])
+    if needs[name] <= trials.left():
+        return
+    need = trials.journal.now() + needs[name] * 1.2
+    rounded = f"{round(need) + 1}s" if need < 120 else f"{round(need / 60) + 1}m"
+    raise UsageError(
+        f"--time: {duration(trials.asked.seconds)} is too short for one trial: the fastest candidate, {name}, needs "
+        f"about {duration(need)} here; give --time {rounded} or more"
+    )
+
+
+def _least(each: Measured, trials: Trials) -> float:
+    """Seconds until the first trial of an encoder has ended."""
+    if each.candidate.tuned:
+        return embedding_seconds(each, trials) + _TRIAL
+    return epoch_guess(each.rate, trials.data.train, trials.data.val) + _TRIAL
+
+
+def _board(trials: Trials) -> Leaderboard:
+    """The leaderboard of all trials that have ended; the best ten with what their checkpoints say, and their speed."""
+    records = trials.journal.records
+    rows = ordered(contenders(records, trials.metric), trials.metric)
+    folder = trials.asked.folder
+    top = [described(row, folder) for row in rows[:TOP]]
+    speeds: dict[tuple[str, int], float] = {}
+    for row in top:
+        if row.kind not in speeds and trials.journal.now() < trials.asked.seconds:
+            speeds[row.kind] = _speed(row, trials)
+    top = [replace(row, images_per_second=speeds.get(row.kind)) for row in top]
+    return Leaderboard(metric=trials.metric, rows=[*ordered(top, trials.metric), *rows[TOP:]], pruned=reasons(records))
+
+
+def _speed(row: Contender, trials: Trials) -> float:
+    asked = trials.asked
+    run = asked.folder / row.run
+    split = trials.data.val_split
+    measured = trials.journal.fact(
+        f"speed {row.arch} {row.size}", lambda: round(prediction_speed(run, asked.data, split, asked.device), 1)
+    )
+    return float(measured)
+
+
+def _data_told(data: DataFacts) -> str:
+    """What trains, what validates, and what is never read."""
+    noun = "text" if data.content == "text" else "image"
+    words = (
+        f"data        {plural(data.train, noun)} to train on; trials are compared on {data.val:,}: {data.validation}"
+    )
+    if data.untouched:
+        return f"{words}; the {data.untouched} split is not read by any trial, and can judge the winner"
+    return f"{words}; no split is left that no trial saw, so new {noun}s will do a little worse"

@@ -1,0 +1,230 @@
+"""The study of a search, by Optuna: what is drawn for the next trial, and what the trials before have shown.
+
+What is drawn depends only on the seed, the trial's number and the trials before it, so that a search that was
+interrupted goes on as if it had not been.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fastimg.errors import UsageError, UserError, reason_of
+
+from .parameters import Parameter, combinations
+from .records import TrialRecord
+
+if TYPE_CHECKING:
+    import optuna
+
+_NUMBER = "number"  # of a trial: Optuna's own counts one that is resumed anew
+_RECORD = "record"
+_REPORTED = "reported"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a study searches.
+
+    sampler: tpe, random, grid or gp. pruner: hyperband, median or none. largest: by objective, whether more is better.
+    """
+
+    parameters: tuple[Parameter, ...]
+    sampler: str
+    pruner: str
+    largest: tuple[bool, ...]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """A trial to be run."""
+
+    number: int
+    parameters: Mapping[str, Any]
+
+
+class SearchStudy:
+    """Optuna's study, asked and told by one process. Trials are numbered from 0, also over interruptions."""
+
+    def __init__(self, folder: Path, storage: str | None, plan: Plan) -> None:
+        """Open the study of a folder, or begin it. Raises UsageError for a storage that cannot be opened."""
+        self._plan = plan
+        self._optuna = _optuna()
+        self._open: dict[int, optuna.Trial] = {}  # by our number
+        self._grid = list(combinations(plan.parameters)) if plan.sampler == "grid" else []
+        directions = ["maximize" if largest else "minimize" for largest in plan.largest]
+        with _quiet():
+            try:
+                self._study = self._optuna.create_study(
+                    storage=storage or _url(folder / "study.db"),
+                    study_name="search" if storage is None else folder.resolve().name,
+                    directions=directions,
+                    pruner=_pruner(self._optuna, plan.pruner),
+                    load_if_exists=True,
+                )
+            except Exception as error:  # SQLAlchemy's and its drivers' have no common class that needs no import
+                if storage is None:
+                    raise
+                raise UsageError(f"--storage {storage}: {reason_of(error)}; give a URL that Optuna takes") from error
+        if [direction.name.lower() for direction in self._study.directions] != directions:
+            raise UsageError(f"{folder}: its study has other objectives; give the same again, or another --output")
+
+    def recover(self) -> int:
+        """Queue again what was running when a search was killed; complete what had ended. Returns how many go on."""
+        trials = self._study.get_trials(deepcopy=False)
+        queued = {trial.user_attrs.get(_NUMBER) for trial in trials if trial.state.name == "WAITING"}
+        for trial in trials:
+            if trial.state.name != "RUNNING":
+                continue
+            if (stated := trial.user_attrs.get(_RECORD)) is not None:
+                self._tell(trial.number, _restored(stated))
+                continue
+            number = trial.user_attrs.get(_NUMBER)  # None: drawn, but never begun; the next draw is the same
+            if number is not None and number not in queued:
+                reported = trial.user_attrs.get(_REPORTED, {}) | {
+                    str(k): v for k, v in trial.intermediate_values.items()
+                }
+                self._study.enqueue_trial(trial.params, {_NUMBER: number, _REPORTED: reported})
+            self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        return self.waiting
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """The trials that have ended, in the order of their numbers."""
+        stated = (trial.user_attrs.get(_RECORD) for trial in self._study.get_trials(deepcopy=False) if _ended(trial))
+        found = (_restored(record) for record in stated if record is not None)
+        return sorted(found, key=lambda record: record.number)
+
+    @property
+    def begun(self) -> int:
+        """How many trials have ended, run or wait."""
+        return sum(_counts(trial) for trial in self._study.get_trials(deepcopy=False))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every combination of a grid has been drawn."""
+        return self._plan.sampler == "grid" and self.begun >= len(self._grid) and not self.waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many interrupted trials go on next."""
+        states = [trial.state.name for trial in self._study.get_trials(deepcopy=False)]
+        return states.count("WAITING")
+
+    def ask(self) -> Draw:
+        """What the next trial tries: what was interrupted, or something new."""
+        if not self.waiting and self._grid:
+            self._study.enqueue_trial(self._grid[self.begun], {_NUMBER: self.begun, _REPORTED: {}})
+        queued = bool(self.waiting)
+        number = self.begun
+        with _quiet():
+            self._study.sampler = _sampler(self._optuna, self._plan, number)
+            trial = self._study.ask(_distributions(self._optuna, self._plan.parameters))
+            if queued:
+                number = trial.user_attrs[_NUMBER]
+                for epoch, value in trial.user_attrs[_REPORTED].items():
+                    trial.report(value, int(epoch))
+            else:
+                trial.set_user_attr(_NUMBER, number)
+        self._open[number] = trial
+        return Draw(number=number, parameters=trial.params)
+
+    def report(self, number: int, epoch: int, value: float) -> bool:
+        """Note the first objective after an epoch. Returns whether the trial is not worth going on with."""
+        if len(self._plan.largest) > 1:
+            return False
+        trial = self._open[number]
+        with _quiet():
+            trial.report(value, epoch)
+            return bool(trial.should_prune())
+
+    def tell(self, record: TrialRecord) -> None:
+        """A trial has ended. From here on it is never run again."""
+        trial = self._open.pop(record.number)
+        with _quiet():
+            trial.set_user_attr(_RECORD, msgspec.to_builtins(record, enc_hook=str))
+            self._tell(trial.number, record)
+
+    def _tell(self, number: int, record: TrialRecord) -> None:
+        states = self._optuna.trial.TrialState
+        if record.state == "complete":
+            self._study.tell(number, list(record.values))
+        else:
+            self._study.tell(number, state=states.PRUNED)
+
+
+def _restored(stated: Any) -> TrialRecord:
+    return msgspec.convert(stated, TrialRecord, strict=False, str_keys=True, dec_hook=lambda kind, value: kind(value))
+
+
+def _counts(trial: "optuna.trial.FrozenTrial") -> bool:
+    """Whether it is a trial of its own: one that failed was queued again, or never begun."""
+    return trial.state.name != "FAIL"
+
+
+def _ended(trial: "optuna.trial.FrozenTrial") -> bool:
+    return trial.state.name in ("COMPLETE", "PRUNED")
+
+
+def _optuna() -> Any:
+    """The library. Raises UserError that says how to install it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError('search: Optuna is not installed; install it with pip install "fastimg[tune]"') from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Optuna's remarks on what it calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _url(file: Path) -> str:
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(file.resolve())).render_as_string()
+
+
+def _distributions(optuna: Any, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for parameter in parameters:
+        name, step = parameter.name, parameter.step
+        if parameter.kind == "choice":
+            found[name] = optuna.distributions.CategoricalDistribution(parameter.choices)
+        elif parameter.kind == "integer":
+            found[name] = optuna.distributions.IntDistribution(
+                int(parameter.low), int(parameter.high), log=parameter.log, step=int(step or 1)
+            )
+        else:
+            found[name] = optuna.distributions.FloatDistribution(
+                parameter.low, parameter.high, log=parameter.log, step=step
+            )
+    return found
+
+
+def _sampler(optuna: Any, plan: Plan, number: int) -> Any:
+    """A sampler for one trial, whose draws do not depend on what was drawn in this process before."""
+    digest = hashlib.blake2b(f"{plan.seed} {number}".encode(), digest_size=4).digest()
+    seed = int.from_bytes(digest, "little")
+    if plan.sampler == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+    if plan.sampler == "gp":
+        return optuna.samplers.GPSampler(seed=seed)
+    return optuna.samplers.RandomSampler(seed=seed)  # of a grid everything is queued
+
+
+def _pruner(optuna: Any, name: str) -> Any:
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner()
+    return optuna.pruners.MedianPruner() if name == "median" else optuna.pruners.NopPruner()
