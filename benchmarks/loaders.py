@@ -1,8 +1,7 @@
 """The native loader against its peers: JPEGs -> uint8 batches [B, 3, 224, 224] on the CPU, random crop and flip.
 
-    build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER            # CONTRIBUTING.md explains how to
-    make build/peers python benchmarks/loaders.py --data FOLDER --stages --gil                       # only the native
-    loader, by stage
+    build/peers/bin/python -W ignore benchmarks/loaders.py --data FOLDER      # CONTRIBUTING.md: how to make build/peers
+    python benchmarks/loaders.py --data FOLDER --stages --gil                 # only the native loader, by stage
 
 Every loader reads the same photographs (from a warm page cache), draws RandomResizedCrop(0.08-1) and a flip per image,
 and has the same number of threads or processes. Each runs in its own process, with interleaved epochs; results are

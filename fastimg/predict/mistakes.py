@@ -1,4 +1,4 @@
-"""The mistakes of an evaluation: a table of all of them, and a sheet of those that the model is surest of."""
+"""The mistakes of an evaluation: a table of all of them, and a sheet of the most confident ones."""
 
 import csv
 import io
@@ -37,7 +37,7 @@ class Predictions:
     losses: npt.NDArray[np.float64]  # nats
 
     def mistakes(self) -> npt.NDArray[np.int64]:
-        """The places of the mistakes, the surest first; of equal confidence in the dataset's order, NaN last."""
+        """The places of the mistakes, the most confident first; of equal confidence in the dataset's order, NaN last."""
         wrong = np.flatnonzero(self.truth != self.predicted)
         return wrong[np.lexsort((self.ids[wrong], -self.confidence[wrong]))]
 
@@ -90,15 +90,15 @@ def _table(found: Predictions, places: Iterable[int], dataset: Dataset, classes:
 def _draw(
     found: Predictions, places: npt.NDArray[np.int64], dataset: Dataset, classes: Sequence[str], part: str, file: Path
 ) -> tuple[int, str | None]:
-    """Draw the surest mistakes. Returns how many could not be decoded, and a note on names that no font has."""
+    """Draw the most confident mistakes. Returns how many could not be decoded, and a note on names that no font has."""
     shown = places[:SHOWN]
     keys = [printable(dataset.sample_key(int(found.ids[place]))) for place in shown]
     used = sorted({*found.truth[shown].tolist(), *found.predicted[shown].tolist()})
     names = {number: printable(classes[number]) for number in used}
     count = plural(len(places), "mistake") if len(places) else "no mistakes"
-    surest = f", the {SHOWN} surest of them" if len(places) > SHOWN else ", the surest first" if len(places) > 1 else ""
+    order = f", the {SHOWN} most confident of them" if len(places) > SHOWN else ", the most confident first" if len(places) > 1 else ""
     colours = "; red: what was predicted" if len(places) else ""
-    title = f"{part}: {count} among {plural(len(found.ids), 'image')}{surest}{colours}"
+    title = f"{part}: {count} among {plural(len(found.ids), 'image')}{order}{colours}"
     letters = lettering([*names.values(), *keys, title])
     tiles, broken = list[Tile](), 0
     for place, key in zip(shown, keys, strict=True):

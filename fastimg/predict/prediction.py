@@ -94,7 +94,7 @@ class GivenTexts:
 class Answer:
     """One file or text: its classes, most likely first, or the reason why it could not be read.
 
-    targets: of a model of several targets, or of one that is no class, what is predicted of each, by name: `classes`
+    targets: of a model of several targets, or of one that is not a class, what is predicted of each, by name: `classes`
         and `probabilities`, most likely first; the `labels` that are predicted and their `probabilities`; or a
         `number`. `classes` and `probabilities` are then those of the first class target, if there is one.
     """

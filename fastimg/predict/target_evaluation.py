@@ -1,4 +1,4 @@
-"""`fastimg eval` of a model of several targets, or of one that is no class: the scores of each."""
+"""`fastimg eval` of a model of several targets, or of one that is not a class: the scores of each."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside training: a thread takes a copy in host memory to disk, one at a time.
+"""Writes checkpoints while training continues: a thread takes a copy in host memory to disk, one at a time.
 
     room -> HostCopy.take -> put(snapshot, links) -> [thread: wait for the copy, write, sync, rename, link, prune]
 

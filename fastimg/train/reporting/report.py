@@ -218,7 +218,7 @@ def _average(config: Train) -> str | None:
 def _checkpoints(config: Train) -> str:
     """When they are written, and whether training waits."""
     every = f"after each epoch and every {interval(config.save_interval, '--save-interval')}"
-    return f"{every}; training waits for them" if config.strategy == "fsdp" else f"{every}, beside training"
+    return f"{every}; training waits for them" if config.strategy == "fsdp" else f"{every}, while training continues"
 
 
 def _evaluation(config: Train, validated: bool) -> str | None:

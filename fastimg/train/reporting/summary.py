@@ -178,8 +178,8 @@ def _time(window: TrainingTime, ranks: Ranks) -> str:
     if ranks.device.type == "cpu":
         return f"{waiting}, {window.copy_share or 0.0:.1%} copying, {computing}"
     if window.copy_share is None:
-        return f"{waiting} and its copies, which are not told apart, {computing}"
-    return f"{waiting}, {computing}; copying, beside both, {window.copy_share:.1%}"
+        return f"{waiting} or for copies of it (measured together), {computing}"
+    return f"{waiting}, {computing}; copying (in parallel) {window.copy_share:.1%}"
 
 
 def _print_rerouted(console: Console, name: str, loader: BatchSource, ranks: Ranks) -> None:

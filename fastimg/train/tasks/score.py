@@ -39,7 +39,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScores:
-    """The scores of several targets, or of one that is no class.
+    """The scores of several targets, or of one that is not a class.
 
     loss: the mean over samples of the weighted sum of the targets' losses, or the loss of the only target.
     values: by `target.metric`, as in `age.mae`. Each is a mean over the samples that have the target.

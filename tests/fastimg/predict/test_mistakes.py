@@ -58,7 +58,7 @@ def test_the_most_confident_come_first_and_ties_in_order(images, tmp_path, sheet
         "confidence": "0.900000",
     }
     ((tiles,), title) = sheet[0]
-    assert title == "val: 5 mistakes among 6 images, the surest first; red: what was predicted"
+    assert title == "val: 5 mistakes among 6 images, the most confident first; red: what was predicted"
     assert [line.lstrip("\u200e") for line in tiles[1].lines][::2] == ["90% cat", "2.jpg"]
 
 
@@ -75,7 +75,7 @@ def test_the_size_of_a_sheet_is_limited(images, tmp_path, sheet, monkeypatch):
     found = predictions([0] * 6, [1, 1, 1, 0, 0, 0], [0.9, 0.8, 0.7, 1.0, 1.0, 1.0])
     written = write_mistakes(found, images, ("a", "b"), "val", tmp_path)
     assert len(table(written.table)) == 3 and [len(row) for row in sheet[0][0]] == [2]
-    assert "3 mistakes among 6 images, the 2 surest of them" in sheet[0][1]
+    assert "3 mistakes among 6 images, the 2 most confident of them" in sheet[0][1]
 
 
 @pytest.mark.parametrize("wrong", [0, 4])

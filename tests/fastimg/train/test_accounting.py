@@ -157,10 +157,10 @@ def test_the_summary_has_the_share_of_copies():
     assert _time(window, Ranks) == "20.0% waiting for data, 0.0% copying, 80.0% computing"
     Ranks.device.type = "cuda"
     assert _time(replace(window, copy=3.0), Ranks) == (
-        "20.0% waiting for data, 80.0% computing; copying, beside both, 30.0%"
+        "20.0% waiting for data, 80.0% computing; copying (in parallel) 30.0%"
     )
     assert _time(replace(window, copy=None), Ranks) == (
-        "20.0% waiting for data and its copies, which are not told apart, 80.0% computing"
+        "20.0% waiting for data or for copies of it (measured together), 80.0% computing"
     )
 
 

@@ -340,14 +340,14 @@ def test_saving_by_steps_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_saves_by_time_and_reports_it(trained: Any, cli: Any, tmp_path: Path) -> None:
     ran = cli(*arguments(trained.images, tmp_path), "--save-interval", "0.000001s", "--checkpoint-hist", "99")
     assert ran.code == 0, ran.err
-    assert "after each epoch and every 1e-06 seconds, beside training" in ran.out
+    assert "after each epoch and every 1e-06 seconds, while training continues" in ran.out
     made = {int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()}
     assert made == set(range(1, 13))  # each of 6 steps in two epochs
     ran = cli(
         *arguments(trained.images, tmp_path), "--save-interval", "10m", "--name", "rare", "--checkpoint-hist", "99"
     )
     assert {int(path.name) for path in (tmp_path / "rare/checkpoints").iterdir()} == {6, 12}
-    assert ran.code == 0 and "every 10 minutes, beside training" in ran.out
+    assert ran.code == 0 and "every 10 minutes, while training continues" in ran.out
 
 
 # --- kills
