@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from fastimg.errors import UsageError
+
 from .flag_types import Positional, Switch, YamlOnly, arg
+from .values.durations import limit
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("hyperband", "median", "none")
@@ -86,3 +89,15 @@ class Suggest:
     """Replace the file if it exists."""
     json: bool = False
     """Print what was found, measured and chosen as JSON."""
+
+
+def check(config: Suggest) -> float | None:
+    """Refuse what the flags alone show to be wrong; returns the seconds of --time. Raises UsageError."""
+    seconds = None if config.time is None else limit(config.time, "--time")
+    if config.output.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--output {config.output}: give a .yaml file, which train --config reads")
+    if config.output.exists() and not config.overwrite:
+        raise UsageError(f"--output {config.output}: exists already; add --overwrite, or give another file")
+    if config.model_kwargs and config.arch is None and config.weights is None:
+        raise UsageError("--model-kwargs: for which model? add --arch or --weights")
+    return seconds

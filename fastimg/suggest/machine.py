@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from fastimg.system import hardware
-from fastimg.system.measurement import cpu_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +17,16 @@ class Machine:
     free: int
     host_free: int
     gpus: int = 0
+    load: float = 0.0  # of the last minute, before anything was measured
 
 
 def machine(device: torch.device) -> Machine:
     """The machine, as the process sees it that trains on `device`."""
-    cores = hardware.cpu().cores
+    cpu = hardware.cpu()
+    cores = cpu.cores
     host = hardware.memory().available
     if device.type != "cuda":
-        return Machine(device=device.type, name=cpu_model(), cores=cores, free=host, host_free=host)
+        return Machine(device=device.type, name=cpu.model, cores=cores, free=host, host_free=host, load=cpu.load)
     free, _ = torch.cuda.mem_get_info(device)
     return Machine(
         device=device.type,
@@ -34,4 +35,5 @@ def machine(device: torch.device) -> Machine:
         free=free,
         host_free=host,
         gpus=torch.cuda.device_count(),
+        load=cpu.load,
     )

@@ -1,19 +1,19 @@
 """What training could start from: weights that are given, published ones at hand, or random ones."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastimg.config import intent
-from fastimg.config.commands import Train
+import timm
+
+from fastimg.config import intent, yaml_file
 from fastimg.config.searching import Suggest
 from fastimg.config.training import HF_PREFIX
-from fastimg.errors import UsageError, UserError
+from fastimg.errors import UsageError
 from fastimg.models.ranks import Ranks
 from fastimg.models.registry import OWN_PREFIX
-from fastimg.train.choices import weights_at_hand as at_hand
 from fastimg.train.choices.stated_weights import adopted
+from fastimg.train.choices.weights_at_hand import ON_CPUS, PUBLISHED, KeptWeights, fetched, kept_images, kept_texts
 from fastimg.train.opening import build_model
 
 from .machine import Machine
@@ -33,7 +33,6 @@ class Start:
     arch: str | None  # None: the one that the weights state
     why: str
     weights: Path | None = None
-    pretrained: bool = False
     recipe: str | None = None
     model_kwargs: tuple[str, ...] = ()
     asked: bool = False  # by a flag: what is wrong with it is an error
@@ -41,7 +40,7 @@ class Start:
     @property
     def trained(self) -> bool:
         """Whether it has learned something before."""
-        return self.weights is not None or self.pretrained or (self.arch or "").startswith(HF_PREFIX)
+        return self.weights is not None or (self.arch or "").startswith(HF_PREFIX)
 
     def settings(self) -> dict[str, Any]:
         """The fields of Train that say so."""
@@ -49,7 +48,6 @@ class Start:
             "recipe": self.recipe,
             "arch": self.arch,
             "weights": self.weights,
-            "pretrained": self.pretrained or None,
             "model_kwargs": self.model_kwargs or None,
         }
         return {name: value for name, value in fields.items() if value is not None}
@@ -66,33 +64,30 @@ class Network:
     tokens: int = 0  # that a text encoder reads at most
 
 
-def starts(config: Suggest, survey: Survey, machine: Machine, hub: bool | None = None) -> Iterator[Start]:
-    """What could be trained, the best first, as far as can be said without measuring; the last is a last resort.
+def starts(config: Suggest, survey: Survey, machine: Machine) -> list[Start]:
+    """What could be trained, the largest network first; the last is the last resort. Raises UsageError and UserError.
 
-    `hub`: whether published weights can be downloaded; by default it is asked, if that matters.
-    Raises UsageError for texts without an encoder.
+    Weights are downloaded only where none are at hand, and the hub answers.
     """
     if config.weights is not None or config.arch is not None:
-        yield _asked(config, survey, hub)
-        return
+        return [_asked(config, survey)]
     if survey.content == "text":
-        found = at_hand.of_texts()
-        if not found:
+        texts = kept_texts()
+        if not texts:
             raise UsageError(
                 f"{survey.path}: holds texts, and no text encoder is at hand; give one that transformers can load, as "
                 "--arch hf:NAME or --arch hf:FOLDER"
             )
-        for weights in found[-TRIED:][::-1]:
-            yield Start(arch=weights.arch, why=_at_hand(weights, len(found)))
-        return
-    tiny = survey.sizes is not None and survey.sizes.shorter <= TINY
-    found = [] if tiny else at_hand.of_images()
-    for weights in found[-TRIED:][::-1]:
-        yield Start(arch=weights.arch, pretrained=True, why=_at_hand(weights, len(found)))
-    if not tiny and not found and (at_hand.hub_answers() if hub is None else hub):
-        arch = _DEFAULT[machine.device]
-        yield Start(arch=arch, pretrained=True, why=f"published weights, which are downloaded; train's {arch}")
-    yield from_scratch(survey, machine)
+        return [_of_kept(kept, "at hand") for kept in texts[:TRIED]]
+    assert survey.sizes is not None
+    if survey.sizes.shorter <= TINY:
+        return [from_scratch(survey, machine)]
+    kept = sorted(kept_images(), key=_nbytes)
+    origin = "at hand"
+    if not kept:
+        kept, _ = fetched((PUBLISHED if machine.device == "cuda" else PUBLISHED[:ON_CPUS])[-TRIED:])
+        kept, origin = sorted(kept, key=_nbytes), "downloaded"
+    return [*(_of_kept(each, origin) for each in kept[-TRIED:][::-1]), from_scratch(survey, machine)]
 
 
 def from_scratch(survey: Survey, machine: Machine) -> Start:
@@ -118,8 +113,6 @@ def from_scratch(survey: Survey, machine: Machine) -> Start:
 
 def network(start: Start, survey: Survey, ranks: Ranks) -> Network:
     """Build the model once, on the CPU. Raises UsageError and UserError, also for weights that do not fit."""
-    from fastimg.config import yaml_file
-
     config, stated, _ = adopted(yaml_file.combined(start.settings()))
     classes = survey.classes or ("one", "two")
     model, _ = build_model(config, ranks, classes, stated)
@@ -132,34 +125,29 @@ def network(start: Start, survey: Survey, ranks: Ranks) -> Network:
     )
 
 
-def _asked(config: Suggest, survey: Survey, hub: bool | None) -> Start:
+def _asked(config: Suggest, survey: Survey) -> Start:
     """What the flags name."""
-    reads_text = (config.arch or "").startswith(HF_PREFIX)
+    arch = config.arch
+    reads_text = (arch or "").startswith(HF_PREFIX)
     if config.weights is None and reads_text != (survey.content == "text"):
-        holds = "texts; give a text encoder, as hf:NAME or hf:FOLDER" if not reads_text else "images; give a timm model"
-        raise UsageError(f"--arch {config.arch}: {survey.path} holds {holds}")
-    start = Start(
-        arch=config.arch, weights=config.weights, model_kwargs=config.model_kwargs, asked=True, why="as asked for"
-    )
-    if config.weights is not None or reads_text or (config.arch or "").startswith(OWN_PREFIX):
+        holds = "images; give a timm model" if reads_text else "texts; give a text encoder, as hf:NAME or hf:FOLDER"
+        raise UsageError(f"--arch {arch}: {survey.path} holds {holds}")
+    start = Start(arch=arch, model_kwargs=config.model_kwargs, asked=True, why="as asked for")
+    if config.weights is not None:
+        return replace(start, weights=config.weights.resolve())
+    if arch is None or reads_text or arch.startswith(OWN_PREFIX):
         return start
-    known = {weights.arch for weights in at_hand.of_images()}
-    cached = any(config.arch in (arch, arch.split(".")[0]) for arch in known)
-    if cached:
-        return Start(arch=config.arch, pretrained=True, asked=True, why="as asked for; its published weights are here")
-    if at_hand.hub_answers() if hub is None else hub:
-        why = "as asked for; its published weights are downloaded"
-        return Start(arch=config.arch, pretrained=True, model_kwargs=config.model_kwargs, asked=True, why=why)
-    return Start(
-        arch=config.arch,
-        model_kwargs=config.model_kwargs,
-        asked=True,
-        why="as asked for, from random weights: its published ones are not at hand",
-    )
+    kept = [each for each in kept_images() if arch in (each.arch, each.arch.split(".")[0])]
+    if not kept and timm.is_model(arch) and timm.is_model_pretrained(arch):
+        kept, _ = fetched((arch,))
+    if kept:
+        return replace(start, arch=kept[0].arch, weights=kept[0].file, why="as asked for, with its published weights")
+    return replace(start, why="as asked for, from random weights: its published ones are not at hand")
 
 
-def _at_hand(weights: at_hand.TrainedWeights, count: int) -> str:
-    of = "the only published weights at hand" if count == 1 else f"of the {count} published weights at hand"
-    return f"{of}, {weights.nbytes / 1e6:,.0f} MB"
+def _of_kept(kept: KeptWeights, origin: str) -> Start:
+    return Start(arch=kept.arch, weights=kept.file, why=f"its published weights are {origin}")
 
 
+def _nbytes(kept: KeptWeights) -> int:
+    return 0 if kept.file is None else kept.file.stat().st_size

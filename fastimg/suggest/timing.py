@@ -107,7 +107,8 @@ def timed(
             if not ran_out(error):
                 raise
             if batch == 1:
-                raise UserError(f"{config.arch}: not even a batch of one sample fits into memory; give another --arch")
+                why = "not even a batch of one sample fits into memory; give another --arch"
+                raise UserError(f"{config.arch}: {why}") from error
             batch //= 2
         finally:
             torch.set_num_threads(threads)
@@ -169,7 +170,7 @@ def _measure(
             sample=step / batch,
             val=_validation(run, clock),
             save=_saving(run, clock),
-            batch=config.batch_size,
+            batch=batch,
             waits=waits,
         )
 

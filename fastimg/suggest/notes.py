@@ -1,0 +1,72 @@
+"""What the owner of the data should know: copies, leaks, damage, and what would be read faster."""
+
+import shlex
+from collections.abc import Iterator
+
+from fastimg.train.reporting.hints import LIMIT
+from fastimg.wording import plural
+
+from .machine import Machine
+from .survey import Survey
+from .timing import Timing
+
+BUSY = 1.5  # load for each core, from which other programs slow a training down
+_TOO_SMALL = 30  # validation samples: a percentage of fewer means little
+
+
+def about_machine(machine: Machine) -> Iterator[str]:
+    """What the measurement could not know."""
+    if machine.load > BUSY * machine.cores:
+        yield (
+            f"Other programs were busy during the measurement (load {machine.load:g} on {plural(machine.cores, 'core')}): "
+            "on an idle machine training takes less time than expected here."
+        )
+    if machine.gpus > 1:
+        yield (
+            f"There are {machine.gpus} GPUs, and this is for one: `torchrun --nproc-per-node {machine.gpus} -m fastimg "
+            "train ...` uses all."
+        )
+
+
+def about_data(survey: Survey, timing: Timing) -> Iterator[str]:
+    """What is wrong with the data, or would make it faster."""
+    near, copies, noun = survey.near, survey.copies, survey.noun
+    if survey.looked_at < survey.train + survey.val:
+        yield f"{survey.looked_at:,} of {survey.train + survey.val:,} {noun} were looked at, drawn by chance."
+    if copies.leaked:
+        names = " = ".join(name for _, name in copies.across[0].names[:2])
+        yield (
+            f"{copies.leaked:,} of validation have the same bytes as one of training, which makes validation too good: "
+            f"{names}. `fastimg inspect` lists them; remove them from one side."
+        )
+    if near.across:
+        pairs = "; ".join(f"{one} and {other}" for one, other in near.examples)
+        yield (
+            f"{near.across:,} of validation nearly equal one of training, which makes validation too good: {pairs}. "
+            "Remove them from one side, or keep such groups together with `fold` and `group`."
+        )
+    if near.within and not near.across:
+        pairs = "; ".join(f"{one} and {other}" for one, other in near.examples)
+        yield f"{near.within:,} of training nearly equal another one: {pairs}."
+    if copies.within:
+        yield f"{copies.within:,} have the same bytes as another one on their side; `fastimg inspect` lists them."
+    if copies.conflicting:
+        yield f"{copies.conflicting:,} groups of copies are in several classes: one of the labels is wrong."
+    if near.why_not:
+        yield f"Only exact copies were looked for: {near.why_not}."
+    if survey.unreadable:
+        named = "; ".join(f"{name}: {reason}" for name, reason in survey.unreadable_names)
+        yield f"{survey.unreadable:,} cannot be read, and are left out of training: {named}."
+    if survey.val < _TOO_SMALL:
+        yield (
+            f"Validation has only {survey.val:,} {noun}: its accuracy tells little. With so little data, five runs "
+            "with `fold: 0/5` to `4/5` tell more, and `fastimg eval RUN RUN ...` adds them up."
+        )
+    if survey.folder and survey.content == "images":
+        gain = "Here that gains little: the model takes nearly all of a step's time."
+        if timing.waits >= LIMIT:
+            gain = f"Reading and decoding are {timing.waits:.0%} of a step here, the most that it could gain."
+        yield (
+            f"The data is a folder of files. `fastimg convert {shlex.quote(str(survey.path))} DST` checks each once, "
+            f"and stores them so that a crop decodes only its own part. {gain}"
+        )
