@@ -73,7 +73,13 @@ def suggest(config: Suggest, out: Console, err: Console) -> Advised:
         machine=here,
         decision=decision,
         suggestions=(*_with_batch(draft, timing), decision.length, *extra),
-        notes=(*about_data(found.survey, timing), *about_machine(here), *draft.notes, *decision.notes, *skipped),
+        notes=(
+            *about_data(found.survey, timing, draft.kind == "head"),
+            *about_machine(here),
+            *draft.notes,
+            *decision.notes,
+            *skipped,
+        ),
         command=f"fastimg train {shlex.quote(str(config.data))} --config {shlex.quote(str(config.output))}",
     )
     write(config.output, as_yaml(advised))

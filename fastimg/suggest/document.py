@@ -1,5 +1,6 @@
 """The file and the JSON that a suggestion becomes."""
 
+import json
 import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -49,10 +50,8 @@ def facts(survey: Survey) -> list[str]:
     if survey.sizes is not None:
         sizes = survey.sizes
         kinds = ", ".join(survey.formats)
-        lines.append(
-            f"{sizes.width} x {sizes.height} pixels in the middle ({sizes.smallest} to {sizes.largest}), "
-            f"{survey.mean_bytes / 1e3:,.1f} KB each, {kinds}"
-        )
+        spread = f" in the middle ({sizes.smallest} to {sizes.largest})" if sizes.smallest < sizes.largest else ""
+        lines.append(f"{sizes.width} x {sizes.height} pixels{spread}, {survey.mean_bytes / 1e3:,.1f} KB each, {kinds}")
     if survey.words is not None:
         lines.append(f"{survey.words.median:,} words in the middle, 95% have at most {survey.words.p95:,}")
     return lines
@@ -77,7 +76,7 @@ def as_yaml(advised: Advised) -> str:
     for note in advised.notes:
         lines += ["#", *_comment(note)]
     for suggestion in advised.suggestions:
-        lines += ["", *_comment(suggestion.why), yaml_file.dump({suggestion.name: suggestion.value}).rstrip("\n")]
+        lines += ["", *_comment(suggestion.why), _line(suggestion)]
     lines += [
         "",
         *_comment(
@@ -104,6 +103,13 @@ def as_json(advised: Advised, file: str) -> dict[str, Any]:
         "machine": asdict(advised.machine),
         "timing": asdict(advised.decision.option.timing),
     }
+
+
+def _line(suggestion: Suggestion) -> str:
+    """A setting in YAML, a list in brackets."""
+    if isinstance(suggestion.value, list):
+        return f"{suggestion.name}: {json.dumps(suggestion.value)}"
+    return yaml_file.dump({suggestion.name: suggestion.value}).rstrip("\n")
 
 
 def _comment(text: str) -> list[str]:

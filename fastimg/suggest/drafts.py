@@ -15,7 +15,7 @@ from .survey import SMALL, Survey
 Kind = Literal["head", "fine-tuning", "scratch"]
 
 FEW_EACH = 50  # training samples of a class, below which a whole network would learn them by heart
-_STEPS = 16  # in an epoch, at least, where the batch can be made smaller for it
+_STEPS = 12  # in an epoch, at least, where the batch can be made smaller for it
 _SMALLEST_BATCH = 8
 _ENLARGED = 0.6  # of the size that weights were made for: pictures of less need not be enlarged to it
 _LEAST = 0.5  # of that size: in fewer pixels a network sees little of what it knows

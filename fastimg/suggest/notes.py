@@ -18,8 +18,9 @@ def about_machine(machine: Machine) -> Iterator[str]:
     """What the measurement could not know."""
     if machine.load > BUSY * machine.cores:
         yield (
-            f"Other programs were busy during the measurement (load {machine.load:g} on {plural(machine.cores, 'core')}): "
-            "on an idle machine training takes less time than expected here."
+            f"Other programs were busy during the measurement (load {machine.load:g} on "
+            f"{plural(machine.cores, 'core')}), "
+            "so training may take less time than is expected here."
         )
     if machine.gpus > 1:
         yield (
@@ -28,8 +29,8 @@ def about_machine(machine: Machine) -> Iterator[str]:
         )
 
 
-def about_data(survey: Survey, timing: Timing) -> Iterator[str]:
-    """What is wrong with the data, or would make it faster."""
+def about_data(survey: Survey, timing: Timing, once: bool) -> Iterator[str]:
+    """What is wrong with the data, or would be read faster; `once`: by a frozen encoder, which sees each sample once."""
     near, copies, noun = survey.near, survey.copies, survey.noun
     if survey.looked_at < survey.train + survey.val:
         yield f"{survey.looked_at:,} of {survey.train + survey.val:,} {noun} were looked at, drawn by chance."
@@ -64,7 +65,9 @@ def about_data(survey: Survey, timing: Timing) -> Iterator[str]:
         )
     if survey.folder and survey.content == "images":
         gain = "Here that gains little: the model takes nearly all of a step's time."
-        if timing.waits >= LIMIT:
+        if once:
+            gain = "A frozen encoder reads each only once, so that it gains little speed here."
+        elif timing.waits >= LIMIT:
             gain = f"Reading and decoding are {timing.waits:.0%} of a step here, the most that it could gain."
         yield (
             f"The data is a folder of files. `fastimg convert {shlex.quote(str(survey.path))} DST` checks each once, "
